@@ -26,7 +26,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.deploys.pod_log import APP_CONTAINER
-from tests.fakes.start_commands import END_SECONDS, StartCommands, ask, http_server
+from tests.fakes.start_commands import END_SECONDS, Accept, StartCommands, ask, http_server
 from tests.support.background import cancel
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.redis_servers import free_port
@@ -143,6 +143,12 @@ class FakeCluster:
             for others in ("endpoints", "endpointslices"):
                 for _, other in [key for key in self.objects if key[0] == others and key[1].startswith(name)]:
                     self._delete(others, other)
+
+    def clear(self) -> None:
+        """Deletes everything."""
+        for plural, name in [*self.objects]:
+            if plural != "pods":  # whose end follows
+                self._delete(plural, name)
 
     def note(self, plural: str, found: Object, kind: str = "MODIFIED") -> None:
         found["metadata"]["resourceVersion"] = str(len(self._events) + 1)
@@ -261,7 +267,7 @@ class FakePod:
         [variable] = template["spec"]["initContainers"][0]["env"]
         self.release = msgspec.json.decode(variable["value"], type=PodRelease)
         self.runs = any(each["name"] == APP_CONTAINER for each in template["spec"]["containers"])
-        self.is_ready = self.is_ending = self._answers = self._has_ended = False
+        self.is_ready = self.is_ending = self._answers = self._has_ended = self._is_restarted = False
         self.task = asyncio.create_task(self._run())
         self._servers: list[asyncio.Server] = []
 
@@ -278,7 +284,7 @@ class FakePod:
             ended: Object = {"exitCode": code, "reason": "Error", "finishedAt": BORN, "containerID": self.name}
             state = {"terminated": ended} if over else started
             app = {"name": APP_CONTAINER, "state": state, "ready": not over, **common}
-            containers.append(app | {"restartCount": int(self._has_ended)})
+            containers.append(app | {"restartCount": int(self._has_ended or self._is_restarted)})
         head = {"name": self.name, "namespace": "apps", "uid": self.name, "creationTimestamp": BORN}
         metadata = {**self.template["metadata"], **head} | ({"deletionTimestamp": BORN} if self.is_ending else {})
         return {
@@ -318,19 +324,27 @@ class FakePod:
         for server in self._servers:
             server.close()
 
+    async def _listen(self, accept: Accept, port: int) -> None:
+        server = await asyncio.start_server(accept, self.ip, port, start_serving=False)
+        self._servers.append(server)  # before anything else is waited for, in which the pod may end
+        await server.start_serving()
+
     async def _run(self) -> None:
         await self._receive()
         deploy, commands = self.release.deploy, self._cluster.commands
         if self.runs:
             commands.begin(deploy)
-        self._servers.append(await asyncio.start_server(http_server(self._serve), self.ip, WEB_PORT))
-        self._servers.append(await asyncio.start_server(_say_idle, self.ip, IDLE_PORT))
+        await self._listen(http_server(self._serve), WEB_PORT)
+        await self._listen(_say_idle, IDLE_PORT)
         self._answers = True
         self._note()
         await asyncio.sleep(READY_SECONDS)
         self.is_ready = True
         self._note()
         while not (self.runs and deploy in commands.ending):
+            if deploy in commands.restarted and not self._is_restarted:
+                self._is_restarted = True
+                self._note()
             await asyncio.sleep(LOOK_SECONDS)
         commands.end(deploy)
         self._has_ended = True

@@ -29,6 +29,7 @@ class FakeHost:
         self._servers: dict[str, asyncio.Server] = {}  # by deploy
         self._asleep: set[str] = set()
         self._ended: set[str] = set()  # start commands that have ended by themselves
+        self._restarted: set[str] = set()  # and those of them that run again
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -98,6 +99,9 @@ class FakeHost:
                 self._end_by_itself(deploy)
             for deploy in wanted.keys() - self._servers.keys() - self._ended:
                 await self._start(deploy)
+            for deploy in self.commands.restarted & self._servers.keys() - self._restarted:
+                self._restarted.add(deploy)
+                self._write(deploy, AppState(str(self._socket(deploy)), exits=1, last=ENDED))
             self.releases.confirm_stops(self._servers.keys())
             for deploy in self._ended - wanted.keys():
                 self._ended.discard(deploy)

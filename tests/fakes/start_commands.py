@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 
 ENDED = "the start command ended with status 3"  # how a watchdog describes one of `ending`
@@ -14,7 +15,9 @@ class StartCommands:
     def __init__(self) -> None:
         self.ending: set[str] = set()  # those that end with status 3
         self.failing: set[str] = set()  # those that answer 500
+        self.restarted: set[str] = set()  # those that have ended with status 3, and run again
         self.running: set[str] = set()
+        self.ended: dict[str, float] = {}  # when, by `time.monotonic`
         self.together: set[frozenset[str]] = set()  # the commands that ran at once, at any time
 
     def begin(self, deploy: str) -> None:
@@ -23,6 +26,7 @@ class StartCommands:
 
     def end(self, deploy: str) -> None:
         self.running.discard(deploy)
+        self.ended[deploy] = time.monotonic()
 
     def answer(self, deploy: str) -> tuple[int, str]:
         return (500, "") if deploy in self.failing else (200, deploy)
@@ -32,9 +36,10 @@ class StartCommands:
 
 
 Answer = Callable[[str], Awaitable[tuple[int, str]]]
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def http_server(answer: Answer) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+def http_server(answer: Answer) -> Accept:
     """Returns what accepts connections, each for one request. `answer` gets the host name."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -40,7 +40,6 @@ require('http').createServer((request, answer) => {
   answer.end('TEXT')
 }).listen(process.env.PORT)
 """
-BROKEN = "require('http').createServer((_, answer) => answer.writeHead(500).end()).listen(process.env.PORT)"
 # Fails while visitors get it: the check has made the first request.
 FAILS_LATER = """
 let requests = 0
@@ -162,22 +161,6 @@ def assert_restricted(pod: dict[str, Any]) -> None:
         assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
 
 
-async def test_a_preview_is_separate_until_it_is_promoted(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, server("live"))
-    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
-    preview = await host.over(queued.json()["deployId"])
-    assert preview["state"] == "live", preview
-    answer = await get(host, f"{app}-preview")
-    assert (answer.status_code, answer.headers["x-robots-tag"]) == (200, "noindex")
-    own = await app_id(host, app)
-    assert count(cluster, own)["services"] == count(cluster, own)["ingresses"] == 2
-    await publish(host, app, server("newer"))
-    promoted = await host.call("POST", f"/account/deploys/{preview['id']}/promote")
-    assert (await host.over(promoted["deployId"]))["state"] == "live"
-    await serves(host, app, "live")
-
-
 async def test_a_start_command_has_its_variables_and_nobody_else(host: Host, cluster: Cluster) -> None:
     app, secret = await host.app(build=START), secrets.token_hex(16)
     host.gateway.confidential.add(secret)
@@ -212,25 +195,17 @@ async def test_the_log_is_followed_over_a_deploy(host: Host) -> None:
                 pass
 
 
-@pytest.mark.parametrize("phase", ["health", "canary"])
-async def test_a_release_that_fails_leaves_the_one_before(host: Host, cluster: Cluster, phase: str) -> None:
+async def test_a_release_that_fails_leaves_the_one_before(host: Host, cluster: Cluster) -> None:
     app = await host.app(build=START)
     await publish(host, app, server("good"))
-    if phase == "health":
-        async with visitors(host, app, {"good"}) as seen:
-            coming = await host.publish(app, {"server.js": BROKEN})
-            deploy = await host.in_state(coming, "live", "failed", timeout=120)
-        assert seen["good"]
-    else:
-        coming = await host.publish(app, {"server.js": FAILS_LATER})
-        deploy = await host.in_state(coming, "live", "failed", timeout=120)
-    late = "the start command did not answer within 60 seconds: " if phase == "health" else ""
-    assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: {late}GET / returned 500")
+    coming = await host.publish(app, {"server.js": FAILS_LATER})
+    deploy = await host.in_state(coming, "live", "failed", timeout=120)
+    assert (deploy["state"], deploy["error"]) == ("failed", "canary: GET / returned 500")
     await serves(host, app, "good")
     own = await app_id(host, app)
     await wait_until(lambda: count(cluster, own), 30, holds=lambda found: found["pods"] == found["deployments"] == 1)
     [(event, data)] = await host.events(deploy["id"])
-    assert (event, data["phase"]) == ("deploy.failed", phase)
+    assert (event, data["phase"]) == ("deploy.failed", "canary")
 
 
 async def test_a_start_command_that_ends_fails_the_check_with_its_output(host: Host) -> None:

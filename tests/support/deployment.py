@@ -45,13 +45,13 @@ def server(text: str, more: str = "") -> dict[str, str]:
     return {"server.js": f"{serve}\n{more}\n"}
 
 
-def packed(files: dict[str, str]) -> bytes:
+def packed(files: Mapping[str, str | bytes]) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text.encode())
-            tar.addfile(member, io.BytesIO(text.encode()))
+            content, member = text.encode() if isinstance(text, str) else text, tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
     return archive.getvalue()
 
 

@@ -8,8 +8,6 @@ driver, and the next one has only what the first one has left.
 import asyncio
 import contextlib
 import hashlib
-import io
-import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +29,7 @@ from tests.fakes.cluster import FakeCluster
 from tests.fakes.host import FakeHost
 from tests.fakes.start_commands import StartCommands
 from tests.support.background import cancel
+from tests.support.deployment import packed
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.engine.driver import Driver
@@ -38,6 +37,7 @@ from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import HostDriver
+from workers.hosting.releases import Site, remove_folder
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.kubernetes import activator
@@ -65,23 +65,25 @@ QUICK: dict[str, float] = {
 }
 
 
-class Mortal:
-    """A driver whose worker dies right after one of its calls, and which takes its time between them."""
+async def nothing_happens(_: str) -> None:
+    """What an engine is made with as `after`."""
+
+
+class Watched:
+    """A driver that takes its time between its calls. After each of them, something may happen to its engine."""
 
     def __init__(self, driver: Driver, engine: "Engine") -> None:
         self._driver, self._engine = driver, engine
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._driver, name)
-        return self._dying(name, found) if asyncio.iscoroutinefunction(found) else found
+        return self._watch(name, found) if asyncio.iscoroutinefunction(found) else found
 
-    def _dying(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _watch(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def make(*args: Any) -> Any:
             await asyncio.sleep(self._engine.pause)
             found = await call(*args)
-            if name == self._engine.dies_after:
-                self._engine.died.set()
-                await asyncio.Event().wait()
+            await self._engine.after(name)
             return found
 
         return make
@@ -98,7 +100,8 @@ class Engine:
         self.folder, self._storage_folder = folder, folder / "storage"
         self._storage_folder.mkdir()
         self.settings = self._make_settings()
-        self.dies_after, self.died, self.pause = "", asyncio.Event(), 0.0
+        self.pause = 0.0  # seconds, before each call of the applier
+        self.after: Callable[[str], Awaitable[None]] = nothing_happens  # gets the name of each call
         self._working: list[asyncio.Task[Any]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -117,7 +120,7 @@ class Engine:
         raise NotImplementedError
 
     async def _follow(self, driver: Driver) -> None:
-        steps = ReleaseSteps(cast("Driver", Mortal(driver, self)), self.find_app, DOMAIN)
+        steps = ReleaseSteps(cast("Driver", Watched(driver, self)), self.find_app, DOMAIN)
         reconciler = Reconciler(Records(self.store), steps, self.find_app, self.settings.canary)
         self._stack.push_async_callback(reconciler.aclose)
         await reconciler.catch_up()
@@ -130,7 +133,7 @@ class Engine:
         await cancel(*self._working)
         self._working.clear()
         await self._stack.aclose()
-        self.dies_after = ""
+        self.after = nothing_happens
 
     async def aclose(self) -> None:
         await self.stop()
@@ -139,17 +142,29 @@ class Engine:
 
     async def store_release(self, app: App, deploy: str, *, runs: bool, overlap: bool, page: bool) -> Release:
         """Makes a release, and stores its archive. Without a `page`, nothing is to be served."""
-        manifest = msgspec.json.encode(Manifest(build=ManifestBuild(start="serve" if runs else None, overlap=overlap)))
-        files = {"manifest.json": manifest} | ({"start": b"serve", "app/name": deploy.encode()} if runs else {})
-        files |= {"files/index.html": deploy.encode()} if page and not runs else {}
-        archive = _pack(files)
+        build = ManifestBuild(start="serve" if runs else None, overlap=overlap)
+        manifest = msgspec.json.encode(Manifest(build=build)).decode()
+        files = {"manifest.json": manifest} | ({"start": "serve", "app/name": deploy} if runs else {})
+        files |= {"files/index.html": deploy} if page and not runs else {}
+        archive = packed(files)
         await open_storage(self.settings).put(archive_key(app.id, deploy), archive)
         if not page:
             self.commands.failing.add(deploy)
-        return Release(hashlib.sha256(archive).hexdigest(), len(archive), runs, manifest=manifest.decode())
+        return Release(hashlib.sha256(archive).hexdigest(), len(archive), runs, manifest=manifest)
 
     async def lose_release(self, app: App, deploy: str) -> None:
         await open_storage(self.settings).delete([archive_key(app.id, deploy)])
+
+    def damage_release(self, app: App, deploy: str) -> Callable[[], object]:
+        """Stores another archive in its place, which is as long. Returns what repairs it."""
+        file = self._storage_folder / archive_key(app.id, deploy)
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + b"?")
+        return lambda: file.write_bytes(whole)
+
+    def lose_everything(self) -> None:
+        """Removes all that serves the apps, while no worker runs."""
+        raise NotImplementedError
 
     async def visit(self, host: str) -> tuple[int, str]:
         """Returns what a visitor gets: the status, and the name of the deploy. Raises OSError and EOFError."""
@@ -157,6 +172,10 @@ class Engine:
 
     def list_kept(self) -> set[str]:
         """Returns the deploys of which something is left."""
+        raise NotImplementedError
+
+    def is_holding(self) -> bool:
+        """Returns whether requests for an app that does not run still wait, as while its releases change."""
         raise NotImplementedError
 
     async def let_sleep(self, deploy: str) -> None:
@@ -181,12 +200,24 @@ class HostEngine(Engine):
         self._work(suspensions.run())
         await self._follow(driver)
 
+    def lose_everything(self) -> None:
+        releases = self.host.releases
+        for deploy in releases.releases_to_run():
+            releases.stop(deploy)
+        for site in [*releases.sites()]:
+            remove_folder(site.folder.parent)
+        for site, names in releases.list_names().items():
+            releases.serve_no_more(Site(site), names)
+
     async def visit(self, host: str) -> tuple[int, str]:
         return await self.host.visit(host)
 
     def list_kept(self) -> set[str]:
         running = {path.name.partition(".")[0] for path in self.host.releases.running.iterdir()}
         return running | {path.name for site in self.host.releases.sites() for path in site.releases()}
+
+    def is_holding(self) -> bool:
+        return any(site.read_link("held") for site in self.host.releases.sites())
 
     async def let_sleep(self, deploy: str) -> None:
         await self.host.let_sleep(deploy)
@@ -208,6 +239,7 @@ class ClusterEngine(Engine):
         super().__init__(folder, store)
         self.cluster = FakeCluster(self.commands)
         self._sleep: Sleep | None = None
+        self._driver: ClusterDriver | None = None
 
     def _make_settings(self) -> Settings:
         return msgspec.structs.replace(super()._make_settings(), apps_engine="kubernetes")
@@ -215,7 +247,7 @@ class ClusterEngine(Engine):
     async def start(self) -> None:
         cluster = await self._stack.enter_async_context(Cluster("apps"))
         suspended = SuspendedList(self.store)
-        driver = ClusterDriver(
+        self._driver = driver = ClusterDriver(
             self.settings, cluster, self.find_app, suspended, _ignore_crash, _find_limit, "127.0.0.1"
         )
         self._stack.push_async_callback(driver.aclose)
@@ -231,12 +263,19 @@ class ClusterEngine(Engine):
         await super().aclose()
         await self.cluster.aclose()
 
+    def lose_everything(self) -> None:
+        self.cluster.clear()
+
     async def visit(self, host: str) -> tuple[int, str]:
         return await self.cluster.visit(host)
 
     def list_kept(self) -> set[str]:
         labels = [each["metadata"]["labels"] for (kind, _), each in self.cluster.objects.items() if kind != "endpoints"]
         return {each[DEPLOY_LABEL] for each in labels if DEPLOY_LABEL in each}
+
+    def is_holding(self) -> bool:
+        assert self._driver is not None
+        return bool(self._driver.states)
 
     async def let_sleep(self, deploy: str) -> None:
         assert self._sleep is not None
@@ -270,16 +309,6 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
             monkeypatch.setenv("KUBECONFIG", str(await cluster.cluster.start(folder)))
         stack.push_async_callback(engine.aclose)
         yield engine
-
-
-def _pack(files: dict[str, bytes]) -> bytes:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return archive.getvalue()
 
 
 async def _ignore_crash(*_: object) -> None:

@@ -48,11 +48,11 @@ class Machine:
         settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
         self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
 
-    async def ask(self, app: str, method: str = "GET", path: str = "/", **headers: str) -> httpx.Response | None:
-        """Sends a request to this host. Returns None if no response came."""
+    async def ask(self, app: str, method: str = "GET") -> httpx.Response | None:
+        """Requests an app's page at this host. Returns None if no response came."""
         with contextlib.suppress(httpx.TransportError):
-            headers = {"Host": f"{app}.{DOMAIN}", **headers}
-            return await self.host.web.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers)
+            headers = {"Host": f"{app}.{DOMAIN}"}
+            return await self.host.web.request(method, f"http://127.0.0.1:{self.port}/", headers=headers)
         return None
 
     async def page(self, app: str) -> str:

@@ -50,6 +50,11 @@ class Room:
         command = self.command(script, SandboxLimits(**{"seconds": 20, **limits}), connect=connect, hosts=hosts)
         return await self.sandbox.run(command, self.uid, self.lines.append)
 
+    def write_script(self, name: str, text: str) -> None:
+        """Writes a file that the command can read."""
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(0o644)
+
     def alive(self) -> list[str]:
         return marked(self.mark)
 

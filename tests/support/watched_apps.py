@@ -47,16 +47,14 @@ class Watch:
     def __init__(self, hosting: Hosting) -> None:
         self.hosting = hosting
         self.crashes: list[tuple[str, str, int | None]] = []
-        self.last_lines: list[str] = []  # of the output before the last crash
         self.limits = LIMITS
         self.vault: Vault | None = None
         self.sleeps_after: float | None = None  # seconds
         self.trusted = False
         self._task: asyncio.Task[None] | None = None
 
-    async def crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
+    async def crashed(self, app: str, reason: str, code: int | None, _: list[str]) -> None:
         self.crashes.append((app, reason, code))
-        self.last_lines = lines
 
     async def find_sleep_limit(self, _: str) -> float | None:
         return self.sleeps_after

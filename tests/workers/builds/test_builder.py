@@ -10,49 +10,17 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import deploy_key
-from gateway.redis.client import COMMAND_SECONDS
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import BUILD, START, Host
+from tests.support.deployment import BUILD, START, Host, server
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
+from tests.support.repositories import Repository
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.engine.reconciler.TIDY_SECONDS": 0.2}
 # The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
-
-
-def server(text: str) -> dict[str, str]:
-    """Returns the files of a server that ends on a request for `/end`."""
-    end = "console.log('about to end'), process.exit(7)"
-    answer = f"(request, answer) => request.url === '/end' ? ({end}) : answer.end('{text}')"
-    return {"server.js": f"require('http').createServer({answer}).listen(process.env.PORT)\n"}
-
-
-async def end(host: Host, app: str) -> None:
-    await host.web.get("/end", headers={"Host": f"{app}.{DOMAIN}"})
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = {
-        "GIT_AUTHOR_NAME": "a",
-        "GIT_AUTHOR_EMAIL": "a@b",
-        "GIT_COMMITTER_NAME": "a",
-        "GIT_COMMITTER_EMAIL": "a@b",
-    }
-    command = ["git", "-C", str(folder), "-c", "init.defaultBranch=main", *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **identity})
-    return done.stdout.strip()
-
-
-def commit(folder: Path, text: str) -> str:
-    (folder / "build.sh").write_text(f'mkdir dist && echo "{text} $VITE_SERVICE_AI_URL" > dist/index.html')
-    git(folder, "add", "-A")
-    git(folder, "commit", "-m", text)
-    return git(folder, "rev-parse", "HEAD")
 
 
 async def test_no_start_command_starts_without_free_memory(own: Host) -> None:
@@ -64,16 +32,19 @@ async def test_no_start_command_starts_without_free_memory(own: Host) -> None:
 
 
 @pytest.fixture
-def repository() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     with passable_folder() as folder:
-        (folder / "repository").mkdir()
-        yield folder / "repository"
+        yield folder
 
 
-async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, repository: Path) -> None:
-    git(repository, "init")
+def commit(repository: Repository, text: str) -> str:
+    return repository.commit("build.sh", f'mkdir dist && echo "{text} $VITE_SERVICE_AI_URL" > dist/index.html')
+
+
+async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, folder: Path) -> None:
+    repository = Repository(folder / "repository")
     first = commit(repository, "one")
-    app = await host.app(repository={"url": f"file://{repository}"}, build=BUILD)
+    app = await host.app(repository={"url": repository.url}, build=BUILD)
     hook = await host.hook(app)
 
     deploy = await host.over(await host.trigger(hook))
@@ -95,7 +66,7 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, rep
     assert (deploy["state"], deploy["commit"]) == ("live", second)
     assert await host.page(app) == "two \n"  # inference was off: no address
 
-    git(repository, "checkout", "-b", "Feature/New_Thing!")
+    repository.git("checkout", "-b", "Feature/New_Thing!")
     commit(repository, "three")
     queued = await host.gateway.platform(
         "POST", f"apps/{app}/deploys", {"kind": "preview", "branch": "Feature/New_Thing!"}
@@ -110,15 +81,11 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, rep
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
-async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_followed(
-    host: Host, repository: Path
-) -> None:
-    git(repository, "init", "--initial-branch=trunk")
-    (repository / "index.html").write_text("a page")
-    (repository / "photo.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "--message", "photo")
-    app = await host.app(repository={"url": f"file://{repository}"})
+async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_followed(host: Host, folder: Path) -> None:
+    repository = Repository(folder / "repository", "trunk")
+    repository.commit("index.html", "a page")
+    repository.commit("photo.png", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+    app = await host.app(repository={"url": repository.url})
     deploy = await host.over(await host.trigger(await host.hook(app)))
     assert (deploy["state"], await host.page(app)) == ("live", "a page"), deploy
     assert deploy["warning"] == "In Git LFS, and not fetched (1): photo.png. Commit these files without LFS."
@@ -189,28 +156,6 @@ async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
     assert small["state"] == "live"
 
 
-async def test_the_replaced_release_keeps_running_until_the_canary_ends(own: Host) -> None:
-    """Tidying during the canary must not stop the release that a failed canary brings back."""
-    app = await own.app(build=START)
-    worker = await own.worker("deploys")
-    deploy = await own.over(await own.publish(app, server("good of process ' + process.pid + '")))
-    assert deploy["state"] == "live", f"{deploy}"
-    before = await own.page(app)
-    assert before.startswith("good")
-    await worker.stop()
-    await own.worker("deploys", "webhooks", constants=OFTEN, GATEWAY_CANARY="60")
-    bad = await own.publish(app, server("bad"))
-    await own.in_state(bad, "canary")
-    await wait_until(lambda: _is(own, app, "bad"), 10)
-    await asyncio.sleep(1)  # for rounds of tidying
-    await end(own, app)
-    failed = await own.over(bad)
-    assert (failed["state"], failed["error"].partition(":")[0]) == ("failed", "canary")
-    [(event, data)] = await own.events(bad)
-    assert (event, data["phase"]) == ("deploy.failed", "canary")
-    assert await own.page(app) == before, "the replaced process was never stopped"
-
-
 async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
     app, deep = await own.app(build=BUILD), await own.app(build=BUILD)
     worker = await own.worker("deploys", constants=OFTEN)
@@ -229,42 +174,6 @@ async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
 
 async def _is(host: Host, app: str, text: str) -> bool:
     return await host.page(app) == text
-
-
-@pytest.mark.parametrize("former", ["still-runs", "was-stopped"])
-async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(own: Host, former: str) -> None:
-    """Visitors always get an answer, although the replaced app may have to start again first."""
-    app = await own.app(build=START)
-    await own.worker("sites", joined=False)
-    await own.worker("deploys")
-    good = await own.over(await own.publish(app, server("good")))
-    assert good["state"] == "live", good
-    await own.workers[-1].stop()
-    worker = await own.worker("deploys", constants=OFTEN, GATEWAY_CANARY="60")
-    deploy = await own.publish(app, server("unverified"))
-    await own.in_state(deploy, "canary")
-    assert await own.page(app) == "unverified"
-    answers: list[str] = []
-
-    async def visitor() -> None:
-        while True:
-            answers.append(await own.page(app))
-            await asyncio.sleep(0.02)
-
-    visiting = asyncio.create_task(visitor())
-    worker.kill()
-    link = own.gateway.data_folder / "running" / good["id"]
-    if former == "was-stopped":
-        link.unlink()
-        await wait_until(lambda: not link.with_suffix(".state").exists(), 15)
-    await own.worker("deploys", constants=OFTEN, **SOON)
-    await wait_until(lambda: answers[-1] == "good", 15)
-    failed = await own.over(deploy)
-    assert failed["error"] == "canary: the worker stopped during the deploy; deploy again"
-    await asyncio.sleep(1)  # for more rounds of tidying
-    visiting.cancel()
-    assert set(answers) == {"unverified", "good"}
-    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "there is only one change"
 
 
 async def test_a_damaged_record_does_not_affect_served_apps(host: Host, busy: Host) -> None:
@@ -307,72 +216,17 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_deploy_succeeds(
     assert [event for event, _ in await own.events(killed)] == ["deploy.failed"]
 
 
-async def test_the_next_worker_makes_a_stopped_worker_s_deploy(own: Host) -> None:
-    app = await own.app(build=BUILD)
-    worker = await own.worker("deploys")
-    deploy = await own.publish(app, {"build.sh": "sleep 1; mkdir dist; echo done > dist/index.html"})
-    await own.in_state(deploy, "building")
+@pytest.mark.parametrize("state", ["building", "canary"])
+async def test_the_next_worker_makes_a_stopped_worker_s_deploy(own: Host, state: str) -> None:
+    app = await own.app(build={"command": "sleep 1", **START})
+    worker = await own.worker("deploys", GATEWAY_CANARY="60")
+    deploy = await own.publish(app, server("good"))
+    await own.in_state(deploy, state)
     assert await worker.stop() == 0
     assert (await own.deploy(deploy))["state"] == "queued"
     await own.worker("deploys")
     assert (await own.over(deploy))["state"] == "live"
-    assert await own.page(app) == "done\n"
-
-
-async def test_apps_deploy_in_parallel_and_one_app_in_order(host: Host) -> None:
-    one, other = await host.app(build=BUILD), await host.app(build=BUILD)
-    first = await host.publish(one, {"build.sh": "sleep 2; mkdir dist; echo first > dist/index.html"})
-    await host.in_state(first, "building")
-    second = await host.publish(one, {"build.sh": "mkdir dist; echo second > dist/index.html"})
-    third = await host.publish(other, {"build.sh": "mkdir dist; echo third > dist/index.html"})
-    for deploy in (third, first, second):
-        assert (await host.over(deploy))["state"] == "live"
-    records = [deploy_key(host.account.id, deploy) for deploy in (first, second, third)]
-    with host.gateway.redis.client() as client:
-        began = [client.hget(record, "startedAt") for record in records]
-        ended = client.hget(records[0], "finishedAt")
-    assert began[2] < ended <= began[1]
-    assert await host.page(one) == "second\n"
-
-
-async def test_redis_stalls_during_a_build(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    deploy = await host.publish(app, {"build.sh": "sleep 1; mkdir dist; echo done > dist/index.html"})
-    await host.in_state(deploy, "building")
-    await asyncio.to_thread(host.gateway.redis.freeze)
-    try:
-        await asyncio.sleep(1 + 1.5 * COMMAND_SECONDS)  # the build ends, and its writes fail
-    finally:
-        await asyncio.to_thread(host.gateway.redis.thaw)
-    assert (await host.over(deploy))["state"] == "live"
-    assert [event for event, _ in await host.events(deploy)] == ["deploy.succeeded"]
-
-
-async def test_an_app_that_ends_is_reported_and_started_again(host: Host) -> None:
-    app = await host.app(build=START)
-    assert (await host.over(await host.publish(app, server("up"))))["state"] == "live"
-    await end(host, app)
-
-    def crashes() -> list[dict[str, Any]]:
-        received = [e.json["data"] for e in host.receiver.exchanges if e.json["type"] == "app.crashed"]
-        return [data for data in received if data["appName"] == app]
-
-    await wait_until(crashes, 15)
-    assert (crashes()[0]["reason"], crashes()[0]["exitCode"]) == ("exit", 7)
-    kept = (await host.call("GET", f"/account/apps/{app}/crashes"))[-1]
-    assert (kept["at"], kept["exitCode"], kept["lines"]) == (crashes()[0]["at"], 7, ["about to end"])
-    await wait_until(lambda: _is(host, app, "up"), 10)
-
-
-async def test_a_deploy_whose_worker_stops_in_its_canary_starts_again(own: Host) -> None:
-    app = await own.app(build=START)
-    worker = await own.worker("deploys", GATEWAY_CANARY="60")
-    deploy = await own.publish(app, server("good"))
-    await own.in_state(deploy, "canary")
-    assert await worker.stop() == 0
-    await own.worker("deploys")
-    assert (await own.over(deploy))["state"] == "live"
-    await wait_until(lambda: _is(own, app, "good"), 10)
+    assert await own.page(app) == "good"
 
 
 async def test_an_app_s_name_that_now_belongs_to_another_account(host: Host) -> None:
@@ -395,22 +249,6 @@ async def test_an_app_s_name_that_now_belongs_to_another_account(host: Host) -> 
     deploy = await host.over(await host.publish(app, {"index.html": "theirs"}))
     assert deploy["state"] == "live", f"{deploy}"
     assert await host.page(app) == "theirs"
-
-
-async def test_a_builder_with_another_data_folder_ends(own: Host, tmp_path: Path) -> None:
-    """With the worker that it has started to serve the apps, because another host serves them."""
-    app = await own.app(build=BUILD)
-    await own.worker("deploys")
-    elsewhere = {"GATEWAY_DATA_DIR": str(tmp_path / "elsewhere"), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
-    other = await own.worker("deploys", joined=False, **elsewhere)
-    await wait_until(lambda: other.code is not None, 30)
-    assert other.code == 78
-    assert "The apps are served by the host" in other.log
-    for _ in range(3):
-        deploy = await own.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})
-        assert (await own.over(deploy))["state"] == "live"
-    assert await own.page(app) == "here\n"
-    assert "stream.joined" not in other.log
 
 
 async def test_a_domain_is_served_as_soon_as_it_is_verified_and_no_longer(own: Host) -> None:

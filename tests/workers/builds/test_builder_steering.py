@@ -1,12 +1,11 @@
 """Rollbacks, promotions and cancellations from end to end, with a real gateway, workers and builds."""
 
-import asyncio
 import subprocess
 
 import pytest
 
 from gateway.keys import partition_tag
-from tests.support.deployment import BUILD, Host, live, page, server
+from tests.support.deployment import BUILD, Host, live, page
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -76,14 +75,6 @@ async def test_a_rollback_ends_a_build_of_its_app(host: Host) -> None:
     )
 
 
-async def test_a_rollback_of_an_app_with_a_start_command(host: Host) -> None:
-    app = await host.app(build={"start": "exec node server.js"})
-    await live(host, app, server("one"))
-    await live(host, app, server("two"))
-    assert (await host.over(await roll_back(host, app)))["state"] == "live"
-    assert await host.page(app) == "one"
-
-
 async def test_a_failed_rollback_keeps_the_served_release(host: Host) -> None:
     app = await host.app(build=BUILD)
     one = await live(host, app, page("one"))
@@ -95,19 +86,6 @@ async def test_a_failed_rollback_keeps_the_served_release(host: Host) -> None:
     assert (back["state"], back["error"]) == ("failed", "health: GET / returned 404")
     assert [event for event, _ in await host.events(back["id"])] == ["deploy.failed"]
     assert await host.page(app) == "two\n"
-
-
-async def test_a_preview_is_promoted(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    await live(host, app, page("one"))
-    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
-    preview = await host.over(queued.json()["deployId"])
-    await live(host, app, page("two"))
-    assert await host.page(f"{app}-preview") == "one\n"
-    promoted = await host.over((await host.call("POST", f"/account/deploys/{preview['id']}/promote"))["deployId"])
-    assert (promoted["state"], promoted["trigger"], promoted["kind"]) == ("live", "promote", "live"), promoted
-    assert await host.page(app) == "one\n"
-    assert await host.page(f"{app}-preview") == "one\n"
 
 
 async def test_canceling_a_build_ends_all_its_processes(host: Host) -> None:
@@ -160,15 +138,6 @@ async def test_a_build_canceled_while_its_worker_is_dead_stays_canceled(own: Hos
     await own.worker("deploys")
     assert (await own.over(await own.publish(app, page("two"))))["state"] == "live"
     assert (await own.deploy(deploy))["state"] == "canceled"
-
-
-async def test_of_several_concurrent_cancellations_one_succeeds(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    deploy = await host.publish(app, page("one", "sleep 120;"))
-    await host.in_state(deploy, "building")
-    answers = await asyncio.gather(*[host.account.call("POST", f"/account/deploys/{deploy}/cancel") for _ in range(5)])
-    assert sorted(answer.status_code for answer in answers) == [202, 400, 400, 400, 400]
-    await live(host, app, page("two"))  # this deploy does not wait for the canceled build
 
 
 async def test_queued_deploys_show_what_they_wait_for(own: Host) -> None:

@@ -10,7 +10,6 @@ import pytest_asyncio
 
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.serving import Holder, Records, StepAnswer
-from gateway.keys import partition_tag, served_apps_key, serving_key
 from tests.fakes import FakeProvider
 from tests.support.background import in_background
 from tests.support.deployment import BUILD, START, Host, hosting, live, packed, page, server
@@ -21,7 +20,6 @@ from tests.support.polling import wait_until
 from tests.support.s3_server import SECRET, S3Server
 from tests.support.sandbox import require_control_groups
 from tests.support.stores import opened
-from workers.hosting.release_files import read_release_manifest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -115,67 +113,29 @@ async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> Async
             await records.leave_engine(holder)
 
 
+LATE = "the release was not fetched and checked in time"
+
+
 @pytest.mark.parametrize(
-    ("steps", "error"),
+    ("steps", "failure", "error"),
     [
-        ([], "the release was not fetched and checked in time"),
-        (["check"], "the release was not fetched and checked in time"),
-        (["check", "canary"], "no request of the canary has been answered"),
+        (None, "", "health: no host serves apps; is a `sites` worker running?"),
+        ([], "", f"health: {LATE}"),
+        (["check"], "", f"health: {LATE}"),
+        (["check", "canary"], "", "canary: no request of the canary has been answered"),
+        (["check"], "GET / returned 500", "canary: GET / returned 500"),
     ],
 )
 async def test_each_step_waits_for_its_answer(
-    host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str], error: str
+    host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str] | None, failure: str, error: str
 ) -> None:
-    monkeypatch.setitem(QUICK, "workers.builds.engine.STEP_SECONDS", 2.0)
-    monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 2.0)
+    for name in ("STEP_SECONDS", "NO_HOST_SECONDS"):
+        monkeypatch.setitem(QUICK, f"workers.builds.engine.{name}", 2.0)
     await Machine(host, "builder").start("deploys")
     app = await host.app(build=BUILD)
-    async with phantom(host, app, *steps):
+    async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, failure=failure):
         failed = await host.over(await host.publish(app, page("bad")))
-    assert (failed["state"], failed["error"].partition(": ")[2]) == ("failed", error), failed
-
-
-async def test_without_a_host_a_deploy_fails(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 1.0)
-    await Machine(host, "builder").start("deploys")
-    failed = await host.over(await host.publish(await host.app(build=BUILD), page("bad")))
-    assert failed["error"] == "health: no host serves apps; is a `sites` worker running?"
-
-
-async def test_a_host_that_fails_at_once_fails_the_canary_and_not_the_swap(host: Host) -> None:
-    await Machine(host, "builder").start("deploys")
-    app = await host.app(build=BUILD)
-    async with phantom(host, app, "check", failure="GET / returned 500"):
-        failed = await host.over(await host.publish(app, page("bad")))
-    assert failed["error"] == "canary: GET / returned 500"
-
-
-async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host) -> None:
-    folder = host.gateway.folder
-    one = await start(host)
-    apps = [await host.app(build=BUILD) for _ in range(3)]
-    deploys = [await live(host, app, page(app)) for app in apps]
-    truncated, exchanged, _ = archives = [
-        folder / "storage" / "archives" / a / f"{d}.tar.gz" for a, d in zip(apps, deploys, strict=True)
-    ]
-    whole = [path.read_bytes() for path in archives]
-    truncated.write_bytes(whole[0][:-10])
-    exchanged.write_bytes(whole[2])
-    assert one.worker is not None
-    assert await one.worker.stop() == 0
-    empty = await Machine(host, "empty").start("sites")
-    assert [await empty.page(app) for app in apps] == ["404", "404", apps[2]]
-    assert empty.worker.log.count("the archive of the release is damaged") >= 2
-    # A new release replaces one that could not be served, and a damaged record does not affect the others.
-    with host.gateway.redis.client() as client:
-        client.hset(serving_key(host.account.id, "broken"), "live", "{")
-        client.zadd(served_apps_key(partition_tag(host.account.id)), {"broken": 1e14})
-    await live(host, apps[1], page(apps[1]))
-    assert await empty.page(apps[1]) == apps[1]
-    for path, text in zip(archives, whole, strict=True):
-        path.write_bytes(text)
-    for app in apps:
-        await until_served(empty, app, app)
+    assert (failed["state"], failed["error"]) == ("failed", error), failed
 
 
 async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Host) -> None:
@@ -230,41 +190,6 @@ async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: 
     assert "sites.fetched" not in machine.worker.log, "the release was already there"
 
 
-async def test_a_rollback_brings_the_manifest_of_its_release_back(host: Host) -> None:
-    """The builder keeps no release, and every host finds the manifest in the archive."""
-    machine = await start(host)
-    app = await host.app()
-    manifest = '[build]\nstart = "exec node server.js"\noverlap = false\n[auth]\nkind = "jwks"\nurl = "/{}"\n'
-    first = await live(host, app, {**server("first"), "capsule.toml": manifest.format("keys")})
-    await live(host, app, {**server("second"), "capsule.toml": manifest.format("more")})
-    settings = await host.call("GET", f"/account/apps/{app}/settings")
-    assert settings["auth"]["url"] == "/more"
-    back = await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first})
-    assert (await host.over(back["deployId"]))["state"] == "live"
-    settings = await host.call("GET", f"/account/apps/{app}/settings")
-    assert settings["auth"]["url"] == "/keys"
-    assert await machine.page(app) == "first"
-    found = [read_release_manifest(release) for release in machine.folder.glob("releases/*/live/dep_*")]
-    assert [manifest.overlap for manifest in found if manifest is not None] == [False] * 3
-
-
-async def test_a_domain_is_served_as_soon_as_it_is_verified(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host tidies the addresses only now and then; it hears of changes."""
-    monkeypatch.setitem(QUICK, "workers.engine.reconciler.TIDY_SECONDS", 60.0)
-    machine = await start(host)
-    app, domain = await host.app(build=BUILD), f"{secrets.token_hex(6)}.example.org"
-    await live(host, app, page("shop"))
-
-    async def read_page() -> str:
-        answer = await host.web.get(f"http://127.0.0.1:{machine.port}/", headers={"Host": domain})
-        return answer.text.strip() if answer.status_code == 200 else ""
-
-    for fields, expected in (({"customDomain": domain, "customDomainVerified": True}, "shop"), ({}, "")):
-        record = {"account": host.account.id, "build": BUILD, **fields}
-        assert (await host.gateway.platform("PUT", f"apps/{app}", record)).is_success
-        await wait_until(read_page, 2, holds=lambda found, expected=expected: found == expected)
-
-
 # Counts the POST requests in its data.
 COUNTER = """
 const fs = require('fs'), file = process.env.DATA_DIR + '/count'
@@ -276,49 +201,23 @@ require('http').createServer((request, response) => {
 """
 
 
-async def test_the_service_moves_to_another_host_and_back(host: Host) -> None:
-    """Each host goes on with the last snapshot of the one before, also where it has older files of its own."""
+async def test_the_data_of_an_app_go_with_it_to_another_host(host: Host) -> None:
     require_control_groups()
     one, two = await start(host), Machine(host, "two")
     app, pages = await host.app(build=START), await host.app(build=BUILD)
     await live(host, app, {"server.js": COUNTER})
     await live(host, pages, page("pages"))
-    assert await count(one, app) == "count 1"
-    await until_refused(two, app)
-    for number, (former, now) in enumerate([(one, two), (two, one)], start=2):
-        assert former.worker is not None
-        assert await former.worker.stop(60) == 0
-        snapshots = (await host.call("GET", f"/account/apps/{app}/data"))["snapshots"]
-        assert [each["reason"] for each in snapshots].count("stop") == 1
-        await now.start("sites")
-        await until_served(now, app, f"count {number - 1}", 30)
-        assert await now.page(pages) == "pages"
-        assert await count(now, app) == f"count {number}"
-        # A worker that starts where the apps were ends what has gone on there.
-        assert await former.page(app) == f"count {number - 1}"
-        await until_refused(former, app)
-    # Cleared data stay cleared.
-    assert (await host.account.call("DELETE", f"/account/apps/{app}/data")).status_code == 204
-    await until_served(one, app, "count 0", 30)
-    assert one.worker is not None
+    assert (await one.ask(app, "POST")).text == "count 1"
     assert await one.worker.stop(60) == 0
+    snapshots = (await host.call("GET", f"/account/apps/{app}/data"))["snapshots"]
+    assert [each["reason"] for each in snapshots].count("stop") == 1
     await two.start("sites")
-    await until_served(two, app, "count 0", 30)
-
-
-async def until_refused(machine: Machine, app: str) -> None:
-    """Starts a host while another one serves. It ends, and answers no visitor."""
-    await machine.launch("sites")
-    worker = machine.worker
-    assert worker is not None
-    await wait_until(lambda: worker.code is not None, 60)
-    assert worker.code == 78
-    assert "The apps are served by the host" in worker.log
-    assert "docs/kubernetes.md" in worker.log
-    assert await machine.ask(app) is None
-
-
-async def count(machine: Machine, app: str) -> str:
-    answer = await machine.ask(app, "POST")
-    assert answer is not None
-    return answer.text
+    await until_served(two, app, "count 1", 30)
+    assert await two.page(pages) == "pages"
+    # A worker that starts where the apps were ends what has gone on there, and itself: another host serves them.
+    assert await one.page(app) == "count 1"
+    await one.launch("sites")
+    await wait_until(lambda: one.worker.code is not None, 60)
+    assert one.worker.code == 78
+    assert "The apps are served by the host" in one.worker.log
+    assert await one.ask(app) is None

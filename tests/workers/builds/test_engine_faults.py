@@ -98,13 +98,13 @@ async def test_the_same_release_serves_and_nothing_is_left(own: Host, fault: str
     await wait_until(lambda: what_is_left(folder), 10, holds=lambda found: found == only_good)
 
 
-@pytest.mark.parametrize("state", ["checking", "canary"])
+@pytest.mark.parametrize("state", ["building", "checking", "canary"])
 async def test_an_outage_of_redis_fails_no_deploy(own: Host, state: str) -> None:
     """It is longer than a lease lasts, and longer than the builder waits for a host."""
     short = {"gateway.deploys.serving.LEASE_SECONDS": 3.0, "workers.builds.engine.NO_HOST_SECONDS": 4.0}
     often = {"workers.hosting.engine_lease.RENEWAL_SECONDS": 0.5}
-    app = await own.app(build={"start": "exec node server.js"})
-    worker = await own.worker("deploys", constants={**short, **often}, GATEWAY_CANARY="2")
+    app = await own.app(build={"command": "sleep 1", "start": "exec node server.js"})
+    worker = await own.worker("deploys", "webhooks", constants={**short, **often}, GATEWAY_CANARY="2")
     await wait_until(lambda: "sites.serving" in worker.log, 60)
     deploy = await own.publish(app, files("page", 1_500))
     await own.in_state(deploy, state)
@@ -114,6 +114,7 @@ async def test_an_outage_of_redis_fails_no_deploy(own: Host, state: str) -> None
     ended = await own.over(deploy)
     assert ended["state"] == "live", ended
     assert await own.page(app) == "page"
+    assert [event for event, _ in await own.events(deploy)] == ["deploy.succeeded"]
 
 
 async def test_a_release_whose_record_redis_has_lost_is_served_until_a_deploy_replaces_it(own: Host) -> None:

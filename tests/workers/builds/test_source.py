@@ -1,5 +1,4 @@
 import contextlib
-import hashlib
 import http.server
 import json
 import os
@@ -15,48 +14,11 @@ import pytest
 
 from gateway.deploys.manifest import MAX_BYTES, ManifestError
 from tests.support.programs import require
+from tests.support.repositories import Repository
 from tests.support.sandbox import Room
 from workers.builds import source
 from workers.builds.source import DeployError, check_git
 from workers.sandbox.sandbox import MIB, SandboxLimits
-
-AUTHOR = {
-    "GIT_AUTHOR_NAME": "A",
-    "GIT_AUTHOR_EMAIL": "a@b.c",
-    "GIT_COMMITTER_NAME": "A",
-    "GIT_COMMITTER_EMAIL": "a@b.c",
-}
-
-
-class Repository:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, f"file://{folder}"
-        folder.mkdir()
-        self.git("init", "--quiet", "--initial-branch=main")
-
-    def git(self, *arguments: str) -> str:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            **AUTHOR,
-        }
-        command = ["git", "-C", str(self.folder), "-c", "protocol.file.allow=always", *arguments]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
-
-    def commit(self, name: str, text: str) -> str:
-        (self.folder / name).write_text(text)
-        self.git("add", ".")
-        self.git("commit", "--quiet", "--message", name)
-        return self.git("rev-parse", "HEAD")
-
-    def commit_lfs(self, name: str, content: str) -> None:
-        """Commits the pointer of a file, and stores the content where Git LFS does."""
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        folder = self.folder / ".git" / "lfs" / "objects" / digest[:2] / digest[2:4]
-        folder.mkdir(parents=True)
-        (folder / digest).write_text(content)
-        self.commit(name, f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(content)}\n")
 
 
 @pytest.fixture

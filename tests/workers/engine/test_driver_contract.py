@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,6 +13,7 @@ from gateway.accounts.records import App
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
+from gateway.keys import partition_tag, served_apps_key, serving_key
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
 from tests.support.engines import ClusterEngine, Engine, engine_on
@@ -21,8 +23,9 @@ from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
-HOST = "shop.apps.test"
+HOST, PREVIEW = "shop.apps.test", "shop-preview.apps.test"
 FIRST, SECOND = "dep_1", "dep_2"
+DRAIN_SECONDS = 0.5  # for requests in progress
 AGAIN = 5  # answers in a row, after which it is clear what visitors get
 WAYS = pytest.mark.parametrize("overlap", [True, False], ids=["side by side", "one after the other"])
 
@@ -123,6 +126,7 @@ class Shop:
         """Waits until nothing is served, runs or is kept but this deploy's release, and its predecessor's files."""
         await self.visitors.until(deploy)
         await wait_until(lambda: self.commands.running, holds=lambda running: running <= {deploy})
+        await wait_until(lambda: not self.engine.is_holding())
 
     async def restart(self) -> None:
         await self.engine.stop()
@@ -154,8 +158,12 @@ async def shop(engine: Engine, store: Store) -> AsyncIterator[Shop]:
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["app", "pages"])
-async def test_visitors_get_a_release_once_it_is_checked(shop: Shop, runs: bool) -> None:
+async def test_visitors_get_a_release_once_it_is_checked(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
     await shop.open(runs=runs)
+    for module in ("hosting.driver", "kubernetes.driver"):
+        monkeypatch.setattr(f"workers.{module}.DRAIN_SECONDS", DRAIN_SECONDS)
     await shop.builder.make(SECOND, runs=runs)
     assert (await shop.builder.step("check", SECOND)).ok
     await shop.visitors.until(FIRST)
@@ -163,12 +171,18 @@ async def test_visitors_get_a_release_once_it_is_checked(shop: Shop, runs: bool)
     canary = await shop.builder.write("canary", SECOND)
     assert (await shop.builder.watch(canary)).ok
     assert not runs or {FIRST, SECOND} <= shop.commands.running, "a canary can be undone at once"
+    began = time.monotonic()
     assert (await shop.builder.step("live", SECOND)).ok
     await shop.until_only(SECOND)
+    assert not runs or shop.commands.ended[FIRST] > began + DRAIN_SECONDS, "requests in progress are answered"
     assert shop.visitors.pages == [FIRST, SECOND]
 
 
-async def test_releases_that_must_not_overlap_run_one_after_the_other(shop: Shop) -> None:
+async def test_releases_that_must_not_overlap_run_one_after_the_other(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine in ("host", "cluster"):
+        monkeypatch.setattr(f"tests.fakes.{engine}.END_SECONDS", 0.5)  # longer than the other one takes to begin
     await shop.open(overlap=False)
     await shop.builder.make(SECOND, overlap=False)
     assert (await shop.builder.deploy(SECOND)).ok
@@ -179,10 +193,10 @@ async def test_releases_that_must_not_overlap_run_one_after_the_other(shop: Shop
 
 async def test_a_preview_has_an_address_of_its_own(shop: Shop) -> None:
     await shop.open(overlap=False)
-    preview, host = Builder(shop.engine, shop.store, address="preview"), "shop-preview.apps.test"
+    preview = Builder(shop.engine, shop.store, address="preview")
     await preview.make(SECOND, overlap=False)
     assert (await preview.deploy(SECOND)).ok
-    assert await shop.engine.visit(host) == (200, SECOND)
+    assert await shop.engine.visit(PREVIEW) == (200, SECOND)
     assert shop.commands.ran_together(FIRST, SECOND)
     await shop.visitors.until(FIRST)
     assert shop.visitors.pages == [FIRST]
@@ -191,8 +205,16 @@ async def test_a_preview_has_an_address_of_its_own(shop: Shop) -> None:
 # -- a deploy that fails -------------------------------------------------------------------------------------
 
 
+REASONS = {
+    "it ends": "status 3",
+    "it answers 500": "500",
+    "it has no archive": "no longer kept",
+    "its archive is damaged": "release",
+}
+
+
 @WAYS
-@pytest.mark.parametrize("fault", ["it ends", "it answers 500", "it has no archive"])
+@pytest.mark.parametrize("fault", REASONS)
 async def test_a_release_that_fails_its_check_is_never_served(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, overlap: bool, fault: str
 ) -> None:
@@ -204,11 +226,15 @@ async def test_a_release_that_fails_its_check_is_never_served(
         shop.commands.failing.add(SECOND)
         for module in ("hosting.driver", "kubernetes.driver"):
             monkeypatch.setattr(f"workers.{module}.START_SECONDS", 0.5)
-    else:
+    elif fault == "it has no archive":
         await shop.engine.lose_release(APP, SECOND)
+    else:
+        shop.engine.damage_release(APP, SECOND)
+        for name in ("START", "PLACE"):
+            monkeypatch.setattr(f"workers.kubernetes.driver.{name}_SECONDS", 0.5)
     answer = await shop.builder.deploy(SECOND)
     assert not answer.ok
-    assert {"it ends": "3", "it answers 500": "500", "it has no archive": "no longer kept"}[fault] in answer.reason
+    assert REASONS[fault] in answer.reason
     await shop.until_only(FIRST)
     assert shop.visitors.pages == [FIRST]
     assert overlap or not shop.commands.ran_together(FIRST, SECOND)
@@ -225,7 +251,7 @@ async def test_pages_without_an_index_are_never_served(shop: Shop) -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("fault", ["it ends", "it answers 500"])
+@pytest.mark.parametrize("fault", ["it ends", "it ends and is started again", "it answers 500"])
 async def test_a_release_that_fails_its_canary_is_undone(shop: Shop, overlap: bool, fault: str) -> None:
     """At once, and by the worker alone: its builder may be dead."""
     await shop.open(overlap=overlap)
@@ -234,7 +260,9 @@ async def test_a_release_that_fails_its_canary_is_undone(shop: Shop, overlap: bo
     canary = await shop.builder.write("canary", SECOND)
     assert (await shop.builder.watch(canary)).ok
     await shop.visitors.until(SECOND)
-    (shop.commands.ending if fault == "it ends" else shop.commands.failing).add(SECOND)
+    commands = shop.commands
+    faults = {"it ends": commands.ending, "it ends and is started again": commands.restarted}
+    faults.get(fault, commands.failing).add(SECOND)
     await wait_until(lambda: shop.builder.read_answer(canary), holds=lambda answer: not answer.ok)
     await shop.visitors.until(FIRST)
     shop.visitors.forget()
@@ -332,10 +360,17 @@ async def test_a_worker_that_dies_while_it_undoes_a_deploy_undoes_it(shop: Shop,
 
 async def die_in(shop: Shop, call: str, step: Step, deploy: str) -> None:
     """Lets the worker die after a call, and starts the next one, which answers the step."""
-    shop.engine.dies_after = call
+    died = asyncio.Event()
+
+    async def die(name: str) -> None:
+        if name == call:
+            died.set()
+            await asyncio.Event().wait()
+
+    shop.engine.after = die
     shop.visitors.waiting_may_be_refused = shop.engine.holds_requests
     wanted = await shop.builder.write(step, deploy)
-    await asyncio.wait_for(shop.engine.died.wait(), 10)
+    await asyncio.wait_for(died.wait(), 10)
     shop.engine.pause = 0.05
     await shop.restart()
     answer = await wait_until(lambda: shop.builder.read_answer(wanted))
@@ -365,29 +400,75 @@ async def test_a_worker_that_starts_again_changes_nothing_for_visitors(shop: Sho
     assert len(shop.commands.together) == began, "it runs on"
 
 
+async def test_a_worker_that_finds_nothing_serves_what_the_records_say(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a record that cannot be read, and as soon as the archive of the release is whole again."""
+    monkeypatch.setattr("workers.engine.reconciler.RESYNC_SECONDS", 0.3)
+    for name in ("START", "PLACE"):
+        monkeypatch.setattr(f"workers.kubernetes.driver.{name}_SECONDS", 0.3)
+    await shop.open()
+    await shop.engine.stop()
+    shop.engine.lose_everything()
+    await shop.store.client.hset(serving_key(APP.account, "broken"), "live", "{")
+    await shop.store.client.zadd(served_apps_key(partition_tag(APP.account)), {"broken": 1e14})
+    repair = shop.engine.damage_release(APP, FIRST)
+    shop.visitors.waiting_may_be_refused = True
+    await wait_until(lambda: not shop.commands.running)
+    await shop.engine.start()
+    await asyncio.sleep(0.5)
+    shop.visitors.forget()
+    await wait_until(lambda: len(shop.visitors.answers) > AGAIN)
+    assert shop.visitors.pages == []
+    repair()
+    await shop.until_only(FIRST)
+
+
 # -- names, suspension, sleep --------------------------------------------------------------------------------
 
 
-async def test_a_name_that_is_taken_stays_with_its_app(shop: Shop) -> None:
+@pytest.mark.parametrize(("address", "name"), [("live", HOST), ("preview", PREVIEW)])
+async def test_a_name_that_is_taken_stays_with_its_app(engine: Engine, store: Store, address: str, name: str) -> None:
     """Two records with one name, such as after a failover that lost a renaming."""
-    await shop.open()
+    engine.apps.append(APP)
+    await engine.start()
+    owner = Builder(engine, store, address=address)
+    await owner.make(FIRST)
+    assert (await owner.deploy(FIRST)).ok
     other = msgspec.structs.replace(APP, id="other", account="acc_2")
-    shop.engine.apps.append(other)
-    thief = Builder(shop.engine, shop.store, other)
+    engine.apps.append(other)
+    thief = Builder(engine, store, other, address)
     await thief.make(SECOND)
-    answer = await thief.deploy(SECOND)
-    assert "belongs to another app" in answer.reason
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == [FIRST]
-    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+    assert "belongs to another app" in (await thief.deploy(SECOND)).reason
+    assert await engine.visit(name) == (200, FIRST)
+    await wait_until(lambda: engine.list_kept() == {FIRST})
 
 
-async def test_an_app_that_is_renamed_during_its_deploy_takes_no_name_of_another_one(shop: Shop) -> None:
-    """Its deploy began when it had the name that the other app has by now."""
+async def test_no_preview_takes_the_name_of_another_app(shop: Shop) -> None:
+    other = App(id="other", name="shop-preview", account="acc_2", createdAt="")
+    shop.engine.apps.append(other)
+    await shop.open()
+    preview = Builder(shop.engine, shop.store, address="preview")
+    await preview.make(SECOND)
+    assert "belongs to another app" in (await preview.deploy(SECOND)).reason
+    assert await shop.engine.visit(PREVIEW) == (404, "")
+
+
+@pytest.mark.parametrize("left", [[], [msgspec.structs.replace(APP, account="acc_2")]], ids=["deleted", "moved"])
+@pytest.mark.parametrize("when", ["before the step", "during the step"])
+async def test_an_app_that_is_gone_is_not_served(shop: Shop, left: list[App], when: str) -> None:
+    """Another app may have its name by now."""
     await shop.open()
     await shop.builder.make(SECOND)
     assert (await shop.builder.step("check", SECOND)).ok
-    shop.engine.apps[:] = [msgspec.structs.replace(APP, account="acc_2")]
+
+    async def change_apps(_: str = "") -> None:
+        shop.engine.apps[:] = left
+
+    if when == "before the step":
+        await change_apps()
+    else:
+        shop.engine.after = change_apps
     answer = await shop.builder.step("canary", SECOND)
     assert "deleted" in answer.reason
     assert (200, SECOND) not in shop.visitors.answers

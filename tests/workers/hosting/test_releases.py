@@ -1,4 +1,4 @@
-"""Releases on disk: swaps, links, tidying and removal."""
+"""Releases on disk: links, tidying and removal. What a swap and its undoing change is in `test_releases_machine.py`."""
 
 import asyncio
 import itertools
@@ -18,7 +18,6 @@ from tests.support.hosted_apps import Hosting
 from workers.hosting.releases import (
     KEPT_AFTER_DELETION_SECONDS,
     KEPT_PREVIEWS,
-    KEPT_RELEASES,
     Site,
     exclusive_lock,
     link_folder,
@@ -37,34 +36,6 @@ def test_each_kind_of_deploy_has_its_own_site(hosting: Hosting) -> None:
     assert {site.folder for site in hosting.releases.sites()} == {live.folder, stable.folder, branch.folder}
 
 
-def test_swaps_and_undos(hosting: Hosting) -> None:
-    site = hosting.publish("dep_1", {"index.html": "1"})
-    assert not site.undo("dep_0")
-    assert site.current == "dep_1", "another one is served"
-    site.swap("dep_1")
-    assert (site.current, site.read_link("previous")) == ("dep_1", None)
-    hosting.publish("dep_2", {"index.html": "2"})
-    assert (site.current, site.read_link("previous")) == ("dep_2", "dep_1")
-    for undone in (True, False):
-        assert site.undo("dep_2") == undone
-        assert site.current == "dep_1"
-    site.swap("dep_2")
-    remove_folder(site.release("dep_1"))
-    site.undo("dep_2")
-    assert site.current is None, "there is nothing to go back to"
-
-
-def test_an_interrupted_swap_can_be_repeated(hosting: Hosting) -> None:
-    site = hosting.publish("dep_1", {"index.html": "1"})
-    hosting.build(hosting.deploy("dep_2"), {"index.html": "2"})
-    (site.folder / ".current.new").symlink_to("dep_2")
-    site.undo("dep_2")
-    assert site.current == "dep_1"
-    site.swap("dep_2")
-    assert (site.current, site.read_link("previous")) == ("dep_2", "dep_1")
-    assert not (site.folder / ".current.new").is_symlink()
-
-
 def test_a_link_is_never_missing(hosting: Hosting) -> None:
     """Another process reads the link all the time."""
     replace_link(hosting.folder / "current", "a")
@@ -79,21 +50,6 @@ def test_a_link_is_never_missing(hosting: Hosting) -> None:
         if process.poll() is not None:
             break
     assert process.communicate()[0] == b"a b\n"
-
-
-def test_the_last_five_are_kept(hosting: Hosting) -> None:
-    for number in range(9):
-        site = hosting.publish(f"dep_{number}", {"index.html": "x"})
-    site.undo("dep_8")
-    hosting.publish("dep_9", {"index.html": "x"})
-    site.prune()
-    assert [path.name for path in site.releases()] == [f"dep_{number}" for number in (9, 8, 7, 6, 5)]
-    replace_link(site.folder / "current", "dep_5")
-    for number in range(10, 10 + KEPT_RELEASES):
-        hosting.build(hosting.deploy(f"dep_9{number}"), {"index.html": "x"})
-    site.prune()
-    assert {site.current, site.read_link("previous")} == {"dep_5", "dep_7"}
-    assert len(site.releases()) == KEPT_RELEASES + 2, "the served release and the one that it replaced stay at any age"
 
 
 def test_addresses_follow_the_apps(hosting: Hosting) -> None:
@@ -153,24 +109,6 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     os.utime(marker, (since - KEPT_AFTER_DELETION_SECONDS - 1,) * 2)
     hosting.releases.tidy({"gone"}, set())
     assert not gone.folder.parent.exists()
-
-
-def test_the_release_that_an_unverified_one_replaced_keeps_running(hosting: Hosting) -> None:
-    for deploy_id in ("dep_1", "dep_2"):
-        site = hosting.build(hosting.deploy(deploy_id), {"a": "1"}, start="node a")
-        hosting.releases.run(site.release(deploy_id))
-        site.swap(deploy_id, canary=True)
-        assert site.unverified == deploy_id
-        if deploy_id == "dep_1":
-            site.confirm("dep_0")
-            assert site.unverified == "dep_1", "another one is in its canary"
-            site.confirm("dep_1")
-    hosting.releases.tidy(set(), set())
-    assert hosting.releases.releases_to_run().keys() == {"dep_1", "dep_2"}
-    site.confirm("dep_2")
-    assert site.unverified is None
-    hosting.releases.tidy(set(), set())
-    assert hosting.releases.releases_to_run().keys() == {"dep_2"}
 
 
 def test_the_number_of_previews_is_bounded(hosting: Hosting) -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.keys import PARTITION_TAGS, bodies_key
+from gateway.keys import PARTITION_TAGS, bodies_key, crashes_key, partition_tag
 from gateway.settings import Settings
 from tests.support.background import cancel
 from tests.support.folders import kill_caddies, passable_folder
@@ -31,7 +31,7 @@ from workers.hosting.watchdog import read_state
 APP = """
 const born = Date.now()
 require('http').createServer((request, response) => {
-  if (request.url === '/exit') process.exit(3)
+  if (request.url === '/exit') console.log('about to end'), process.exit(3)
   response.end(born + ' ' + Object.keys(process.env).filter(name => name.startsWith('GATEWAY')))
 }).listen(process.env.PORT, '127.0.0.1')
 """
@@ -95,6 +95,8 @@ async def test_it_serves_reports_crashes_and_stops_cleanly(
         assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
         second = await app_birth(hosting)
         assert second != first
+        [(_, kept)] = await store.client.xrange(crashes_key(partition_tag(account.id), "live"))
+        assert msgspec.json.decode(kept["crash"])["lines"] == ["about to end"]
         server = caddy.read_process(hosting.folder)
         assert await worker.stop() == 0
         for _ in range(20):

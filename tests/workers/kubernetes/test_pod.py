@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.processes import list_children
+from tests.support.redis_servers import free_port
 from workers.hosting.archives import pack
 from workers.hosting.data import AppData
 from workers.hosting.releases import PREVIOUS_SECONDS
@@ -133,12 +133,6 @@ class Pod:
             return await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip", host=host)
         except OSError:
             return Said(b"")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 async def put(port: int, token: str, body: bytes, path: str = "/release") -> int:

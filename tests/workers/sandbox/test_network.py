@@ -70,8 +70,7 @@ def own_addresses() -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_service_of_this_machine_can_be_reached(room: Room, redis: RedisServer, kind: str) -> None:
-    (room.folder / "attack.py").write_text(ATTACK)
-    (room.folder / "attack.py").chmod(0o644)
+    room.write_script("attack.py", ATTACK)
     targets = ",".join(["127.0.0.1", "127.9.9.9", "0.0.0.0", *own_addresses()])
     script = f"exec /usr/bin/python3 attack.py {kind} {targets} {redis.port}"
     # This holds even for a port that the sandbox may reach elsewhere.
@@ -96,8 +95,7 @@ for host in "{}".split():
         except OSError as error: print(host, port, error)
         else: print("reached", host, port)
 """
-    (room.folder / "attack.py").write_text(script.format(PRIVATE, [*OWN, 80, 6379]))
-    (room.folder / "attack.py").chmod(0o644)
+    room.write_script("attack.py", script.format(PRIVATE, [*OWN, 80, 6379]))
     assert (await room.run("exec /usr/bin/python3 attack.py", connect=OWN)).ok, room.lines
     assert room.lines == []
 
@@ -204,8 +202,7 @@ with socket.create_connection(("127.0.0.1", {}), 10) as one:
 
 
 async def test_an_allowed_connection_carries_all_bytes(room: Room, echo: int) -> None:
-    (room.folder / "ask.py").write_text(ASK.format(echo))
-    (room.folder / "ask.py").chmod(0o644)
+    room.write_script("ask.py", ASK.format(echo))
     assert (await room.run("exec /usr/bin/python3 ask.py", connect=[echo], hosts=["127.0.0.1"])).ok, room.lines
     assert room.lines == ["3000000"]
 
@@ -260,8 +257,7 @@ async def test_an_endpoint_is_reached_by_its_name_and_port_alone(room: Room, ech
     address = socket.gethostbyname(name)
     async with await asyncio.start_server(lambda *_: None, address, 0) as other:
         closed = other.sockets[0].getsockname()[1]
-        (room.folder / "reach.py").write_text(REACH)
-        (room.folder / "reach.py").chmod(0o644)
+        room.write_script("reach.py", REACH)
         wanted = [f"{name}:{echo}", f"{name.upper()}:{echo}", f"{name}:{closed}", f"{name}:443", f"{name}:6379"]
         wanted += [f"{own}:{port}" for own in (address, *own_addresses()) for port in (echo, closed)]
         wanted += [f"127.64.0.{last}:{port}" for last in (2, 3) for port in (echo, closed, 443)]
@@ -279,8 +275,7 @@ async def test_an_endpoint_is_reached_by_its_name_and_port_alone(room: Room, ech
 
 @pytest.mark.parametrize("address", ["127.0.0.1", *own_addresses()])
 async def test_an_endpoint_may_be_an_address(room: Room, echo: int, address: str) -> None:
-    (room.folder / "reach.py").write_text(REACH)
-    (room.folder / "reach.py").chmod(0o644)
+    room.write_script("reach.py", REACH)
     command = room.command(
         f"exec /usr/bin/python3 reach.py {address}:{echo} {address}:443 {address}:{echo + 1}",
         SandboxLimits(seconds=60),

@@ -144,8 +144,7 @@ print([name for name, result in tried.items() if result >= 0])
 
 
 async def test_dangerous_system_calls_are_refused(room: Room) -> None:
-    (room.folder / "attack.py").write_text(SYSTEM_CALLS)
-    (room.folder / "attack.py").chmod(0o644)
+    room.write_script("attack.py", SYSTEM_CALLS)
     assert (await room.run("exec /usr/bin/python3 attack.py")).ok, room.lines
     assert room.lines == ["[]"]
 
