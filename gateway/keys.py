@@ -85,34 +85,37 @@ def of_all(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[s
 def of_partition(kind: str, holds: str = "", ends: str = "", saved: bool = False) -> Callable[[str], str]:
     """Returns the function from a partition's tag to its key."""
     declare(f"{{pNN}}:{kind}", holds, ends, saved)
-    return lambda tag: f"{tag}:{kind}"
+    end = f":{kind}"  # made once, because requests build keys
+    return lambda tag: tag + end
 
 
 def in_partition(name: str, holds: str = "", ends: str = "", saved: bool = False) -> Callable[[str, str], str]:
     """Returns the function from a partition's tag and an id, such as that of an app, to a key of the partition."""
     declare(f"{{pNN}}:{name}", holds, ends, saved)
-    kind = name.partition(":<")[0]
-    return lambda tag, of: f"{tag}:{kind}:{of}"
+    middle = f":{name.partition(':<')[0]}:"
+    return lambda tag, of: f"{tag}{middle}{of}"
 
 
 def of_account(kind: str, holds: str = "", ends: str = "", saved: bool = False) -> Callable[[str], str]:
     """Returns the function from an account's id to its key."""
     declare(f"{{pNN}}:{kind}:<account>", holds, ends, saved)
-    return lambda account_id: f"{partition_tag(account_id)}:{kind}:{account_id}"
+    middle = f":{kind}:"
+    return lambda account_id: f"{partition_tag(account_id)}{middle}{account_id}"
 
 
 def in_account(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[str, str], str]:
     """Returns the function from an account's id and another id to a key in the account's partition."""
     declare(f"{{pNN}}:{name}", holds, ends, saved)
-    kind = name.partition(":<")[0]
-    return lambda account_id, of: f"{partition_tag(account_id)}:{kind}:{of}"
+    middle = f":{name.partition(':<')[0]}:"
+    return lambda account_id, of: f"{partition_tag(account_id)}{middle}{of}"
 
 
 def under_account(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[str, str], str]:
     """Like `in_account`, with the account in the key: an app of the same id may later belong to another account."""
     kind, of = name.split(":")
     declare(f"{{pNN}}:{kind}:<account>:{of}", holds, ends, saved)
-    return lambda account_id, of: f"{partition_tag(account_id)}:{kind}:{account_id}:{of}"
+    middle = f":{kind}:"
+    return lambda account_id, of: f"{partition_tag(account_id)}{middle}{account_id}:{of}"
 
 
 class OfProvider(Protocol):
