@@ -31,7 +31,7 @@ import structlog
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.jose import jwt
-from gateway.accounts.jose.jwk import Key, find_keys, read_document, read_key
+from gateway.accounts.jose.jwk import PublicKey, find_keys, read_document, read_key
 from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable, TokenInvalid
 from gateway.keys import sign_in_key
 from gateway.outbound.addresses import CallFailed
@@ -66,7 +66,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 class _Provider(msgspec.Struct, frozen=True):
     metadata: _Metadata
-    keys: list[Key]
+    keys: list[PublicKey]
     read_at: float  # monotonic seconds
 
 
@@ -304,7 +304,7 @@ def _find_address(claims: Mapping[str, Any]) -> str:
     return email.lower()
 
 
-def _is_signed(token: jwt.UnverifiedToken, keys: list[Key]) -> bool:
+def _is_signed(token: jwt.UnverifiedToken, keys: list[PublicKey]) -> bool:
     """Returns whether one of the keys signed the token."""
     return any(jwt.verify_signature(token, each.key) for each in find_keys(keys, token.kid, token.alg))
 

@@ -46,7 +46,7 @@ class LayoutFault(CannotRun):
     """This version cannot use the data."""
 
 
-class Step(NamedTuple):
+class LayoutStep(NamedTuple):
     """Changes the data of one layout to the next one. None where nothing changes."""
 
     redis: Callable[[Store], Awaitable[None]] | None = None
@@ -59,7 +59,7 @@ async def remove_hosts(store: Store) -> None:
     await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.delete(former_claims_key(tag)))
 
 
-STEPS: Sequence[Step] = (Step(redis=remove_hosts),)  # the first one leads from layout 1 to 2
+STEPS: Sequence[LayoutStep] = (LayoutStep(redis=remove_hosts),)  # the first one leads from layout 1 to 2
 LAYOUT = 1 + len(STEPS)
 
 Work = Callable[[], Awaitable[None]]
@@ -77,7 +77,7 @@ class Numbered(Protocol):
 
 
 class RedisData:
-    def __init__(self, store: Store, steps: Sequence[Step]) -> None:
+    def __init__(self, store: Store, steps: Sequence[LayoutStep]) -> None:
         self._store = store
         self.steps: list[Work | None] = [step.redis and partial(step.redis, store) for step in steps]
 
@@ -89,7 +89,7 @@ class RedisData:
 
 
 class StoredData:
-    def __init__(self, storage: Storage, steps: Sequence[Step]) -> None:
+    def __init__(self, storage: Storage, steps: Sequence[LayoutStep]) -> None:
         self._storage = storage
         self.steps: list[Work | None] = [step.storage and partial(step.storage, storage) for step in steps]
 
@@ -118,12 +118,12 @@ async def prepare_data(settings: Settings) -> None:
         await store.close()
 
 
-async def upgrade_redis(store: Store, steps: Sequence[Step] | None = None) -> None:
+async def upgrade_redis(store: Store, steps: Sequence[LayoutStep] | None = None) -> None:
     """Raises LayoutFault and BackboneUnavailable."""
     await _upgrade(store, RedisData(store, STEPS if steps is None else steps))
 
 
-async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[Step] | None = None) -> None:
+async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[LayoutStep] | None = None) -> None:
     """Raises LayoutFault, BackboneUnavailable and StorageUnavailable."""
     await _upgrade(store, StoredData(storage, STEPS if steps is None else steps))
 

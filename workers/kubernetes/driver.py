@@ -69,7 +69,7 @@ STOP_SECONDS = 45.0  # in which a release must end that the next one must not me
 Address = tuple[str, str]  # the id of an app, and which of its addresses
 
 
-class State(enum.Enum):
+class SleepState(enum.Enum):
     """Whether an address sleeps (`sleep.py`). Visitors get answers while it is awake, or else wait at the activator.
 
     After a restart of the worker, it is asleep if its Service leads to no pod, and otherwise awake.
@@ -107,7 +107,7 @@ class ClusterDriver:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
         self.records: dict[Address, Wanted] = {}
-        self.states: dict[Address, State] = {}  # other than ASLEEP and AWAKE
+        self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
         self.outage = asyncio.Event()
         self.return_seconds = RETURN_SECONDS
@@ -122,7 +122,7 @@ class ClusterDriver:
     def note(self, wanted: Wanted) -> None:
         self.records[wanted.app, wanted.address] = wanted
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
-            self.states[wanted.app, wanted.address] = State.HELD
+            self.states[wanted.app, wanted.address] = SleepState.HELD
 
     async def prepare(self, target: Target) -> None:
         await self._cluster.until_synced()
@@ -266,7 +266,7 @@ class ClusterDriver:
     async def hold(self, target: Target, former: str) -> None:
         """Requests wait at the activator."""
         address = (target.wanted.app, target.wanted.address)
-        self.states[address] = State.HELD
+        self.states[address] = SleepState.HELD
         release = self._read_deployed(former)
         if release is not None and self.routed(target.wanted) == former and not self.places.is_asleep(*address):
             await self.places.lead(release, asleep=True)
@@ -319,21 +319,21 @@ class ClusterDriver:
 
     # -- sleep -----------------------------------------------------------------------------------------------
 
-    def state(self, address: Address) -> State:
+    def state(self, address: Address) -> SleepState:
         wanted = self.records.get(address)
         if wanted is not None and (wanted.account, wanted.app) in self._suspended:
-            return State.SUSPENDED
-        return self.states.get(address, State.ASLEEP if self.places.is_asleep(*address) else State.AWAKE)
+            return SleepState.SUSPENDED
+        return self.states.get(address, SleepState.ASLEEP if self.places.is_asleep(*address) else SleepState.AWAKE)
 
-    def end_state(self, address: Address, state: State) -> None:
+    def end_state(self, address: Address, state: SleepState) -> None:
         if self.states.get(address) is state:
             del self.states[address]
 
     def _sleeps(self, target: Target) -> bool:
         """Returns whether a release gets no pod, because the app sleeps or is suspended."""
         state = self.state((target.wanted.app, target.wanted.address))
-        sleeps = state in (State.ENDING, State.ASLEEP) and self.routed(target.wanted) == target.deploy
-        return sleeps or state is State.SUSPENDED
+        sleeps = state in (SleepState.ENDING, SleepState.ASLEEP) and self.routed(target.wanted) == target.deploy
+        return sleeps or state is SleepState.SUSPENDED
 
     async def kill_pods(self, address: Address) -> None:
         """Ends all pods of an address at once, with the connections of their visitors. Raises DeployError."""
@@ -354,7 +354,7 @@ class ClusterDriver:
         if hosts is not None:
             await self.places.name(self._describe(target.wanted, target.app, target.deploy), hosts)
         if not asleep:
-            self.end_state((target.wanted.app, target.wanted.address), State.HELD)
+            self.end_state((target.wanted.app, target.wanted.address), SleepState.HELD)
 
     async def lead(self, target: Target, *, asleep: bool) -> None:
         """Leads the address to a release, or to the activator. Raises DeployError."""

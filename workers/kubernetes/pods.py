@@ -54,7 +54,7 @@ CONTAINER_REASONS = ("ContainerStatusUnknown", "Unknown")  # its node was restar
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str], str], Awaitable[None]]
 
 
-class Crash(msgspec.Struct, frozen=True):
+class PodCrash(msgspec.Struct, frozen=True):
     """How the start command of a pod ended by itself."""
 
     id: str  # of the event
@@ -63,18 +63,18 @@ class Crash(msgspec.Struct, frozen=True):
     lines: list[str]  # the last ones of its output
 
 
-def find_crash(pod: Any) -> Crash | None:
+def find_crash(pod: Any) -> PodCrash | None:
     """Returns how the start command of the pod ended last, unless the cluster ended it for reasons of its own."""
     if exceeded_limit(pod):
         times = [each.lastTransitionTime for each in pod.status.conditions or [] if each.lastTransitionTime]
         at = max(times, default=pod.status.startTime or pod.metadata.creationTimestamp)
-        return Crash(_make_id(pod, "evicted", at), "exit", None, [pod.status.message.strip()])
+        return PodCrash(_make_id(pod, "evicted", at), "exit", None, [pod.status.message.strip()])
     for status in statuses_of(pod, APP_CONTAINER) if pod.status and pod.status.reason not in POD_REASONS else ():
         ended = find_termination(status)
         if ended and ended.finishedAt and ended.reason not in CONTAINER_REASONS:
             reason: Literal["exit", "oom"] = "oom" if ended.reason == "OOMKilled" else "exit"
             event_id = _make_id(pod, ended.containerID, ended.finishedAt)
-            return Crash(event_id, reason, ended.exitCode, (ended.message or "").splitlines())
+            return PodCrash(event_id, reason, ended.exitCode, (ended.message or "").splitlines())
     return None
 
 
@@ -128,7 +128,7 @@ class Pods:
             self._sending[crash.id] = task = asyncio.create_task(self._report(pod, release, crash))
             task.add_done_callback(lambda _: self._sending.pop(crash.id, None))
 
-    async def _report(self, pod: Any, release: PodRelease, crash: Crash) -> None:
+    async def _report(self, pod: Any, release: PodRelease, crash: PodCrash) -> None:
         lines = crash.lines
         if is_over(pod):  # no status has the last lines of its containers
             lines = [*await self._cluster.read_log(pod.metadata.name, APP_CONTAINER, OUTPUT_LINES), *lines]

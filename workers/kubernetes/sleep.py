@@ -10,7 +10,7 @@ import structlog
 from gateway.accounts.suspended import SuspendedList
 from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.driver import ACTIVATOR_SECONDS, Address, ClusterDriver, State
+from workers.kubernetes.driver import ACTIVATOR_SECONDS, Address, ClusterDriver, SleepState
 from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
 from workers.kubernetes.pod_status import has_ended, is_ready
 
@@ -42,7 +42,7 @@ class Sleep:
     # -- suspension ------------------------------------------------------------------------------------------
 
     def is_suspended(self, address: Address) -> bool:
-        return self._driver.state(address) is State.SUSPENDED
+        return self._driver.state(address) is SleepState.SUSPENDED
 
     async def follow_suspensions(self) -> None:
         """Ends the apps that were suspended since the last call, and starts those that no longer are.
@@ -105,7 +105,7 @@ class Sleep:
             async with self._lock:
                 left = await self._read_seconds_left(address, seconds)
                 is_same = self._driver.records.get(address) is wanted
-                if left <= 0 and is_same and self._driver.state(address) is State.ASLEEP:
+                if left <= 0 and is_same and self._driver.state(address) is SleepState.ASLEEP:
                     await self._end(address)
                     return seconds
             await self.wake(address)
@@ -116,12 +116,12 @@ class Sleep:
     async def _end(self, address: Address) -> None:
         if (target := await self._driver.find_target(address)) is None:
             return
-        self._driver.states[address] = State.ENDING
+        self._driver.states[address] = SleepState.ENDING
         try:
             await self._driver.start(target)
             await self._until_ending(target.deploy)
         finally:
-            self._driver.end_state(address, State.ENDING)
+            self._driver.end_state(address, SleepState.ENDING)
         logger.info("app.asleep", app=address[0], address=address[1])
 
     async def _until_ending(self, deploy: str) -> None:
@@ -156,7 +156,7 @@ class Sleep:
         """Starts an app that sleeps. Returns where its pod answers. Raises DeployError."""
         if self.is_suspended(address):
             raise DeployError("the app is suspended")
-        while self._driver.state(address) is State.HELD or self._driver.gives_way(self._driver.records[address]):
+        while self._driver.state(address) is SleepState.HELD or self._driver.gives_way(self._driver.records[address]):
             await self._cluster.next_change(1.0)  # its next release starts it
         if (waking := self._waking.get(address)) is None:
             self._waking[address] = waking = asyncio.create_task(self._wake(address))
@@ -168,15 +168,15 @@ class Sleep:
         async with self._lock:
             if (target := await self._driver.find_target(address)) is None:
                 raise AppGone
-            if self._driver.state(address) is State.ASLEEP:
-                self._driver.states[address] = State.WAKING
+            if self._driver.state(address) is SleepState.ASLEEP:
+                self._driver.states[address] = SleepState.WAKING
             await self._driver.start(target)
         try:
             pod = await self._driver.until_ready(target.deploy, WAKE_SECONDS)
             again = await self._driver.find_target(address)
-            if again is not None and self._driver.state(address) not in (State.HELD, State.SUSPENDED):
+            if again is not None and self._driver.state(address) not in (SleepState.HELD, SleepState.SUSPENDED):
                 await self._driver.lead(again, asleep=False)
         finally:
-            self._driver.end_state(address, State.WAKING)
+            self._driver.end_state(address, SleepState.WAKING)
         logger.info("app.awake", app=address[0], address=address[1], seconds=time.monotonic() - began)
         return pod.status.podIP, WEB_PORT

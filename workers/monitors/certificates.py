@@ -25,7 +25,7 @@ from gateway.keys import PARTITION_TAGS, certificate_ends_key, certificate_key, 
 from gateway.outbound.addresses import CallFailed, resolve
 from gateway.redis.client import patient
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
+from workers.monitors.inspection_loop import InspectedApp, Inspection, InspectionLoop
 
 logger = structlog.get_logger()
 
@@ -91,18 +91,18 @@ class Certificates:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomain is not None and app.customDomainVerified
 
-    async def inspect(self, claim: DueApp) -> Observation:
+    async def inspect(self, claim: InspectedApp) -> Inspection:
         settings, domain = self._settings, claim.app.customDomain or ""
         try:
             certificate = await self._read_certificate(claim.app.account, domain)
         except CallFailed as error:
             logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
-            return Observation({}, [], min(AFTER_FAILURE_SECONDS, settings.certificate_interval))
+            return Inspection({}, [], min(AFTER_FAILURE_SECONDS, settings.certificate_interval))
         known, event = evaluate_certificate(claim.known, domain, certificate, claim.now())
         ends = certificate_ends_key(claim.tag)  # for operators; readers also check the app's record
         await self._store.client.zadd(ends, {claim.app.id: certificate.expires})
         events = [] if event is None else [(new_id("evt"), event)]
-        return Observation(known, events, settings.certificate_interval)
+        return Inspection(known, events, settings.certificate_interval)
 
     async def _read_certificate(self, account: str, domain: str) -> Certificate:
         """Returns the certificate that the domain's server presents. Raises CallFailed."""

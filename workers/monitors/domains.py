@@ -19,7 +19,7 @@ from gateway.keys import domain_check_key, domain_checks_key
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import LOOKUP_SECONDS
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
+from workers.monitors.inspection_loop import InspectedApp, Inspection, InspectionLoop
 
 logger = structlog.get_logger()
 
@@ -50,13 +50,13 @@ class Domains:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomainVerified and app.customDomainProven
 
-    async def inspect(self, claim: DueApp) -> Observation:
+    async def inspect(self, claim: InspectedApp) -> Inspection:
         app, domain = claim.app, claim.app.customDomain or ""
         try:
             problem = await self._domains.find_problem(app)
         except CallFailed as error:
             logger.info("domain.unanswered", app=app.id, domain=domain, reason=error.reason)
-            return Observation({}, [], min(AFTER_FAILURE_SECONDS, self._interval))
+            return Inspection({}, [], min(AFTER_FAILURE_SECONDS, self._interval))
         known, lost = judge(claim.known, domain, claim.now(), missing=bool(problem))
         try:
             await self._registry.domains.claim(app)
@@ -67,7 +67,7 @@ class Domains:
             if await self._domains.withdraw(app):
                 logger.warning("domain.withdrawn", app=app.id, account=app.account, domain=domain, reason=problem)
 
-        return Observation(known, [], self._interval, withdraw if lost else None)
+        return Inspection(known, [], self._interval, withdraw if lost else None)
 
 
 def judge(known: Mapping[str, str], domain: str, now: int, *, missing: bool) -> tuple[dict[str, str], bool]:

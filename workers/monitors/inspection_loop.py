@@ -37,7 +37,7 @@ IDLE_SECONDS = 0.5  # before the next claim, if nothing was due
 JITTER = 0.1  # share of an interval, in both directions, so that apps that became due together spread out
 
 
-class DueApp(NamedTuple):
+class InspectedApp(NamedTuple):
     tag: str
     app: App
     known: Mapping[str, str]  # data stored by earlier observations
@@ -50,7 +50,7 @@ class DueApp(NamedTuple):
         return self.at + int((time.monotonic() - self.began) * 1000)
 
 
-class Observation(NamedTuple):
+class Inspection(NamedTuple):
     known: dict[str, str]  # replaces the stored data, unless it is empty
     events: Sequence[tuple[str, Event]]  # with their ids
     again: float  # seconds until the next inspection
@@ -70,7 +70,7 @@ class InspectionLoop:
         due: Callable[[str], str],
         key: Callable[[str, str], str],
         applies: Callable[[App, Account, bool], bool],
-        inspect: Callable[[DueApp], Awaitable[Observation]],
+        inspect: Callable[[InspectedApp], Awaitable[Inspection]],
         *,
         interval: float,
         budget: float,
@@ -121,7 +121,7 @@ class InspectionLoop:
             if app is None or account is None or partition_tag(app.account) != tag:
                 await self._forget(tag, each.id)
             elif self._applies(app, account, each.live):
-                claim = DueApp(tag, app, each.known, due.now, due.lease_end, began)
+                claim = InspectedApp(tag, app, each.known, due.now, due.lease_end, began)
                 task = asyncio.create_task(self._inspect_and_observe(claim))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
@@ -169,7 +169,7 @@ class InspectionLoop:
             if stored:
                 await self._store.client.delete(self._key(tag, app_id))
 
-    async def _inspect_and_observe(self, claim: DueApp) -> None:
+    async def _inspect_and_observe(self, claim: InspectedApp) -> None:
         try:
             observation = await self._inspect(claim)
             if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
@@ -180,7 +180,7 @@ class InspectionLoop:
             # A bug: the app is due again when the lease ends.
             logger.error("inspection.crashed", app=claim.app.id, exc_info=error)
 
-    async def _observe(self, claim: DueApp, observation: Observation) -> None:
+    async def _observe(self, claim: InspectedApp, observation: Inspection) -> None:
         app = claim.app
         # The interval runs from the start of one inspection to the start of the next.
         again = int(max(self._jittered(observation.again) - (time.monotonic() - claim.began), 0.0) * 1000)

@@ -27,7 +27,7 @@ from gateway.monitors import health, history
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
+from workers.monitors.inspection_loop import InspectedApp, Inspection, InspectionLoop
 from workers.sandbox.relay import MONITOR
 
 logger = structlog.get_logger()
@@ -75,7 +75,7 @@ class Uptime:
     def _applies(app: App, account: Account, live: bool) -> bool:
         return health.is_probed(account.plan, live) and find_suspension(app, account) is None
 
-    async def inspect(self, claim: DueApp) -> Observation:
+    async def inspect(self, claim: InspectedApp) -> Inspection:
         settings, app = self._settings, claim.app
         url = health.public_address(app.name, settings)
         again = settings.probe_interval
@@ -85,7 +85,7 @@ class Uptime:
                 await self._network.check()
         except (BlockedAddress, NoNetwork) as error:
             logger.warning("probe.void", app=app.id, error=f"{type(error).__name__}: {error}")
-            return Observation({}, [], again)
+            return Inspection({}, [], again)
         before = health.decode_health(claim.known.get("state"))
         awaited = before.awaited
         outcomes = await self._store.get_all([awaited_key(claim.tag, event_id) for event_id in awaited])
@@ -104,11 +104,11 @@ class Uptime:
         await self._list_unhealthy(claim, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
         counts = self._mark_of_today(claim, now) | history.count_ended_outage(before, after, now)
-        return Observation(changed, events, again, partial(self._note, claim, before, after, url, counts, now))
+        return Inspection(changed, events, again, partial(self._note, claim, before, after, url, counts, now))
 
     async def _note(
         self,
-        claim: DueApp,
+        claim: InspectedApp,
         before: health.AppHealth,
         after: health.AppHealth,
         url: str,
@@ -124,7 +124,7 @@ class Uptime:
             recovery = AppRecovered(url=url, downSince=now_iso(since / 1000), downMs=now - since)
             await self._notices.queue_recovery(app, before.notified, recovery)
 
-    def _mark_of_today(self, claim: DueApp, now: int) -> dict[str, int]:
+    def _mark_of_today(self, claim: InspectedApp, now: int) -> dict[str, int]:
         """Returns a mark that the app was probed today, once per app and day."""
         today = day_of(now)
         if today != self._today:
@@ -134,7 +134,7 @@ class Uptime:
         self._seen.add(claim.app.id)
         return {f"{today}:down": 0}
 
-    async def _list_unhealthy(self, claim: DueApp, before: health.AppHealth, after: health.AppHealth) -> None:
+    async def _list_unhealthy(self, claim: InspectedApp, before: health.AppHealth, after: health.AppHealth) -> None:
         """Updates the operators' list of unhealthy apps. Its readers also check the app's record."""
         unhealthy = unhealthy_key(claim.tag)
         if after.status == "unhealthy":

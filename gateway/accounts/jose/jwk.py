@@ -52,7 +52,7 @@ class _Jwk(msgspec.Struct):
     key_ops: list[str] | None = None
 
 
-class Key(msgspec.Struct, frozen=True):
+class PublicKey(msgspec.Struct, frozen=True):
     kid: str | None
     algorithms: tuple[str, ...]  # that the key may verify; they depend on the key's type, never on the token
     key: Any
@@ -88,7 +88,7 @@ def public_part(text: msgspec.Raw) -> bytes:
     return msgspec.json.encode({name: value for name, value in members.items() if value is not None})
 
 
-def read_key(text: msgspec.Raw) -> Key | None:
+def read_key(text: msgspec.Raw) -> PublicKey | None:
     """Parses a key. Returns None if it may not verify tokens, or is faulty."""
     try:
         jwk = msgspec.json.decode(text, type=_Jwk)
@@ -96,12 +96,12 @@ def read_key(text: msgspec.Raw) -> Key | None:
         if kid is not None and len(kid) > KID_CHARACTERS:
             return None
         allowed = _algorithms(jwk)
-        return Key(kid, allowed, _public_key(jwk)) if allowed else None
+        return PublicKey(kid, allowed, _public_key(jwk)) if allowed else None
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
         return None
 
 
-def find_keys(keys: list[Key], kid: str | None, alg: str) -> list[Key]:
+def find_keys(keys: list[PublicKey], kid: str | None, alg: str) -> list[PublicKey]:
     """Returns at most `MAX_TRIED` keys that may have signed a token with this header.
 
     Keys with the token's `kid` come first, and those without one if it has none. Otherwise the document's order counts.

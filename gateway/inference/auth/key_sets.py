@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 import httpx
 import structlog
 
-from gateway.accounts.jose.jwk import ALGORITHMS, Key, find_keys, public_part, read_document, read_key
+from gateway.accounts.jose.jwk import ALGORITHMS, PublicKey, find_keys, public_part, read_document, read_key
 from gateway.errors import AppBackendUnreachable, TokenFault
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.outbound import addresses
@@ -40,7 +40,7 @@ class KeySet:
 
     def __init__(self, http: outbound.Client, url: str, account: str, shared: SharedKeys | None = None) -> None:
         self._http, self._url, self.account, self._shared = http, url, account, shared
-        self._keys: list[Key] = []
+        self._keys: list[PublicKey] = []
         self.digest = b""  # SHA-256 of the keys' document
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
@@ -61,7 +61,7 @@ class KeySet:
         """The monotonic time from which the next use fetches the keys again."""
         return self._fetched_at + REFRESH_SECONDS
 
-    def find(self, kid: str | None, alg: str) -> list[Key] | None:
+    def find(self, kid: str | None, alg: str) -> list[PublicKey] | None:
         """Returns at most `MAX_TRIED` keys that may have signed a token, or None if the caller has to `fetch` first.
 
         An unknown `kid` needs a fetch, unless the last fetch was just now. Raises AppBackendUnreachable.
@@ -78,7 +78,7 @@ class KeySet:
             return None
         return keys
 
-    async def fetch(self, kid: str | None, alg: str) -> list[Key]:
+    async def fetch(self, kid: str | None, alg: str) -> list[PublicKey]:
         """Waits for the running fetch, and returns the keys that may have signed the token.
 
         Raises AppBackendUnreachable.
@@ -94,7 +94,7 @@ class KeySet:
             keys = find_keys(self._keys, kid, alg)
         return keys
 
-    async def fetch_newer(self, kid: str | None, alg: str, digest: bytes) -> list[Key]:
+    async def fetch_newer(self, kid: str | None, alg: str, digest: bytes) -> list[PublicKey]:
         """Returns the keys that may have signed a token if no key of the set with this digest has.
 
         Returns nothing if that set is still the newest.

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.jose import jwt
-from gateway.accounts.jose.jwk import Key
+from gateway.accounts.jose.jwk import PublicKey
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.addresses import live_url
@@ -279,7 +279,7 @@ def _remember(origins: OrderedDict[str, tuple[bytes, Origin]], app: App, origin:
     return origin
 
 
-async def _is_signed(token: jwt.UnverifiedToken, keys: list[Key], verification: Verification) -> bool:
+async def _is_signed(token: jwt.UnverifiedToken, keys: list[PublicKey], verification: Verification) -> bool:
     """Returns whether one of the keys signed the token."""
     for number, key in enumerate(keys):
         if number:

@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import BackboneUnavailable
 from gateway.keys import LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key
 from gateway.operations import layout
-from gateway.operations.layout import LAYOUT, LayoutFault, Step, prepare_data, upgrade_redis, upgrade_storage
+from gateway.operations.layout import LAYOUT, LayoutFault, LayoutStep, prepare_data, upgrade_redis, upgrade_storage
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, read_object
@@ -21,17 +21,17 @@ from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
 
-def steps(*names: str, first: Callable[[], Awaitable[None]] | None = None) -> list[Step]:
+def steps(*names: str, first: Callable[[], Awaitable[None]] | None = None) -> list[LayoutStep]:
     """Returns steps that append their names to a list in Redis, the first one after `first`."""
 
-    def make(name: str, before: Callable[[], Awaitable[None]] | None) -> Step:
+    def make(name: str, before: Callable[[], Awaitable[None]] | None) -> LayoutStep:
         async def change(store: Store) -> None:
             if before is not None:
                 await before()
             await store.client.rpush("steps", name)
             await store.client.expire("steps", 60)
 
-        return Step(redis=change)
+        return LayoutStep(redis=change)
 
     return [make(name, first if name == names[0] else None) for name in names]
 
@@ -146,7 +146,7 @@ async def test_the_storage_has_its_own_number(store: Store, tmp_path: Path) -> N
         await given.put("logs/changed", b"")
         done.append("storage")
 
-    made = [Step(storage=change)]
+    made = [LayoutStep(storage=change)]
     await upgrade_redis(store, made)
     assert not done
     await upgrade_storage(store, storage, made)

@@ -162,8 +162,7 @@ async def test_visitors_get_a_release_once_it_is_checked(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     await shop.open(runs=runs)
-    for module in ("hosting.driver", "kubernetes.driver"):
-        monkeypatch.setattr(f"workers.{module}.DRAIN_SECONDS", DRAIN_SECONDS)
+    monkeypatch.setattr("workers.engine.steps.DRAIN_SECONDS", DRAIN_SECONDS)
     await shop.builder.make(SECOND, runs=runs)
     assert (await shop.builder.step("check", SECOND)).ok
     await shop.visitors.until(FIRST)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.accounts.jose.jwk import MAX_KEYS, SLICE, Key, find_keys, public_part, read_key, split_document
+from gateway.accounts.jose.jwk import MAX_KEYS, SLICE, PublicKey, find_keys, public_part, read_key, split_document
 from gateway.inference.auth.key_sets import FETCH_BYTES
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.jwks import EC, ED, LEFT_OUT, READ, RSA, number, publish
 
 
-def read(document: Any) -> list[Key | None]:
+def read(document: Any) -> list[PublicKey | None]:
     body = document if isinstance(document, bytes) else json.dumps({"keys": document}).encode()
     return [read_key(text) for text in split_document(body)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.jose.jwk import MAX_TRIED, Key
+from gateway.accounts.jose.jwk import MAX_TRIED, PublicKey
 from gateway.accounts.records import JwksAuth
 from gateway.errors import TokenInvalid
 from gateway.inference.auth import key_sets
@@ -94,7 +94,7 @@ async def test_one_token_causes_few_signature_checks() -> None:
     key_set = KeySet(Client(allow_private=True), "http://127.0.0.1:1/", "acc")
     key_set._fetched_at = time.monotonic()
     for kids in ([None] * 100, ["k"] * 100, [None] * 50 + ["k"] * 50):
-        key_set._keys = [Key(kid, ("ES256",), number) for number, kid in enumerate(kids)]
+        key_set._keys = [PublicKey(kid, ("ES256",), number) for number, kid in enumerate(kids)]
         for kid in (None, "k"):
             assert len(key_set.find(kid, "ES256") or []) == MAX_TRIED
     found = key_set.find("k", "ES256")
