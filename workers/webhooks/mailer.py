@@ -66,17 +66,17 @@ class Notice(NamedTuple):
     is_last: bool  # of the day, of this account to this address
 
 
-class Daily(NamedTuple):
+class DailyShare(NamedTuple):
     """How many mails of a kind are sent on a day."""
 
     key: str  # of the counter
     limit: int
 
 
-def share_notices(account_id: str, hashed: str, day: str) -> list[Daily]:
+def share_notices(account_id: str, hashed: str, day: str) -> list[DailyShare]:
     """Returns the shares of a notice of the account to an address, of which `hashed` is the hash."""
-    of_account = Daily(account_notices_on_key(account_id, hashed, day), DAILY_NOTICES_OF_ACCOUNT)
-    return [of_account, Daily(notices_on_key(hashed, day), DAILY_NOTICES)]
+    of_account = DailyShare(account_notices_on_key(account_id, hashed, day), DAILY_NOTICES_OF_ACCOUNT)
+    return [of_account, DailyShare(notices_on_key(hashed, day), DAILY_NOTICES)]
 
 
 def may_send(kind: str, subscriber: Subscriber, account: Account) -> bool:
@@ -84,7 +84,7 @@ def may_send(kind: str, subscriber: Subscriber, account: Account) -> bool:
     return kind in subscriber.kinds and (kind != INVITATION or account.stop is None)
 
 
-async def count_mail(store: Store, shares: Sequence[Daily]) -> int:
+async def count_mail(store: Store, shares: Sequence[DailyShare]) -> int:
     """Counts a mail for each share, in this order, and returns how many more of them all allow.
 
     Returns -1 if one allows no more. A mail that one share refuses does not count for the later ones: put those that
@@ -204,7 +204,9 @@ class Mailer:
         """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
         account, hashed, day = entry.fields["account"], entry.fields["address"], datetime.now(UTC).date().isoformat()
         if entry.fields["kind"] == INVITATION:
-            return await count_mail(self._patient_store, [Daily(invitations_on_key(hashed, day), DAILY_INVITATIONS)])
+            return await count_mail(
+                self._patient_store, [DailyShare(invitations_on_key(hashed, day), DAILY_INVITATIONS)]
+            )
         return await count_mail(self._patient_store, share_notices(account, hashed, day))
 
     async def _record(self, entry: Entry, outcome: Outcome, reason: str = "") -> None:

@@ -24,7 +24,7 @@ from tests.support.processes import ENCRYPTION_KEY
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Account, Queue, Worker
 from workers.webhooks import mailer
-from workers.webhooks.mailer import Share, count_mail
+from workers.webhooks.mailer import DailyShare, count_mail
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -191,7 +191,7 @@ def lasts(server: MailServer) -> list[EmailMessage]:
 
 async def test_the_shares_of_a_mail(own: Queue) -> None:
     """A mail that one share refuses takes nothing of the later ones."""
-    few, many = Share("notices-on:few:today", 2), Share("notices-on:many:today", 3)
+    few, many = DailyShare("notices-on:few:today", 2), DailyShare("notices-on:many:today", 3)
     assert [await count_mail(own.store, [few, many]) for _ in range(4)] == [1, 0, -1, -1]
     assert [await count_mail(own.store, [many]) for _ in range(2)] == [0, -1]
 
