@@ -76,6 +76,7 @@ LAYERS = [
 WORKERS = [
     "workers.stream workers.heartbeat workers.child",
     "workers.sandbox workers.webhooks workers.monitors",
+    "workers.engine",
     "workers.hosting",
     "workers.kubernetes workers.builds workers.backup",
     "workers.check workers.doctor workers.restarts",

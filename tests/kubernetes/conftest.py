@@ -34,8 +34,8 @@ NAMESPACE = "capsule-apps"
 OFTEN = {
     "workers.builds.builder.TIDY_SECONDS": 0.3,
     "workers.hosting.host_agent.TIDY_SECONDS": 0.3,
-    "workers.kubernetes.data_agent.REPORT_SECONDS": 0.5,
-    "workers.kubernetes.data_agent.TIDY_SECONDS": 1.0,
+    "workers.kubernetes.data.REPORT_SECONDS": 0.5,
+    "workers.engine.data.TIDY_SECONDS": 1.0,
 }
 ACCESS = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "ResourceQuota"}
 

@@ -19,8 +19,8 @@ from gateway.errors import BackboneUnavailable
 from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
+from workers.engine.data import DataAgent, find_data_limit
 from workers.heartbeat import keep_heartbeat
-from workers.hosting.data_packer import find_data_limit
 from workers.hosting.engine_lease import RENEWAL_SECONDS
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.serving import find_app, follow_changes
@@ -29,7 +29,7 @@ from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, find_own_address
 from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.data_agent import ClusterDataAgent
+from workers.kubernetes.data import ClusterData
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
 
@@ -91,7 +91,7 @@ async def run(settings: Settings) -> None:
         await agent.catch_up()
         changes = follow_changes(reporter.store, applier.follow_app)
         activator = Activator(applier, SleepLimits(reporter.registry, settings.app_sleep))
-        data = ClusterDataAgent(settings, reporter.registry, cluster, applier, find_limit)
+        data = DataAgent(reporter.registry, ClusterData(settings, reporter.registry, cluster, applier))
         suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
         for part in (agent.run(), suspensions, changes, data.run(), activator.run(), reports):

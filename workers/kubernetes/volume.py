@@ -1,15 +1,13 @@
-"""The volume of an app's data, which the containers of its pods share (`workers/hosting/data.py`): who may use it when.
+"""The volume of an app's data, which the containers of its pods share: who may use it when.
 
-data/<app id>/new    nothing has run on the volume: the worker may bring a snapshot before it begins
+Nothing runs on a new volume until the worker has brought the newest snapshot, if there is one (`AppData.is_stale`).
 """
 
 import fcntl
 import os
 import time
 
-from workers.hosting.data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
-
-NEW = "new"
+from workers.engine.app_data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
 
 
 def prepare_volume(data: AppData) -> None:
@@ -24,7 +22,7 @@ def prepare_volume(data: AppData) -> None:
             time.sleep(STOP_POLL_SECONDS)
         data.recover()
         if not data.exists:
-            (data.folder / NEW).touch()
+            data.mark_stale()
             data.files.mkdir()
         # Who made one of them gives the group the right to it: files that were restored are the start command's.
         for path, mode in ((data.files, 0o2770), (data.folder / "lock", 0o660)):
@@ -39,19 +37,10 @@ def wait_for_data(data: AppData) -> int:
     lock = os.open(data.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     while True:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        if not (data.is_held or data.is_full or is_new(data)):
+        if not (data.is_held or data.is_full):
             return lock
         fcntl.flock(lock, fcntl.LOCK_UN)
         time.sleep(STOP_POLL_SECONDS)
-
-
-def is_new(data: AppData) -> bool:
-    return (data.folder / NEW).exists()
-
-
-def begin(data: AppData) -> None:
-    """Lets the app run from now on."""
-    (data.folder / NEW).unlink(missing_ok=True)
 
 
 def _try_to_lock(lock: int) -> bool:

@@ -32,8 +32,8 @@ from workers.hosting.applier import Target
 from workers.hosting.engine_lease import HostLease
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch, read_certificate_left
-from workers.hosting.releases import remove_folder
 from workers.hosting.serving import Serving, find_app
+from workers.sandbox.removal import remove_folder
 
 
 class Machine:

@@ -16,8 +16,8 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.processes import list_children
+from workers.engine.app_data import AppData
 from workers.hosting.archives import pack
-from workers.hosting.data import AppData
 from workers.hosting.releases import PREVIOUS_SECONDS
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.receive import receive
