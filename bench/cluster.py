@@ -201,10 +201,15 @@ async def visit(_: web.Request) -> web.Response:
     return web.Response(text="hello")
 
 
-async def report_data(request: web.Request) -> web.Response:
-    if request.path != "/report":
-        return web.Response(status=204)  # no snapshot, because nothing has changed
-    return _json(DataReport(used=MIB, full=False, held=False, stale=False, replacements=[]))
+async def report_data(request: web.Request) -> web.StreamResponse:
+    if request.path == "/report":
+        return _json(DataReport(used=MIB, full=False, held=False, stale=False, replacements=[]))
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    for _ in range(2):  # no daily snapshot, because nothing has changed
+        await socket.receive()
+        await socket.send_json({})
+    return socket
 
 
 @asynccontextmanager

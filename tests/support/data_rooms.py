@@ -211,7 +211,7 @@ class Volumes:
         (scratch := top / f"scratch-{name}").mkdir(parents=True, exist_ok=True)
         (top / "token").write_text(TOKEN)
         self._pods[name] = asyncio.create_task(keep_data(data, top / "token", scratch=scratch, host=ip))
-        await wait_until(lambda: _answers(DataClient(ip, TOKEN, self.folder)), 20, every=0.1)
+        await wait_until(lambda: _answers(DataClient(ip, TOKEN, scratch)), 20, every=0.1)
         running = SimpleNamespace(running=True)
         containers = [SimpleNamespace(name=part, ready=True, state=running) for part in (DATA_CONTAINER, APP_CONTAINER)]
         self._note("Pod", name, labels).status = SimpleNamespace(podIP=ip, containerStatuses=containers)

@@ -11,7 +11,6 @@ that it has replaced them changes nothing: the app may have written since.
 
 import asyncio
 import contextlib
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -139,13 +138,15 @@ class DataDriver(ABC):
         return snapshot
 
     @asynccontextmanager
-    async def fetched(self, key: str) -> AsyncIterator[Path]:
-        """Yields an object of the storage as a file."""
-        with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
-            archive = Path(scratch) / "snapshot.tar.gz"
+    async def fetched(self, app_id: str, key: str) -> AsyncIterator[Path]:
+        """Yields an object of the storage as a file, for the one who works on the app's data."""
+        archive = self._folder / f"fetched-{app_id}.tar.gz"
+        try:
             if not await fetch_object(self._storage, key, archive, ARCHIVE_BYTES):
                 raise DataError("the snapshot is no longer kept")
             yield archive
+        finally:
+            archive.unlink(missing_ok=True)
 
     async def bring_newest(self, keeper: Keeper, app_id: str, account: str) -> None:
         """Replaces the data, if they are stale, by their newest snapshot, if there is one. Then the app may run."""
@@ -154,7 +155,10 @@ class DataDriver(ABC):
         [newest] = await until_redis_answers(lambda: self.records.find_newest([(account, app_id)]))
         if newest and newest not in report.replacements:  # by a worker that was killed
             limit = 2 * max(await self.find_limit(account), MIB)  # apps exceed limits for seconds
-            async with self.fetched(snapshot_key(app_id, newest)) as archive, keeper.restore(archive, newest, limit):
+            async with (
+                self.fetched(app_id, snapshot_key(app_id, newest)) as archive,
+                keeper.restore(archive, newest, limit),
+            ):
                 pass
             logger.info("data.fetched", app=app_id, id=newest)
         await keeper.confirm(newest)
@@ -253,7 +257,7 @@ class DataAgent:
             match command.action:
                 case "restore":
                     limit = await self._driver.find_limit(command.account)
-                    async with self._driver.fetched(command.source) as archive:
+                    async with self._driver.fetched(command.app, command.source) as archive:
                         return await self._keep(command, keeper.restore(archive, change, limit))
                 case "clear":
                     answer = await self._keep(command, keeper.clear(change))

@@ -72,7 +72,8 @@ class ClusterData(DataDriver):
         if not pods:
             return None
         newest = max(pods, key=lambda pod: str(pod.metadata.creationTimestamp))
-        return DataClient(newest.status.podIP, self._applier.data_token(app_id, account), self._folder)
+        archive = self._folder / f"packed-{app_id}.tar.gz"
+        return DataClient(newest.status.podIP, self._applier.data_token(app_id, account), archive)
 
     def _has_claim(self, app_id: str, account: str) -> bool:
         return ("PersistentVolumeClaim", claim_name(app_id, account)) in self._cluster.present

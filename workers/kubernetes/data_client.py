@@ -1,6 +1,5 @@
 """The client of a pod that keeps the data of an app (`data_pod.py`), for the worker `sites`."""
 
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -24,11 +23,11 @@ REPORT_SECONDS = 5.0  # in which a pod must accept a connection, and report
 class DataClient:
     """Implements `Keeper`."""
 
-    def __init__(self, address: str, token: str, folder: Path) -> None:
-        """`folder` is where archives are received."""
+    def __init__(self, address: str, token: str, archive: Path) -> None:
+        """`archive` is the file in which archives are received."""
         host = f"[{address}]" if ":" in address else address
         self._url, self._headers = f"http://{host}:{DATA_PORT}", {"Authorization": f"Bearer {token}"}
-        self._folder = folder
+        self._archive = archive
 
     async def report(self, limit: int | None = None) -> DataReport:
         return msgspec.json.decode(await self._call("report", limit, seconds=REPORT_SECONDS), type=DataReport)
@@ -60,7 +59,7 @@ class DataClient:
     ) -> AsyncIterator[Packed | None]:
         """Sends the archive, if there is one. Yields the packed files, and lets the pod go on afterwards."""
         async with AsyncExitStack() as stack:
-            packed = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder))) / "packed.tar.gz"
+            stack.callback(self._archive.unlink, missing_ok=True)
             with _explain_failures(method):
                 client = await stack.enter_async_context(self._open(WORK_SECONDS))
                 socket = await stack.enter_async_context(client.ws_connect(self._locate(method, arguments)))
@@ -70,8 +69,8 @@ class DataClient:
                     await send_file(socket, archive)
                 reply = await _receive_reply(socket)
                 if reply.notes is not None:
-                    await receive_file(socket, packed, most=ARCHIVE_BYTES)
-            yield None if reply.notes is None else Packed(packed, reply.notes)
+                    await receive_file(socket, self._archive, most=ARCHIVE_BYTES)
+            yield None if reply.notes is None else Packed(self._archive, reply.notes)
             with _explain_failures(method):
                 await socket.send_str(STORED)
                 await _receive_reply(socket)

@@ -32,7 +32,7 @@ TOKEN = "t" * 32
 class Volume:
     def __init__(self, folder: Path) -> None:
         self.data, self.folder, self.ip = AppData(folder, "shop"), folder, next(ADDRESSES)
-        self.pod = DataClient(self.ip, TOKEN, folder)
+        self.pod = DataClient(self.ip, TOKEN, folder / "packed.tar.gz")
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
