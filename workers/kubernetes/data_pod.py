@@ -113,12 +113,12 @@ class _Requests:
         self._current: asyncio.Task[object] | None = None  # of the last WebSocket
 
     async def call(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=msgspec.json.encode(await self._find(request)))
+        return web.Response(body=msgspec.json.encode(await self._call(request)))
 
-    def _find(self, request: web.Request, *first: Path) -> Any:
-        """Calls the method. `first`: the arguments that are sent apart."""
+    def _call(self, request: web.Request, *archive: Path) -> Any:
+        """Calls the method. An archive, if there is one, is its first argument."""
         arguments = msgspec.json.decode(request.query["arguments"])
-        return getattr(self._keeper, request.match_info["method"])(*first, *arguments)
+        return getattr(self._keeper, request.match_info["method"])(*archive, *arguments)
 
     async def hand_over(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
@@ -128,7 +128,7 @@ class _Requests:
             try:
                 await receive_file(socket, archive, most=None)
                 given = [archive] if request.match_info["method"] == "restore" else []
-                async with self._find(request, *given) as packed:
+                async with self._call(request, *given) as packed:
                     await _reply(socket, Reply(notes=None if packed is None else packed.notes))
                     if packed is not None:
                         await send_file(socket, packed.archive)

@@ -11,14 +11,20 @@ from workers.engine.app_data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
 
 
 def prepare_volume(data: AppData) -> None:
-    """Creates what is missing on the volume. Brings back the files if a pod ended while it replaced them."""
+    """Creates what is missing on the volume. Takes back what a container that was killed has begun.
+
+    It may have left the app held, and the app may be about to end.
+    """
     data.folder.mkdir(parents=True, exist_ok=True)  # it is the volume
     lock = os.open(data.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
     try:
         ends = time.monotonic() + STOP_SECONDS
-        while not _try_to_lock(lock) and time.monotonic() < ends:
-            if data.exists:  # another pod of the app uses it
+        while not _try_to_lock(lock):
+            is_late = time.monotonic() > ends
+            if data.exists and (is_late or not data.is_held):  # another pod of the app uses it
                 return
+            if is_late:
+                break
             time.sleep(STOP_POLL_SECONDS)
         data.recover()
         if not data.exists:
