@@ -66,6 +66,7 @@ PLURALS = {
     "Service": "services",
     "Ingress": "ingresses",
     "Pod": "pods",
+    "EndpointSlice": "endpointslices",
 }
 
 

@@ -120,8 +120,7 @@ class LineWriter:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            self._wake.wait()
+        while self._wake.wait():
             self._wake.clear()
             time.sleep(GATHER_SECONDS)
             self._awake = False

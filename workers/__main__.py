@@ -18,13 +18,13 @@ import structlog
 import uvloop
 
 from gateway import log
-from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.loops import freeze_heap, ignore_late_lookups
+from gateway.loops import freeze_heap, ignore_late_lookups, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
 from gateway.settings import BadSettings, Settings, find_gone, load
+from gateway.settings.addresses import find_kubernetes_fault
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder
@@ -43,6 +43,10 @@ REDIS_CHECK_SECONDS = 1.0  # between checks whether Redis accepts writes
 
 async def run_sites(settings: Settings) -> None:
     if settings.apps_engine == "kubernetes":
+        if fault := find_kubernetes_fault():
+            raise CannotRun(fault)
+        if not settings.encryption_key:
+            raise CannotRun("GATEWAY_ENCRYPTION_KEY: is missing; the tokens of the apps' pods are made from it")
         from workers.kubernetes import run  # imported here, because only this engine needs its client
 
         await run.run(settings)
@@ -109,14 +113,16 @@ async def wait_for_redis(settings: Settings) -> None:
     """
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     health = RedisHealth(store)
+
+    async def is_ready() -> bool:
+        with contextlib.suppress(BackboneUnavailable):
+            await health.check()
+            await upgrade_redis(store)
+            return True
+        return False
+
     try:
-        while True:
-            with contextlib.suppress(BackboneUnavailable):
-                await health.check()
-                await upgrade_redis(store)
-                return
-            end_if_canceled()
-            await asyncio.sleep(REDIS_CHECK_SECONDS)
+        await until(is_ready, REDIS_CHECK_SECONDS)
     finally:
         await store.close()
 

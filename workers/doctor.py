@@ -27,6 +27,7 @@ from gateway.operations.redis_health import MAX_SKEW_SECONDS, RedisHealth
 from gateway.redis.client import Store
 from gateway.redis.errors import advise, describe
 from gateway.settings import Settings
+from gateway.settings.addresses import find_kubernetes_fault
 from gateway.storage import open_storage
 from workers.hosting import caddy
 from workers.hosting.caddy import NoCaddy
@@ -41,6 +42,8 @@ WARN_SKEW_SECONDS = 2.0
 WARN_FULL, FAIL_FULL = 0.8, 0.95  # of memory or of a disk
 LEAST_FREE_BYTES = 1 << 30
 LOCAL = ("localhost", "127.0.0.1", "::1")
+
+NO_KEY = "not set: the tokens of the apps' pods are made from it"
 
 State = Literal["ok", "warn", "fail"]
 
@@ -229,14 +232,26 @@ async def check_caddy(settings: Settings) -> AsyncIterator[Row]:
 
 
 async def check_cluster(settings: Settings) -> AsyncIterator[Row]:
-    """Asks the API server whether this process has every right that the worker `sites` uses."""
+    """Asks the API server whether this process has every right that the worker `sites` uses.
+
+    The pod of that worker has them. A builder knows no cluster, and needs none.
+    """
+    if fault := find_kubernetes_fault():
+        yield Row("cluster", "fail", fault, "install it where the worker `sites` runs")
+        return
     from workers.kubernetes.cluster import (
         Cluster,
         NoCluster,
     )  # imported here, because only this engine needs its client
 
     try:
-        async with Cluster(settings.kubernetes_namespace) as cluster:
+        cluster = Cluster(settings.kubernetes_namespace)
+    except NoCluster:
+        action = "run it where they do: kubectl -n capsule exec deploy/sites -- capsule doctor"
+        yield Row("cluster", "warn", "the rights of the worker sites are checked where it runs", action)
+        return
+    try:
+        async with cluster:
             missing = await cluster.find_missing_rights()
     except NoCluster as error:
         yield Row("cluster", "fail", str(error), "check KUBECONFIG, or the pod's service account, and the network")
@@ -250,10 +265,12 @@ async def check_cluster(settings: Settings) -> AsyncIterator[Row]:
 
 
 async def check_encryption_key(settings: Settings) -> AsyncIterator[Row]:
+    action = "set GATEWAY_ENCRYPTION_KEY to a long random text, and keep a copy elsewhere"
     if settings.encryption_key:
         yield Row("encryption key", "ok", "set")
+    elif settings.apps_engine == "kubernetes":
+        yield Row("encryption key", "fail", NO_KEY, action)
     else:
-        action = "set GATEWAY_ENCRYPTION_KEY to a long random text, and keep a copy elsewhere"
         yield Row("encryption key", "warn", "not set: webhooks and variables are refused", action)
 
 

@@ -31,6 +31,7 @@ from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.records import QueuedEvent
 from gateway.keys import HEARTBEAT_SECONDS, PARTITION_TAGS, partition_tag, stream_key, worker_key
+from gateway.loops import pauses
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import set_entry_idle
@@ -128,6 +129,11 @@ class Consumer:
     def forget_entry(self, entry: Entry) -> None:
         self._held[entry.tag].discard(entry.id)
 
+    async def acknowledge_entry(self, entry: Entry) -> None:
+        """Removes an entry whose outcome is written. Raises BackboneUnavailable."""
+        await self._store.client.xack(self.key(entry.tag), self.group, entry.id)
+        await self._store.client.xdel(self.key(entry.tag), entry.id)
+
     async def claim_entry(self, tag: str, entry_id: str) -> Entry | None:
         """Takes over an entry from another worker. Returns None if it is finished, or already held here.
 
@@ -144,21 +150,20 @@ class Consumer:
         self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str, every: float = 0
     ) -> None:
         """Repeats the work until it returns True, with `every` seconds in between, or growing pauses if Redis fails."""
-        pause = FIRST_PAUSE_SECONDS
+        growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
             end_if_canceled()
             try:
                 if await work(*args):
                     return
-                pause = FIRST_PAUSE_SECONDS
+                growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
                 end_if_canceled()
                 await asyncio.sleep(every)
             except BackboneUnavailable as error:
                 fault = error.__cause__
                 if not await self._make_lost_groups(fault):
                     self._log_fault(fault)
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                    await asyncio.sleep(next(growing))
 
     def _log_fault(self, fault: BaseException | None) -> None:
         """Logs one line per outage, not one per partition."""

@@ -8,8 +8,9 @@ import time
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from joserfc import jwt
-from joserfc.jwk import ECKey
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 from litestar import Request, Response, Router, get, post
 from litestar.datastructures import State
 from litestar.params import FromQuery, QueryParameter
@@ -44,7 +45,8 @@ class _Grant(NamedTuple):
 
 def identity_router(issuer: str, redirect_uri: str, client_secret: str) -> Router:
     """Returns the routes of the provider at the address `issuer`, for one client."""
-    key = ECKey.generate_key("P-256", {"kid": secrets.token_hex(8), "use": "sig", "alg": "ES256"})
+    key, kid = ec.generate_private_key(ec.SECP256R1()), secrets.token_hex(8)
+    public = ECAlgorithm.to_jwk(key.public_key(), as_dict=True) | {"kid": kid, "use": "sig", "alg": "ES256"}
     grants: dict[str, _Grant] = {}  # by code
     basic = base64.b64encode(f"{CLIENT_ID}:{client_secret}".encode()).decode()
 
@@ -69,7 +71,7 @@ def identity_router(issuer: str, redirect_uri: str, client_secret: str) -> Route
 
     @get("/keys", sync_to_thread=False)
     def keys() -> dict[str, Any]:
-        return {"keys": [key.as_dict(private=False)]}
+        return {"keys": [public]}
 
     @get("/authorize", media_type="text/html", sync_to_thread=False)
     def authorize(
@@ -122,7 +124,7 @@ def identity_router(issuer: str, redirect_uri: str, client_secret: str) -> Route
         now = int(time.time())
         claims = {"iss": issuer, "aud": CLIENT_ID, "sub": grant.email.lower(), "nonce": grant.nonce, "iat": now}
         claims |= {"exp": now + TOKEN_SECONDS, "email": grant.email, "email_verified": True}
-        id_token = jwt.encode({"alg": "ES256", "kid": key.kid}, claims, key)
+        id_token = jwt.encode(claims, key, "ES256", {"kid": kid})
         answer = {"id_token": id_token, "access_token": secrets.token_urlsafe(32), "token_type": "Bearer"}
         return Response(answer, headers={"cache-control": "no-store"})
 

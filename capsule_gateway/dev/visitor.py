@@ -1,11 +1,11 @@
 """Calls the app of `capsule dev` at its address, as its visitors do."""
 
-import asyncio
 import ssl
 
 import httpx
 
 from capsule_gateway.dev.layout import Layout
+from gateway.loops import until
 
 POLL_SECONDS = 0.2
 
@@ -28,10 +28,11 @@ def open_app(layout: Layout) -> httpx.AsyncClient:
 
 async def wait_for_answer(app: httpx.AsyncClient) -> None:
     """Waits until the app answers, also with an error of its own. Caddy answers 404 or 502 in its place."""
-    while True:
+
+    async def answers() -> bool:
         try:
-            if (await app.get("/")).status_code not in (404, 502, 503):
-                return
+            return (await app.get("/")).status_code not in (404, 502, 503)
         except httpx.TransportError:
-            pass
-        await asyncio.sleep(POLL_SECONDS)
+            return False
+
+    await until(answers, POLL_SECONDS)

@@ -28,6 +28,7 @@ from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso, time_of
 from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
+from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import compare_and_set
@@ -206,9 +207,7 @@ class ApiKeys:
 
     async def keep_writing_uses(self) -> None:
         """Writes the noted uses every two seconds. Runs as long as the process."""
-        while True:
-            await asyncio.sleep(WRITE_SECONDS)
-            await self.write_uses()
+        await every(WRITE_SECONDS, self.write_uses, first=WRITE_SECONDS)
 
     async def write_uses(self) -> None:
         """Writes the noted uses. Those that cannot be written wait; some may be written twice, with a later time."""

@@ -26,7 +26,6 @@ from gateway.errors import (
     BackboneUnavailable,
     NameTaken,
 )
-from gateway.ids import new_id
 from gateway.keys import (
     alias_key,
     app_changes_key,
@@ -38,7 +37,7 @@ from gateway.keys import (
     partition_tag,
     token_checks_key,
 )
-from gateway.loops import Allowance
+from gateway.loops import Allowance, held
 from gateway.redis.scripts import compare_and_set
 
 CHANGES = Allowance(app_changes_key, 120, 60, "An account can create, change and delete {limit} apps per minute")
@@ -113,32 +112,17 @@ class AppChanges:
     @asynccontextmanager
     async def _lock_apps(self, account_id: str) -> AsyncGenerator[None]:
         """Waits for the account's other creations and deletions, then excludes them. Raises BackboneUnavailable."""
-        key, token = app_lock_key(account_id), new_id("lock")
         queue = self._queues.setdefault(account_id, asyncio.Lock())
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await queue.acquire()
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await stack.enter_async_context(queue)
+                async with asyncio.timeout(WAIT_SECONDS):
+                    lock = held(self._store, app_lock_key(account_id), LOCK_SECONDS, POLL_SECONDS)
+                    await stack.enter_async_context(lock)
+                async with asyncio.timeout(CHANGE_SECONDS):
+                    yield
         except TimeoutError:
-            raise _busy() from None
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                while not await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_SECONDS)
-            async with asyncio.timeout(CHANGE_SECONDS):
-                yield
-        except TimeoutError:
-            raise _busy() from None
-        finally:
-            try:
-                await finish_despite_cancellation(self._release(key, token))
-            finally:
-                queue.release()
-
-    async def _release(self, key: str, token: str) -> None:
-        """Removes the lock, unless another request holds it. A lock that cannot be removed expires."""
-        with contextlib.suppress(BackboneUnavailable):
-            await compare_and_set(self._store, key, "", expected=token)
-
-
-def _busy() -> BackboneUnavailable:
-    return BackboneUnavailable("Too many apps of this account are being created or deleted; try again shortly.")
+            raise BackboneUnavailable(
+                "Too many apps of this account are being created or deleted; try again shortly."
+            ) from None

@@ -8,7 +8,6 @@ If Redis does not answer, the streams end. Viewers then reconnect, which checks 
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
@@ -40,6 +39,7 @@ from gateway.keys import (
     spend_key,
     webhook_key,
 )
+from gateway.loops import until_set
 
 TOPICS = ("apps", "data", "deliveries", "deploys", "hooks", "keys", "members", "requests", "service", "usage")
 READ_SECONDS = 1.0  # between two reads of an account
@@ -106,8 +106,7 @@ class Changes:
                     yield b": waiting\n\n"
                     spoke = now
                 viewer.woken.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(viewer.woken.wait(), READ_SECONDS)
+                await until_set(viewer.woken, READ_SECONDS)
         except BackboneUnavailable:
             return
         finally:

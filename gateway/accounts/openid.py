@@ -5,7 +5,9 @@ page to return to, and a signature of the service, so that nobody can make the s
 their own. State, nonce and PKCE verifier are derived from it, so the service stores nothing until the browser comes
 back, and only the browser that began a sign-in can complete it. A ticket can be used once.
 
-joserfc verifies the ID token. Only signatures of public keys count, never `none` or an HMAC.
+`gateway/accounts/jose` verifies the ID token with the provider's key set, as it verifies the tokens of apps' users.
+Only signatures of public keys count, never `none` or an HMAC. In all answers of the provider, a member that is null is
+absent.
 
 Failure policy: whatever is missing or wrong in what the provider or the browser sends ends the sign-in. The log has the
 reason, as `openid.refused`, without addresses, tokens or codes.
@@ -21,17 +23,16 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote, urlencode
 
 import msgspec
 import structlog
-from joserfc import jwt
-from joserfc.errors import JoseError
-from joserfc.jwk import JWKRegistry, Key, KeySet
 
 from gateway.accounts.api_keys import digest
-from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable
+from gateway.accounts.jose import jwt
+from gateway.accounts.jose.jwk import Key, find_keys, read_document, read_key
+from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable, TokenInvalid
 from gateway.keys import sign_in_key
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
@@ -41,13 +42,11 @@ from gateway.validation import is_email
 
 logger = structlog.get_logger()
 
-ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA"]
 SIGN_IN_SECONDS = 600  # that somebody may spend at the provider
 METADATA_SECONDS = 300.0  # that the provider's metadata and keys are used
 FAILURE_SECONDS = 1.0  # for which a failure to read them counts for others
 CALL_SECONDS = 5.0  # that a call of the provider may take
 CALL_BYTES = 262_144
-LEEWAY_SECONDS = 10  # between the clocks
 TENANT = "openid"  # of outgoing calls
 PAGES = ("dashboard", "ops")  # to which a sign-in returns
 _TICKET = re.compile(r"((\d{1,12})\.(dashboard|ops)\.[\w-]{43})\.([\w-]{43})", re.ASCII)
@@ -60,20 +59,33 @@ class _Metadata(msgspec.Struct, frozen=True):
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
-    userinfo_endpoint: str = ""
-    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
-    authorization_response_iss_parameter_supported: bool = False
+    userinfo_endpoint: str | None = None
+    token_endpoint_auth_methods_supported: tuple[str, ...] | None = None  # then it is client_secret_basic
+    authorization_response_iss_parameter_supported: bool | None = None
 
 
 class _Provider(msgspec.Struct, frozen=True):
     metadata: _Metadata
-    keys: KeySet
+    keys: list[Key]
     read_at: float  # monotonic seconds
 
 
 class _Tokens(msgspec.Struct, frozen=True):
     id_token: str
-    access_token: str = ""
+    access_token: str | None = None
+
+
+class _IdToken(msgspec.Struct, frozen=True):
+    """What OpenID Connect requires of an ID token, beside `jwt.validate_claims`."""
+
+    sub: Annotated[str, msgspec.Meta(min_length=1)]
+    aud: str | list[str]
+    nonce: str
+    exp: float
+    iat: float
+    nbf: float | None = None
+    jti: str | None = None
+    azp: str | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -138,8 +150,9 @@ class OpenId:
         tokens = await self._exchange(provider.metadata, answer["code"], _derive(ticket, "verifier"))
         claims = await self._verify(provider, tokens.id_token, _derive(ticket, "nonce"))
         more: dict[str, Any] = {}
-        if not {"email", "email_verified", *self._wanted} <= claims.keys() and provider.metadata.userinfo_endpoint:
-            more = await self._read_userinfo(provider.metadata, tokens.access_token, claims["sub"])
+        endpoint, access_token = provider.metadata.userinfo_endpoint, tokens.access_token
+        if endpoint and access_token and not {"email", "email_verified", *self._wanted} <= claims.keys():
+            more = await self._read_userinfo(endpoint, access_token, claims["sub"])
         # Never the address of one source with the verification of the other.
         email = _find_address(claims if {"email", "email_verified"} <= claims.keys() else more)
         return Identity(email, {**more, **claims, "email": email}, page)
@@ -151,7 +164,7 @@ class OpenId:
         """
         found = _TICKET.fullmatch(ticket)
         is_own = found is not None and hmac.compare_digest(found[4], self._sign(found[1]))
-        if found is None or not is_own or not -LEEWAY_SECONDS <= time.time() - int(found[2]) <= SIGN_IN_SECONDS:
+        if found is None or not is_own or not -jwt.LEEWAY_SECONDS <= time.time() - int(found[2]) <= SIGN_IN_SECONDS:
             _refuse("ticket", "This sign-in has expired or began in another browser; sign in again.")
         if not hmac.compare_digest(answer.get("state", "").encode(), _derive(ticket, "state").encode()):
             _refuse("state", "This sign-in belongs to another one, which began later; sign in again.")
@@ -167,7 +180,7 @@ class OpenId:
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": self._redirect_uri}
         form["code_verifier"] = verifier
         headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
-        methods = metadata.token_endpoint_auth_methods_supported
+        methods = metadata.token_endpoint_auth_methods_supported or ()
         if "client_secret_basic" not in methods and "client_secret_post" in methods:
             form |= {"client_id": client_id, "client_secret": secret}
         else:
@@ -192,36 +205,19 @@ class OpenId:
     async def _verify(self, provider: _Provider, id_token: str, nonce: str) -> dict[str, Any]:
         """Returns the claims of the ID token. Raises SignInFailed, and SignInUnavailable while no keys can be read."""
         try:
-            token = jwt.decode(id_token, provider.keys, algorithms=ALGORITHMS)
-        except (JoseError, ValueError, RecursionError):
-            # The provider may have changed its keys.
-            provider = await self._read_provider(since=provider.read_at)
-            try:
-                token = jwt.decode(id_token, provider.keys, algorithms=ALGORITHMS)
-            except (JoseError, ValueError, RecursionError) as error:
-                _refuse(f"signature: {type(error).__name__}")
-        claims, client_id = token.claims, self._settings.oidc_client_id
-        required = jwt.JWTClaimsRegistry(
-            leeway=LEEWAY_SECONDS,
-            iss={"essential": True, "value": self._settings.oidc_issuer},
-            aud={"essential": True, "value": client_id},
-            sub={"essential": True},
-            exp={"essential": True},
-            iat={"essential": True},
-            nonce={"essential": True, "value": nonce},
-        )
-        try:
-            required.validate(claims)
-        except JoseError as error:
-            _refuse(f"claims: {error.error}: {getattr(error, 'claim', '')}")
-        several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
-        if claims.get("azp", None if several else client_id) != client_id:
-            _refuse("claims: azp")
-        return claims
+            token = jwt.parse(id_token.encode())
+            if not _is_signed(token, provider.keys):
+                # The provider may have changed its keys.
+                provider = await self._read_provider(since=provider.read_at)
+                if not _is_signed(token, provider.keys):
+                    raise TokenInvalid(reason="signature")
+        except TokenInvalid as error:
+            _refuse(f"token: {error.reason}")
+        return _read_claims(token, self._settings.oidc_issuer, self._settings.oidc_client_id, nonce)
 
-    async def _read_userinfo(self, metadata: _Metadata, access_token: str, subject: str) -> dict[str, Any]:
+    async def _read_userinfo(self, endpoint: str, access_token: str, subject: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {access_token}", "Accept": "application/json"}
-        body = await self._call("GET", metadata.userinfo_endpoint, headers)
+        body = await self._call("GET", endpoint, headers)
         try:
             claims = msgspec.json.decode(body, type=dict[str, Any])
         except (ValueError, RecursionError):
@@ -258,14 +254,13 @@ class OpenId:
             for endpoint in (*endpoints, metadata.userinfo_endpoint or issuer):
                 if not endpoint.startswith(("https://", "http://" if issuer.startswith("http:") else "https://")):
                     raise ValueError("an address does not begin with https://")
-            document = msgspec.json.decode(await self._call("GET", metadata.jwks_uri, down=True), type=dict[str, Any])
-            keys = [key for each in document["keys"][:100] if (key := _read_key(each)) is not None]
+            keys = await read_document(await self._call("GET", metadata.jwks_uri, down=True), read_key)
             if not keys:
                 raise ValueError("there is no usable key")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             logger.error("openid.provider_unusable", error=str(error))
             raise SignInUnavailable from None
-        return _Provider(metadata, KeySet(keys), time.monotonic())
+        return _Provider(metadata, keys, time.monotonic())
 
     async def _call(
         self,
@@ -309,13 +304,27 @@ def _find_address(claims: Mapping[str, Any]) -> str:
     return email.lower()
 
 
-def _read_key(document: Any) -> Key | None:
-    """Returns a public key, or None for a key that the service cannot use."""
+def _is_signed(token: jwt.UnverifiedToken, keys: list[Key]) -> bool:
+    """Returns whether one of the keys signed the token."""
+    return any(jwt.verify_signature(token, each.key) for each in find_keys(keys, token.kid, token.alg))
+
+
+def _read_claims(token: jwt.UnverifiedToken, issuer: str, client_id: str, nonce: str) -> dict[str, Any]:
+    """Returns the claims of an ID token with a valid signature. Raises SignInFailed."""
     try:
-        key = JWKRegistry.import_key(document)
-    except (JoseError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return None if key.key_type == "oct" else key
+        claims = {name: value for name, value in jwt.decode_claims(token).items() if value is not None}
+        jwt.validate_claims(claims, issuer, client_id)
+        required = msgspec.convert(claims, _IdToken)
+    except TokenInvalid as error:
+        _refuse(f"claims: {error.reason}")
+    except msgspec.ValidationError as error:
+        _refuse(f"claims: {error}")
+    if required.nonce != nonce:
+        _refuse("claims: nonce")
+    several = isinstance(required.aud, list) and len(required.aud) > 1
+    if required.azp != client_id and (several or required.azp is not None):
+        _refuse("claims: azp")
+    return claims
 
 
 def _derive(ticket: str, purpose: str) -> str:

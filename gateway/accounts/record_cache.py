@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
+from gateway.loops import until_set
 from gateway.redis.client import Store
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -147,10 +148,7 @@ class RecordCache:
     async def _reload_repeatedly(self) -> None:
         while True:
             end_if_canceled()
-            try:
-                async with asyncio.timeout(REREAD_SECONDS):
-                    await self._reload_wanted.wait()
-            except TimeoutError:
+            if not await until_set(self._reload_wanted, REREAD_SECONDS):
                 self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
             self._reload_wanted.clear()
             for key, announced in list(self._outdated.items()):

@@ -7,9 +7,9 @@ repeated. A host ignores and removes a command after its end, when nobody waits 
 Failure policy: a command without an answer fails with DataUnavailable. Then the host may still carry it out.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -19,7 +19,8 @@ from gateway.data.records import DataRecords, Reason, Snapshot
 from gateway.errors import StorageUnavailable
 from gateway.ids import new_id
 from gateway.keys import PARTITION_TAGS, data_answer_key, data_commands_key, partition_tag
-from gateway.redis.client import Store, until_redis_answers
+from gateway.loops import until
+from gateway.redis.client import Store, patient
 
 MAX_COMMANDS, MAX_COMMANDS_OF_ACCOUNT = 1_000, 100  # that wait: of a partition, and of an account in it
 KEPT_SECONDS = 7 * 86_400
@@ -74,7 +75,7 @@ class DataCommands:
         """Sends a command and waits for its answer. Raises DataUnavailable and BackboneUnavailable."""
         command = DataCommand(new_id("dat"), account, app, action, time.time() + seconds, reason, deploy, source)
         await self.send(command)
-        return await self._wait(lambda: self._read_answer(command), seconds)
+        return await _wait(partial(self._read_answer, command), seconds)
 
     async def run_for_deploy(
         self, account: str, app: str, action: Action, seconds: float, *, deploy: str, source: str = ""
@@ -86,16 +87,8 @@ class DataCommands:
         reason: Reason = "restore" if action == "restore" else "deploy"
         ends = time.time() + (KEPT_SECONDS if action == "undo" else seconds)
         command = DataCommand(new_id("dat"), account, app, action, ends, reason, deploy, source)
-        await until_redis_answers(lambda: self.send(command))
-        return await self._wait(lambda: until_redis_answers(lambda: self._read_answer(command)), seconds)
-
-    async def _wait(self, read: Callable[[], Awaitable[DataAnswer | None]], seconds: float) -> DataAnswer:
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            if (answer := await read()) is not None:
-                return answer
-            await asyncio.sleep(POLL_SECONDS)
-        raise DataUnavailable
+        await patient(self).send(command)
+        return await _wait(partial(patient(self)._read_answer, command), seconds)
 
     async def _read_answer(self, command: DataCommand) -> DataAnswer | None:
         record = await self._store.get(data_answer_key(command.account, command.id))
@@ -138,6 +131,13 @@ class DataCommands:
             )
             pipe.hdel(data_commands_key(partition_tag(command.account)), _field(command))
             await pipe.execute()
+
+
+async def _wait(read: Callable[[], Awaitable[DataAnswer | None]], seconds: float) -> DataAnswer:
+    answer = await until(read, POLL_SECONDS, seconds)
+    if answer is None:
+        raise DataUnavailable
+    return answer
 
 
 def _field(command: DataCommand) -> str:

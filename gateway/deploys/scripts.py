@@ -7,8 +7,6 @@ import msgspec
 
 from gateway.events.records import QueuedEvent, flatten_event
 from gateway.keys import (
-    APPS_FOLDER_KEY,
-    ENGINE_KEY,
     build_queue_keys,
     deploy_key,
     deploy_prefix,
@@ -29,7 +27,6 @@ from gateway.redis.client import Script, Store, flatten
 
 _QUEUE_DEPLOY = Script("deploys/queue_deploy", durable=True)
 _ADVANCE_DEPLOY = Script("deploys/advance_deploy", durable=True)
-_HOLD_ENGINE = Script("deploys/hold_engine")
 _SET_SERVING = Script("deploys/set_serving", durable=True)
 _SCHEDULE_BUILDS = Script("deploys/schedule_builds")
 
@@ -122,16 +119,6 @@ async def advance_deploy(store: Store, transition: Transition) -> bool:
         *flatten(transition.fields),
     )
     return bool(reply)
-
-
-async def hold_engine(store: Store, holder: str, lifetime: int, folder: str, kept: int) -> str:
-    """Takes or renews the lease of what serves the apps, for `lifetime` ms (0 ends it). Returns who holds it now.
-
-    '' means nobody: if the lease was not to end, the apps are in another data folder than `folder` ('' for shared
-    storage). `kept`: the seconds for which Redis remembers the folder.
-    """
-    keys = [ENGINE_KEY, APPS_FOLDER_KEY]
-    return str(await store.run_script(_HOLD_ENGINE, keys, holder, lifetime, folder, kept))
 
 
 async def set_serving(

@@ -41,6 +41,7 @@ from gateway.keys import (
     tagged_serving_key,
 )
 from gateway.redis.client import Store
+from gateway.redis.scripts import Location, hold_key
 
 logger = structlog.get_logger()
 
@@ -175,7 +176,8 @@ class Records:
 
     async def _hold(self, holder: Holder, seconds: float) -> Holder | None:
         text = msgspec.json.encode(holder).decode()
-        found = await scripts.hold_engine(self._store, text, round(seconds * 1000), self._folder, FOLDER_SECONDS)
+        location = Location(APPS_FOLDER_KEY, self._folder, FOLDER_SECONDS)
+        found = await hold_key(self._store, ENGINE_KEY, text, round(seconds * 1000), location=location)
         return msgspec.json.decode(found, type=Holder) if found else None
 
     async def has_engine(self) -> bool:

@@ -30,6 +30,7 @@ from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
 from gateway.deploys.logs import DeployLogs
 from gateway.deploys.manifest import FILE as MANIFEST
+from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.scripts import Transition
 from gateway.deploys.sources import Format, Sources
 from gateway.errors import (
@@ -477,8 +478,8 @@ class Deploys:
         found: dict[str, Any] = {"commit": commit, "warning": warning} if warning else {"commit": commit}
         return await self._move(deploy, state=deploy.state, **found)
 
-    async def record_archive(self, deploy: Deploy, digest: str, size: int) -> Deploy:
-        return await self._move(deploy, state=deploy.state, digest=digest, size=str(size))
+    async def record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> Deploy:
+        return await self._move(deploy, state=deploy.state, digest=archive.digest, size=str(archive.size))
 
     async def advance(self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "") -> Deploy:
         """Records the result of a phase. Raises RequestMalformed when the deploy is not in that phase."""

@@ -41,6 +41,7 @@ from gateway.ids import now_iso
 from gateway.inference import scripts
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import failed_accounts_key, probe_key, provider_key, refusal_key, trial_key
+from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import Beside
@@ -401,12 +402,15 @@ class Health:
 
 async def keep_probing(healths: Sequence[Health]) -> None:
     """Probes the providers that are down, and reads all keys again. Runs for the life of the process."""
-    loop = asyncio.get_running_loop()
-    due = loop.time() + PROBE_INTERVAL_SECONDS
-    while True:
-        await asyncio.sleep(min(KEY_CHECK_SECONDS, PROBE_INTERVAL_SECONDS))
+
+    async def check_keys() -> None:
         for health in healths:
             health.check_key()
-        if loop.time() >= due:
-            due = loop.time() + PROBE_INTERVAL_SECONDS
-            await asyncio.gather(*(health.probe_if_down() for health in healths))
+
+    async def probe() -> None:
+        await asyncio.gather(*(health.probe_if_down() for health in healths))
+
+    async with asyncio.TaskGroup() as group:
+        pause = min(KEY_CHECK_SECONDS, PROBE_INTERVAL_SECONDS)
+        group.create_task(every(pause, check_keys, first=pause))
+        group.create_task(every(PROBE_INTERVAL_SECONDS, probe, first=PROBE_INTERVAL_SECONDS))

@@ -10,8 +10,6 @@ provider, however it ended. `billed` is then the usage for which the provider th
 failed before any token costs nothing.
 """
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -37,6 +35,7 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.providers import Choice, ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
 from gateway.inference.traces import EXCHANGE
+from gateway.loops import every
 from gateway.settings import Settings
 from gateway.settings.prices import Usage, worst_case_tokens
 from gateway.telemetry.metrics import Metrics
@@ -58,7 +57,9 @@ class Upstream:
         self.keep_alive_seconds = settings.keep_alive
         self.total_seconds = settings.provider_timeouts.total
         self.waiting: dict[Waiter, Exchange] = {}
+        self._requeued_at = -1  # the number of changes of the availability at the last look at `waiting`
         self.running: dict[Stream, Exchange] = {}
+        self._checked_at = -1  # the number of changes of records at the last look at `running`
         self._registry = registry
 
     def exchange(
@@ -82,25 +83,24 @@ class Upstream:
 
     async def check_waiters(self) -> None:
         """Updates the gauges, and fails or moves waiting requests whose app or providers have changed."""
-        seen = -1
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            self.metrics.count_queued()
-            self.metrics.open_streams.set(self.providers.count_streams())
-            for provider in self.providers.all:
-                permits = provider.permits
-                self.metrics.show_permits(provider.name, permits.in_force, permits.used, permits.waiting)
-            if not self.waiting:
-                continue
-            with contextlib.suppress(BackboneUnavailable):
-                if not self.availability.status().available:
-                    self.fail_waiting(InferenceDisabled())
-                changes = self.availability.changes
-                if seen != changes:
-                    for waiter, exchange in list(self.waiting.items()):
-                        exchange.requeue(waiter)
-                    seen = changes
-                await self._check_apps()
+        await every(CHECK_SECONDS, self._check_waiters, first=CHECK_SECONDS)
+
+    async def _check_waiters(self) -> None:
+        self.metrics.count_queued()
+        self.metrics.open_streams.set(self.providers.count_streams())
+        for provider in self.providers.all:
+            permits = provider.permits
+            self.metrics.show_permits(provider.name, permits.in_force, permits.used, permits.waiting)
+        if not self.waiting:
+            return
+        if not self.availability.status().available:
+            self.fail_waiting(InferenceDisabled())
+        changes = self.availability.changes
+        if self._requeued_at != changes:
+            for waiter, exchange in list(self.waiting.items()):
+                exchange.requeue(waiter)
+            self._requeued_at = changes
+        await self._check_apps()
 
     async def _check_apps(self) -> None:
         for name in {exchange.app.name for exchange in self.waiting.values()}:
@@ -115,22 +115,21 @@ class Upstream:
 
     async def end_suspended(self) -> None:
         """Ends the running streams of suspended apps."""
-        checked = -1
-        while True:
-            await asyncio.sleep(STREAM_CHECK_SECONDS)
-            if checked == (changes := self._registry.cache.changes):
-                continue  # so that streams cost nothing while no record changes
-            with contextlib.suppress(BackboneUnavailable):
-                changed = {
-                    exchange.app.name: exchange.app
-                    for exchange in list(self.running.values())
-                    if self._registry.may_have_changed(exchange.app, exchange.account)
-                }
-                suspended = {name for name, app in changed.items() if await self._registry.is_suspended(app)}
-                for stream, exchange in list(self.running.items()):
-                    if exchange.app.name in suspended:
-                        stream.fail(AppSuspended())
-                checked = changes
+        await every(STREAM_CHECK_SECONDS, self._end_suspended, first=STREAM_CHECK_SECONDS)
+
+    async def _end_suspended(self) -> None:
+        if self._checked_at == (changes := self._registry.cache.changes):
+            return  # so that streams cost nothing while no record changes
+        changed = {
+            exchange.app.name: exchange.app
+            for exchange in list(self.running.values())
+            if self._registry.may_have_changed(exchange.app, exchange.account)
+        }
+        suspended = {name for name, app in changed.items() if await self._registry.is_suspended(app)}
+        for stream, exchange in list(self.running.items()):
+            if exchange.app.name in suspended:
+                stream.fail(AppSuspended())
+        self._checked_at = changes
 
 
 def _fail(waiters: Iterable[Waiter], error: ServiceError) -> None:

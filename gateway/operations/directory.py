@@ -82,17 +82,18 @@ class Directory:
     ) -> AsyncIterator[list[str]]:
         """Yields all ids after `last` in batches of `count`."""
         start, end = ("+", "-") if newest_first else ("-", "+")
-        while True:
-            begin = start if last is None else f"({last}"
-            async with self._store.client.pipeline(transaction=False) as pipe:
-                for tag in PARTITION_TAGS:
-                    pipe.zrange(key_of(tag), begin, end, desc=newest_first, bylex=True, offset=0, num=count)
-                pages = await pipe.execute()
-            found = sorted((each for page in pages for each in page), reverse=newest_first)[:count]
-            if not found:
-                return
+
+        async def read(begin: str) -> list[str]:
+            options = {"desc": newest_first, "bylex": True, "offset": 0, "num": count}
+            pages = await self._store.read_each(
+                PARTITION_TAGS, lambda pipe, tag: pipe.zrange(key_of(tag), begin, end, **options)
+            )
+            return sorted((each for page in pages for each in page), reverse=newest_first)[:count]
+
+        begin = start if last is None else f"({last}"
+        while found := await read(begin):
             yield found
-            last = found[-1]
+            begin = f"({found[-1]}"
 
     async def _read_accounts(self, ids: Sequence[str]) -> list[Account]:
         records = await self._store.get_all([account_key(each) for each in ids])

@@ -13,18 +13,16 @@ A gateway is not ready until it knows the layout in Redis. The storage is looked
 """
 
 import asyncio
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
 
-from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.errors import StorageUnavailable
 from gateway.keys import FORMER_HOSTS_KEYS, LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key, former_claims_key
+from gateway.loops import held
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, find_folder_fault, open_storage, read_object
@@ -35,7 +33,6 @@ EXIT_CODE = 78  # of a process that cannot run with its settings and these data 
 NAME = "layout"  # of the object in the storage
 NUMBER_BYTES = 100  # at most, of that object
 LOCK_SECONDS = 30.0  # after the death of the process that runs the steps, until another one continues
-RENEWAL_SECONDS = 5.0
 POLL_SECONDS = 0.5  # of a process that waits
 WAIT_SECONDS = 1_800.0  # that a process waits for the one that runs the steps
 KEPT = ("sources/", "archives/", "logs/")  # folders of the storage that a service in use fills
@@ -132,21 +129,19 @@ async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[Step] 
 
 
 async def _upgrade(store: Store, data: Numbered) -> None:
-    ends, known = time.monotonic() + WAIT_SECONDS, 1 + len(data.steps)
+    known = 1 + len(data.steps)
     while (number := parse_number(await data.read(), known)) != known:
-        lock = Lock(store)
-        if await lock.acquire():
-            async with run_in_background(lock.keep()) as lost:
-                await _run_steps(data, lost)
-                await lock.release()
-                continue
-        if time.monotonic() > ends:
-            raise LayoutFault(
-                f"The data are of layout {number or 1}, and this version knows {known}: another process has been "
-                f"upgrading them for {WAIT_SECONDS / 60:.0f} minutes; look at its log, and start this one again."
-            )
-        end_if_canceled()
-        await asyncio.sleep(POLL_SECONDS)
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    lock = held(store, LAYOUT_LOCK_KEY, LOCK_SECONDS, POLL_SECONDS)
+                    lost = await stack.enter_async_context(lock)
+            except TimeoutError:
+                raise LayoutFault(
+                    f"The data are of layout {number or 1}, and this version knows {known}: another process has been "
+                    f"upgrading them for {WAIT_SECONDS / 60:.0f} minutes; look at its log, and start this one again."
+                ) from None
+            await _run_steps(data, lost)
 
 
 def parse_number(text: str, known: int = LAYOUT) -> int:
@@ -165,36 +160,16 @@ def parse_number(text: str, known: int = LAYOUT) -> int:
     return number
 
 
-async def _run_steps(data: Numbered, lost: asyncio.Task[object]) -> None:
+async def _run_steps(data: Numbered, lost: asyncio.Event) -> None:
     """Runs the steps that are left, unless the lock gets lost."""
     known = 1 + len(data.steps)
     if not parse_number(await data.read(), known):
         await data.write(1)
-    while (number := parse_number(await data.read(), known)) < known and not lost.done():
+    while (number := parse_number(await data.read(), known)) < known and not lost.is_set():
         logger.info("layout.upgrading", layout=number, to=number + 1)
         if (work := data.steps[number - 1]) is not None:
             await work()
         await data.write(number + 1)
-
-
-class Lock:
-    """The right to run the steps. A process that dies loses it within `LOCK_SECONDS`."""
-
-    def __init__(self, store: Store) -> None:
-        self._client, self._token = store.client, secrets.token_hex(8)
-
-    async def acquire(self) -> bool:
-        return bool(await self._client.set(LAYOUT_LOCK_KEY, self._token, nx=True, px=int(LOCK_SECONDS * 1000)))
-
-    async def keep(self) -> None:
-        """Renews the lock until it is lost. Raises BackboneUnavailable."""
-        while await self._client.get(LAYOUT_LOCK_KEY) == self._token:
-            await self._client.pexpire(LAYOUT_LOCK_KEY, int(LOCK_SECONDS * 1000))
-            await asyncio.sleep(RENEWAL_SECONDS)
-
-    async def release(self) -> None:
-        if await self._client.get(LAYOUT_LOCK_KEY) == self._token:
-            await self._client.delete(LAYOUT_LOCK_KEY)
 
 
 async def _warn_of_loss(store: Store, storage: Storage) -> None:

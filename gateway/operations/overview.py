@@ -26,6 +26,7 @@ from gateway.inference.concurrency.lease import Share
 from gateway.inference.providers import Providers
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spend_key, spenders_key
+from gateway.loops import every
 from gateway.operations.backlog import QueueBacklog, count_dead_letters, read_backlog, read_dead_letters, read_storage
 from gateway.operations.needs_attention import (
     count_ended_deploys,
@@ -83,15 +84,16 @@ class Overview:
 
     async def keep_gauges_fresh(self) -> None:
         """Refreshes the gauges every ten seconds. Runs as long as the process."""
-        while True:
-            try:
-                await self.refresh_gauges()
-            except BackboneUnavailable as error:
-                logger.debug("overview.waiting", error=code_of(error.__cause__))
-            for provider in self._providers.all:
-                self._metrics.provider_up.labels(provider.name).set(provider.health.is_up)
-            self._metrics.available.set(self._is_available())
-            await asyncio.sleep(GAUGES_SECONDS)
+        await every(GAUGES_SECONDS, self._refresh_all_gauges)
+
+    async def _refresh_all_gauges(self) -> None:
+        try:
+            await self.refresh_gauges()
+        except BackboneUnavailable as error:
+            logger.debug("overview.waiting", error=code_of(error.__cause__))
+        for provider in self._providers.all:
+            self._metrics.provider_up.labels(provider.name).set(provider.health.is_up)
+        self._metrics.available.set(self._is_available())
 
     def _is_available(self) -> bool:
         try:
@@ -287,7 +289,7 @@ class SnapshotFeed:
         """Yields server-sent events for one viewer. A viewer that is too slow for a snapshot gets the next one."""
         if self._publishing is None:
             self._last, self._next = b"", asyncio.get_running_loop().create_future()
-            self._publishing = asyncio.create_task(self._keep_publishing())
+            self._publishing = asyncio.create_task(every(SNAPSHOT_SECONDS, self._publish))
         self.viewers += 1
         try:
             if self._last:
@@ -300,12 +302,10 @@ class SnapshotFeed:
                 self._publishing.cancel()
                 self._publishing = None
 
-    async def _keep_publishing(self) -> None:
-        while True:
-            try:
-                self._last = b"data: " + msgspec.json.encode(await self._overview.take_snapshot()) + b"\n\n"
-            except BackboneUnavailable:
-                self._last = b"event: away\ndata: {}\n\n"
-            current, self._next = self._next, asyncio.get_running_loop().create_future()
-            current.set_result(self._last)
-            await asyncio.sleep(SNAPSHOT_SECONDS)
+    async def _publish(self) -> None:
+        try:
+            self._last = b"data: " + msgspec.json.encode(await self._overview.take_snapshot()) + b"\n\n"
+        except BackboneUnavailable:
+            self._last = b"event: away\ndata: {}\n\n"
+        current, self._next = self._next, asyncio.get_running_loop().create_future()
+        current.set_result(self._last)

@@ -7,14 +7,12 @@ In a cluster, every partition of accounts is checked. While some partitions acce
 processes use the same Redis, so otherwise a load balancer would refuse the accounts that can be served too.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 
 import structlog
 
-from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
+from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import advise, code_of, describe
 
@@ -41,12 +39,12 @@ class RedisHealth:
 
     async def keep_checking(self) -> None:
         """Checks Redis every two seconds. Runs as long as the process."""
-        while True:
-            with contextlib.suppress(BackboneUnavailable):
-                await self.check()
-                await self.check_clock()
-            end_if_canceled()
-            await asyncio.sleep(CHECK_SECONDS)
+
+        async def check() -> None:
+            await self.check()
+            await self.check_clock()
+
+        await every(CHECK_SECONDS, check)
 
     async def check(self) -> str:
         """Returns a sentence about the fault that affects some accounts; '' if there is none.

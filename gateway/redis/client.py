@@ -7,13 +7,14 @@ it may run twice. When another server becomes the primary, the connections move 
 
 import asyncio
 import hashlib
+import inspect
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import structlog
@@ -58,6 +59,26 @@ async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: s
         else:
             end_if_canceled()
             return result
+
+
+class _Patient:
+    def __init__(self, service: object, waiting: str) -> None:
+        self._service, self._waiting = service, waiting
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._service, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *args, **options: until_redis_answers(partial(found, *args, **options), waiting=self._waiting)
+
+
+def patient(service: T, *, waiting: str = "") -> T:
+    """Returns a view of a service, or of a store, whose async methods repeat until Redis answers.
+
+    Call only methods that are idempotent through it. They are repeated as a whole, because a command may rely on what
+    an earlier one has read or confirmed. `waiting` is that of `until_redis_answers`.
+    """
+    return cast(T, _Patient(service, waiting))
 
 
 def flatten(fields: Mapping[str, str | int]) -> list[str | int]:
@@ -311,12 +332,10 @@ class Store:
         found: set[str] = set()
         with map_redis_errors():
             for call in await self._list_calls(tag):
-                cursor = "0"
-                while True:
-                    cursor, names = await call("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
+                cursor = ""
+                while cursor != "0":
+                    cursor, names = await call("SCAN", cursor or "0", "MATCH", pattern, "COUNT", SCANNED)
                     found.update(names)
-                    if cursor == "0":
-                        break
         return found
 
     async def _list_calls(self, tag: str) -> list[Callable[..., Awaitable[Any]]]:

@@ -14,6 +14,7 @@ from gateway.redis.client import Script, Store, flatten
 CHANGES_CHANNEL = "changes"
 
 _COMPARE_AND_SET = Script("compare_and_set", durable=True)
+_HOLD_KEY = Script("hold_key")
 _INCREMENT_COUNTERS = Script("increment_counters")
 _SET_ENTRY_IDLE = Script("set_entry_idle")
 
@@ -41,6 +42,26 @@ async def compare_and_set(
         if beside.expected is not None:
             args.append(beside.expected)
     return bool(await store.run_script(_COMPARE_AND_SET, script_keys, *args))
+
+
+class Location(NamedTuple):
+    """Where the holder of a key must be. It is remembered for longer than the hold."""
+
+    key: str
+    name: str  # '' for any
+    seconds: int  # after the last renewal of the hold, for which it is remembered
+
+
+async def hold_key(store: Store, key: str, holder: str, lifetime: int, *, location: Location | None = None) -> str:
+    """Takes or renews the hold of a key, for `lifetime` ms (0 ends it). Returns who holds it now.
+
+    '' means nobody: if the hold was not to end, the holder must be at another location.
+    """
+    if location is None:
+        return str(await store.run_script(_HOLD_KEY, [key], holder, lifetime))
+    return str(
+        await store.run_script(_HOLD_KEY, [key, location.key], holder, lifetime, location.name, location.seconds)
+    )
 
 
 async def increment_counters(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:

@@ -10,9 +10,10 @@ import collections
 import heapq
 import resource
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from gateway.loops import DESCRIPTORS, raise_descriptor_limit
+from gateway.loops import DESCRIPTORS, every, raise_descriptor_limit
 
 SWEEP_SECONDS = 1.0  # between two checks for connections that exceed a limit
 RESERVED_DESCRIPTORS = 512  # for Redis, key sets and files; or a quarter of all descriptors, if that is less
@@ -73,19 +74,20 @@ def raise_connection_limit() -> None:
 
 async def sweep_connections(count: Callable[[str, int], None] | None = None) -> None:
     """Sweeps the connections for the life of the process. Calls `count` with each reason and number of closed ones."""
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(SWEEP_SECONDS)
-        now = loop.time()
-        ending = [c for c in CONNECTIONS if c.is_overdue(now) or c.is_idle(now)]
-        for number, connection in enumerate(ending):
-            if connection.is_overdue(now):
-                connection.end("overdue")
-            elif connection.is_idle(now):  # again, because other tasks ran in between
-                connection.close()
-            if number % 50 == 49:
-                await asyncio.sleep(0)  # thousands at once would delay every stream
-        for reason, ended in ENDED.items():
-            if count is not None:
-                count(reason, ended)
-        ENDED.clear()
+    await every(SWEEP_SECONDS, partial(_sweep, count), first=SWEEP_SECONDS)
+
+
+async def _sweep(count: Callable[[str, int], None] | None) -> None:
+    now = asyncio.get_running_loop().time()
+    ending = [c for c in CONNECTIONS if c.is_overdue(now) or c.is_idle(now)]
+    for number, connection in enumerate(ending):
+        if connection.is_overdue(now):
+            connection.end("overdue")
+        elif connection.is_idle(now):  # again, because other tasks ran in between
+            connection.close()
+        if number % 50 == 49:
+            await asyncio.sleep(0)  # thousands at once would delay every stream
+    for reason, ended in ENDED.items():
+        if count is not None:
+            count(reason, ended)
+    ENDED.clear()

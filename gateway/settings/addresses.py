@@ -296,6 +296,13 @@ def read_storage_url(text: str) -> str:
     return text
 
 
+def find_kubernetes_fault() -> str:
+    """Returns what apps on Kubernetes need and this process lacks, or an empty string."""
+    if importlib.util.find_spec("lightkube") is None:
+        return "GATEWAY_APPS_ENGINE: kubernetes needs a library: run pip install '.[kubernetes]' in the clone"
+    return ""
+
+
 def find_s3_fault(environ: Mapping[str, str]) -> str:
     """Returns what S3 storage needs and this process lacks, or an empty string. Uses no network."""
     if importlib.util.find_spec("obstore") is None:

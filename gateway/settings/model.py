@@ -107,6 +107,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kubernetes_ingress_class: str = ""  # empty: the cluster's default one, as for the next two
     kubernetes_storage_class: str = ""
     kubernetes_runtime_class: str = ""  # for another isolation, such as gVisor's or Kata's
+    kubernetes_ingress_namespace: str = ""  # of the ingress controller, which may ask the apps; empty: all may
+    kubernetes_exclude: tuple[str, ...] = ()  # public networks in CIDR that apps must not reach, such as the nodes' own
+    kubernetes_tls_issuer: str = ""  # cert-manager's ClusterIssuer for the apps' host names; empty: no certificates
+    kubernetes_ingress_annotations: dict[str, str] = {}
     canary: float = 30  # seconds that a canary is checked
     data_dir: str = "./.capsule"
     storage_url: str = ""  # file:///… or s3://bucket/prefix, with the variables AWS_*; empty: the data folder

@@ -3,6 +3,7 @@
 The field `redis_url` comes from the variable `GATEWAY_REDIS_URL`, and so on.
 """
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -235,6 +236,17 @@ def _read_regions(text: str) -> tuple[str, ...]:
     return regions
 
 
+def _read_networks(text: str) -> tuple[str, ...]:
+    return tuple(str(ipaddress.ip_network(part.strip())) for part in text.split(","))
+
+
+def _read_annotations(text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError:
+        raise ValueError('must be a JSON object of texts, such as {"example.com/name": "value"}') from None
+
+
 def _read_claim_idle(text: str) -> float:
     if (seconds := _read_seconds(text)) < SHORTEST_CLAIM_IDLE_SECONDS:
         raise ValueError(f"must be at least {SHORTEST_CLAIM_IDLE_SECONDS:g} seconds, twice the budget of one delivery")
@@ -296,6 +308,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "build_registries": addresses.read_build_registries,
     "deploy_engine": _choice_reader("local", "external"),
     "apps_engine": _choice_reader("local", "kubernetes"),
+    "kubernetes_exclude": _read_networks,
+    "kubernetes_ingress_annotations": _read_annotations,
     "apps_listen": addresses.read_host_port,
     "trusted_proxies": addresses.read_trusted_proxies,
     "upstream": addresses.read_upstream,

@@ -33,6 +33,7 @@ from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavai
 from gateway.ids import now_iso
 from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
 from gateway.log import RequestLine
+from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
@@ -147,9 +148,7 @@ class Counters:
 
     async def keep_flushing(self) -> None:
         """Runs for the life of the process."""
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            await self.flush()
+        await every(FLUSH_SECONDS, self.flush, first=FLUSH_SECONDS)
 
     async def flush(self) -> bool:
         """Adds the new counts to Redis. Returns False if they must wait."""

@@ -136,16 +136,16 @@ def _sign_wrongly() -> None:
 def _fail_health() -> None:
     """Fails one health check in ten."""
     from gateway.deploys.states import DeployError
-    from workers.hosting.serving import Serving
+    from workers.engine.steps import ReleaseSteps
 
-    check = Serving.check
+    check = ReleaseSteps.check
 
-    async def check_or_fail(self: Serving, target: Any) -> None:
+    async def check_or_fail(self: ReleaseSteps, target: Any) -> None:
         if random.random() < 0.1:
             raise DeployError("GET / returned 500")
         await check(self, target)
 
-    Serving.check = check_or_fail
+    ReleaseSteps.check = check_or_fail
 
 
 def _serve_nothing_new() -> None:

@@ -5,7 +5,7 @@
 | API server | lists, watches, applies on the server's side, deletes; `conflicts` refuses as many writes, `away` all |
 | controllers | make the pods of each Deployment, and replace them one by one when its template changes |
 | nodes | run each pod at an address of its own: it takes its release, and then serves at the real ports |
-| ingress | `visit` follows an Ingress to its Service, and that to its ready pods, or to its Endpoints |
+| ingress | `visit` follows an Ingress to its Service, and that to the addresses of its EndpointSlices in turn |
 
 While the API server is away, the controllers rest, and the ingress goes on.
 """
@@ -30,7 +30,9 @@ from tests.fakes.start_commands import END_SECONDS, StartCommands, ask, http_ser
 from tests.support.background import cancel
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.redis_servers import free_port
+from workers.kubernetes.cluster import SERVICE_LABEL
 from workers.kubernetes.objects import Object, object_name
+from workers.kubernetes.places import CONTROLLER_LABEL, FROM_ENDPOINTS, FROM_PODS
 from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, TOKEN, WEB_PORT, PodRelease
 
 LOOK_SECONDS = 0.01  # between the rounds of the controllers
@@ -49,6 +51,7 @@ class FakeCluster:
         self._events: list[tuple[str, str, Object]] = []  # plural, type, object; the version is the position
         self._changed = asyncio.Event()
         self.pods: dict[str, FakePod] = {}
+        self._visits = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, folder: Path) -> Path:
@@ -94,7 +97,12 @@ class FakeCluster:
             self.conflicts -= 1
             return _json({"kind": "Status", "apiVersion": "v1", "code": 409, "message": "try again"}, 409)
         if request.method == "DELETE":
-            self._delete(plural, name)
+            if (plural, name) not in self.objects:
+                return _json({"kind": "Status", "apiVersion": "v1", "code": 404, "message": "not found"}, 404)
+            if plural == "pods":
+                self.pods[name].end()
+            else:
+                self._delete(plural, name)
             return _json({"kind": "Status", "apiVersion": "v1"})
         return _json(self._apply(plural, name, await request.json()))
 
@@ -132,7 +140,9 @@ class FakeCluster:
         if (found := self.objects.pop((plural, name), None)) is not None:
             self.note(plural, found, "DELETED")
         if plural == "services":
-            self._delete("endpoints", name)
+            for others in ("endpoints", "endpointslices"):
+                for _, other in [key for key in self.objects if key[0] == others and key[1].startswith(name)]:
+                    self._delete(others, other)
 
     def note(self, plural: str, found: Object, kind: str = "MODIFIED") -> None:
         found["metadata"]["resourceVersion"] = str(len(self._events) + 1)
@@ -186,10 +196,14 @@ class FakeCluster:
                     pod.end()
 
     def _list_endpoints(self, name: str) -> None:
-        """Keeps the Endpoints of a Service that has a selector. The last ones stay when it has none any more."""
+        """Keeps the Endpoints and the EndpointSlice of a Service that has a selector, and copies those of one without.
+
+        What they made stays when the Service has a selector no longer, or again, as in old clusters.
+        """
         service = self.objects["services", name]
         if not (selector := service["spec"].get("selector")):
-            return
+            subsets = self.objects.get(("endpoints", name), {}).get("subsets", [])
+            return self._keep_slice(service, f"{name}-mirrored", FROM_ENDPOINTS, subsets)
         pods = [pod for pod in self.pods.values() if pod.is_ready and not pod.is_ending]
         addresses = [{"ip": pod.ip} for pod in pods if selector.items() <= pod.labels.items()]
         subsets = [{"addresses": addresses, "ports": [{"name": "http", "port": WEB_PORT}]}] if addresses else []
@@ -201,6 +215,18 @@ class FakeCluster:
             )
         elif found["subsets"] != subsets:
             self.note("endpoints", {**found, "subsets": subsets})
+        self._keep_slice(service, f"{name}-pods", FROM_PODS, subsets)
+
+    def _keep_slice(self, service: Object, name: str, controller: str, subsets: list[Object]) -> None:
+        ports = subsets[0]["ports"] if subsets else []
+        endpoints = [{"addresses": [each["ip"]]} for part in subsets for each in part["addresses"]]
+        labels = {SERVICE_LABEL: service["metadata"]["name"], CONTROLLER_LABEL: controller}
+        head = {"name": name, "namespace": "apps", "uid": name, "labels": service["metadata"]["labels"] | labels}
+        found = self.objects.get(("endpointslices", name))
+        if found is None or (found["endpoints"], found["ports"]) != (endpoints, ports):
+            fresh = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": head}
+            fresh |= {"addressType": "IPv4", "endpoints": endpoints, "ports": ports}
+            self.note("endpointslices", fresh, "MODIFIED" if found else "ADDED")
 
     def forget(self, pod: "FakePod") -> None:
         self.note("pods", self.objects.pop(("pods", pod.name)), "DELETED")
@@ -214,13 +240,16 @@ class FakeCluster:
                 targets = self._find_targets(name)
                 if not targets:
                     return 503, ""
-                return await ask(await asyncio.open_connection(*targets[0]), host)
+                self._visits += 1
+                return await ask(await asyncio.open_connection(*targets[self._visits % len(targets)]), host)
         return 404, ""
 
     def _find_targets(self, name: str) -> list[tuple[str, int]]:
-        endpoints = self.objects.get(("endpoints", name), {"subsets": []})
         return [
-            (address["ip"], part["ports"][0]["port"]) for part in endpoints["subsets"] for address in part["addresses"]
+            (endpoint["addresses"][0], each["ports"][0]["port"])
+            for (plural, _), each in self.objects.items()
+            if plural == "endpointslices" and each["metadata"]["labels"][SERVICE_LABEL] == name
+            for endpoint in each["endpoints"]
         ]
 
 
@@ -308,8 +337,6 @@ class FakePod:
         self._note()
 
     async def _serve(self, _: str) -> tuple[int, str]:
-        if self.release.suspended:
-            return 503, ""
         return (502, "") if self._has_ended else self._cluster.commands.answer(self.release.deploy)
 
     async def _receive(self) -> None:

@@ -19,8 +19,10 @@ class FakeIdentityProvider(FakeServer):
     def __init__(self) -> None:
         super().__init__()
         self.key = private_key("ES256")
-        self.kid = "one"
-        self.announces_iss = False
+        self.kid: str | None = "one"
+        self.jwks: Any = None  # replaces the key set
+        self.metadata: dict[str, Any] = {}  # replaces members of the metadata
+        self.token_answer: dict[str, Any] = {}  # replaces members of the token endpoint's answer
         self.userinfo: dict[str, Any] | None = None
         self.tokens: dict[str, str] = {}  # code → ID token
         self.subjects: dict[str, str | None] = {}  # Authorization → subject
@@ -33,16 +35,16 @@ class FakeIdentityProvider(FakeServer):
     def grant(
         self, location: str, email: str | None = None, /, *, alg: str = "ES256", key: Any = None, **claims: Any
     ) -> dict[str, str]:
-        """Returns the parameters with which the browser goes back. A claim of None is left out."""
+        """Returns the parameters with which the browser goes back. A claim of `...` is left out."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(location).query).items()}
         now = int(time.time())
         payload = {"iss": self.address, "aud": CLIENT_ID, "sub": email, "iat": now, "exp": now + 60}
         payload |= {"nonce": asked["nonce"], "email": email, "email_verified": True, **claims}
-        kept = {name: value for name, value in payload.items() if value is not None}
+        kept = {name: value for name, value in payload.items() if value is not ...}
         code = secrets.token_hex(16)
         signing = None if alg == "none" else key or self.key
-        self.tokens[code] = jwt.encode(kept, signing, algorithm=alg, headers={"kid": self.kid})
-        self.subjects[f"Bearer access-{code}"] = payload["sub"]
+        self.tokens[code] = jwt.encode(kept, signing, algorithm=alg, headers=self.kid and {"kid": self.kid})
+        self.subjects[f"Bearer access-{code}"] = kept.get("sub")
         return {"code": code, "state": asked["state"]}
 
     def script(self, exchange: Exchange) -> Script:
@@ -52,10 +54,9 @@ class FakeIdentityProvider(FakeServer):
                 for name in ("authorization", "token"):
                     metadata[f"{name}_endpoint"] = f"{self.address}/{name}"
                 metadata["jwks_uri"] = f"{self.address}/keys"
-                metadata["authorization_response_iss_parameter_supported"] = self.announces_iss
-                return answer(200, metadata)
+                return answer(200, metadata | self.metadata)
             case "/keys":
-                return answer(200, {"keys": [jwk("ES256", self.key, self.kid)]})
+                return answer(200, self.jwks or {"keys": [jwk("ES256", self.key, str(self.kid))]})
             case "/token":
                 form = parse_qs(exchange.body.decode())
                 self.forms.append(form)
@@ -63,7 +64,8 @@ class FakeIdentityProvider(FakeServer):
                 if id_token is None:
                     return answer(400, {"error": "invalid_grant"})
                 access_token = f"access-{form['code'][0]}"
-                return answer(200, {"id_token": id_token, "access_token": access_token, "token_type": "Bearer"})
+                tokens = {"id_token": id_token, "access_token": access_token, "token_type": "Bearer"}
+                return answer(200, tokens | self.token_answer)
             case "/userinfo":
                 subject = self.subjects.get(exchange.header("authorization") or "")
                 return answer(200, self.userinfo or {"sub": subject}) if subject else answer(401)

@@ -1,16 +1,24 @@
-"""What the event loop of a process logs, and work that is repeated."""
+"""What the event loop of a process logs, work that is repeated, and what one process at a time holds."""
 
 import asyncio
 import gc
+import itertools
 import logging
 import socket
+import time
 
 import pytest
 
 from gateway import loops
 from gateway.errors import BackboneUnavailable
-from gateway.loops import every, ignore_late_lookups
+from gateway.loops import every, held, ignore_late_lookups, pauses, until, until_set
+from gateway.redis.client import Store
+from tests.support.background import cancel, in_background
 from tests.support.logs import captured
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
 
 
 @pytest.mark.parametrize(("error", "logged"), [(socket.gaierror(-2, "unknown"), 0), (ValueError("a bug"), 1)])
@@ -44,3 +52,136 @@ async def test_rounds_go_on_after_each_failure() -> None:
         await asyncio.wait_for(done.wait(), 5)
     rounds.cancel()
     assert [line["event"] for line in lines] == ["work.failed"]
+
+
+async def test_rounds_without_a_failure_to_log_end_with_it() -> None:
+    async def work() -> None:
+        raise ValueError("a bug")
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="a bug"):
+        await every(0, work, first=0.2)
+    assert time.monotonic() - began >= 0.2
+
+
+async def test_a_look_is_repeated_until_it_finds_something() -> None:
+    looks = iter(["", "", "found"])
+
+    async def look() -> str:
+        return next(looks)
+
+    assert await until(look, 0.01) == "found"
+
+
+async def test_a_wait_ends_with_what_the_last_look_found() -> None:
+    looks = 0
+
+    async def look() -> str:
+        nonlocal looks
+        looks += 1
+        return ""
+
+    assert [await until(look, 0.02, 0.1), looks > 2] == ["", True]
+    before = looks
+    assert [await until(look, 5, 0), looks] == ["", before + 1], "it looks at least once"
+
+
+async def test_a_wait_for_an_event() -> None:
+    event = asyncio.Event()
+    assert not await until_set(event, 0.01)
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert await until_set(event, 5)
+    assert await until_set(event, 0)
+
+
+def test_pauses_grow() -> None:
+    assert list(itertools.islice(pauses(0.5, 3), 5)) == [0.5, 1, 2, 3, 3]
+
+
+# -- one holder at a time ----------------------------------------------------------------------------------------
+
+LOCK = "lock"
+
+
+async def test_one_holder_at_a_time(redis_url: str) -> None:
+    """It is renewed for as long as it is held, and the next one gets it at once."""
+    holding: list[int] = []
+
+    async def work(seconds: float) -> None:
+        async with opened(redis_url) as store, held(store, LOCK, 0.6, 0.01) as lost:
+            assert not holding
+            holding.append(1)
+            await asyncio.sleep(seconds)
+            assert not lost.is_set()
+            holding.remove(1)
+
+    began = time.monotonic()
+    await asyncio.gather(*(work(seconds) for seconds in (1.5, 0, 0, 0)))
+    assert 1.5 <= time.monotonic() - began < 5
+
+
+async def test_a_holder_that_fails_or_is_canceled_frees_the_key(store: Store) -> None:
+    with pytest.raises(ValueError, match="a bug"):
+        async with held(store, LOCK, 30, 0.01):
+            raise ValueError("a bug")
+
+    async def work() -> None:
+        async with held(store, LOCK, 30, 0.01):
+            await asyncio.Event().wait()
+
+    async with in_background(work()):
+        await wait_until(lambda: is_held(store))
+    assert not await is_held(store)
+
+
+async def test_one_that_waits_can_be_canceled(store: Store) -> None:
+    await store.client.set(LOCK, "another", px=5_000)
+
+    async def work() -> None:
+        async with held(store, LOCK, 30, 0.01):
+            raise AssertionError
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.1)
+    await cancel(task)
+    assert task.cancelled()
+    assert await store.get(LOCK) == "another"
+
+
+async def test_a_holder_that_dies_frees_the_key_in_time(valkey: RedisServer, store: Store) -> None:
+    async with Proxy(valkey.port) as proxy, opened(proxy.url) as dying, held(dying, LOCK, 1, 0.01) as lost:
+        proxy.go_down()
+        began = time.monotonic()
+        async with held(store, LOCK, 1, 0.01):
+            assert 0.3 < time.monotonic() - began < 3
+            await wait_until(lost.is_set)
+    assert not await is_held(store)
+
+
+async def test_a_holder_notices_before_another_one_can_hold_the_key(valkey: RedisServer, store: Store) -> None:
+    """Redis counts from when it gets a renewal, and the holder from when it sends one."""
+    async with Proxy(valkey.port) as proxy, opened(proxy.url) as away, held(away, LOCK, 1, 0.01) as lost:
+        proxy.swallowing = True
+        await asyncio.wait_for(lost.wait(), 3)
+        async with held(store, LOCK, 1, 0.01):
+            assert lost.is_set()
+
+
+async def test_a_holder_that_stood_still_has_lost_the_key(store: Store, valkey: RedisServer) -> None:
+    """Another process may have held it and be done with it."""
+    async with held(store, LOCK, 0.6, 0.01) as lost:
+        with valkey.client() as client:
+            time.sleep(0.8)
+            assert not client.exists(LOCK)
+        await asyncio.wait_for(lost.wait(), 1)
+
+
+async def test_a_holder_whose_key_another_one_has_leaves_it(store: Store) -> None:
+    async with held(store, LOCK, 0.6, 0.01) as lost:
+        await store.client.set(LOCK, "another", px=5_000)
+        await asyncio.wait_for(lost.wait(), 1)
+    assert await store.get(LOCK) == "another"
+
+
+async def is_held(store: Store) -> bool:
+    return bool(await store.client.exists(LOCK))

@@ -10,11 +10,11 @@ import pytest
 from msgspec import inspect as types
 
 from gateway import validation
+from gateway.accounts.jose.jwt import validate_claims
 from gateway.api.bodies import Body
 from gateway.api.deploys import Rollback
 from gateway.app import create_app
 from gateway.errors import TokenInvalid
-from gateway.inference.auth.jwt import validate_claims
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.gateway_process import Gateway

@@ -27,6 +27,7 @@ from capsule_gateway.cli.limits import _read_limit
 from capsule_gateway.cli.service import WrongUsage
 from gateway.accounts.app_fields import NewAuth, check_auth
 from gateway.accounts.domain_names import check_own_domain
+from gateway.accounts.jose.jwk import public_part, read_key, split_document
 from gateway.accounts.records import Repository
 from gateway.accounts.vault import Vault
 from gateway.api.apps import check_euro, check_repository
@@ -37,7 +38,6 @@ from gateway.deploys.manifest import ManifestError, seal_manifest
 from gateway.deploys.recognition import SourceFolder, Unrecognizable, recognize
 from gateway.deploys.sources import read_format
 from gateway.errors import MediaTypeUnsupported, RequestMalformed
-from gateway.inference.auth.key_sets import public_part, read_key, split_document
 from gateway.inference.provider.connection import read_retry_after
 from gateway.monitors.scans import read_scan
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url

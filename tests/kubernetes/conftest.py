@@ -33,9 +33,9 @@ NAMESPACE = "capsule-apps"
 # Short intervals, so that no test waits long.
 OFTEN = {
     "workers.builds.builder.TIDY_SECONDS": 0.3,
-    "workers.hosting.host_agent.TIDY_SECONDS": 0.3,
-    "workers.kubernetes.data.REPORT_SECONDS": 0.5,
     "workers.engine.data.TIDY_SECONDS": 1.0,
+    "workers.engine.reconciler.TIDY_SECONDS": 0.3,
+    "workers.kubernetes.data.REPORT_SECONDS": 0.5,
 }
 ACCESS = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "ResourceQuota"}
 
@@ -113,7 +113,9 @@ async def running(
     folder = tmp_path_factory.mktemp("service")
     storage = await S3Server(folder).start()
     server, _ = cluster.read_access()
-    ingress = Ingress(server, tokens["tests"], NAMESPACE)
+    versions = cluster.kubectl("api-versions").split()
+    slices = "v1" if "discovery.k8s.io/v1" in versions else "v1beta1"
+    ingress = Ingress(server, tokens["tests"], NAMESPACE, slices=slices)
     policies = Policies(server, tokens["tests"], f"capsule-{os.getpid()}").running()
     if "KUBERNETES_CLUSTER" in os.environ:
         policies = contextlib.nullcontext()  # its network enforces them

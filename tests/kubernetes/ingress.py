@@ -1,6 +1,6 @@
 """An ingress controller for the tests: passes requests on to the pods, as the cluster's Ingresses say.
 
-Each request has a connection of its own, so the next one goes to the pods that the Endpoints name by then, and a
+Each request has a connection of its own, so the next one goes to the addresses that the EndpointSlices name by then. A
 running one ends where it began. No request is repeated, so a test sees each failure.
 """
 
@@ -20,10 +20,11 @@ HEAD_BYTES = PIECE_BYTES = 65_536
 class Ingress:
     """Listens on `port` of 127.0.0.1."""
 
-    def __init__(self, server: str, token: str, namespace: str) -> None:
+    def __init__(self, server: str, token: str, namespace: str, *, slices: str) -> None:
+        """`slices`: the version of the API of EndpointSlices."""
         paths = {
             "ingresses": f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses",
-            "endpoints": f"/api/v1/namespaces/{namespace}/endpoints",
+            "slices": f"/apis/discovery.k8s.io/{slices}/namespaces/{namespace}/endpointslices",
         }
         self.namespace, self.watching = namespace, Watching(server, token, paths)
         self.port = free_port()
@@ -46,12 +47,14 @@ class Ingress:
             for rule in ingress["spec"].get("rules", ()):
                 if rule.get("host") == host:
                     service = rule["http"]["paths"][0]["backend"]["service"]["name"]
-                    endpoints = self.watching.objects["endpoints"].get((self.namespace, service), {})
                     return [
-                        (address["ip"], port["port"])
-                        for subset in endpoints.get("subsets") or ()
-                        for address in subset.get("addresses") or ()
-                        for port in subset["ports"]
+                        (address, port["port"])
+                        for each in self.watching.objects["slices"].values()
+                        if each["metadata"]["labels"]["kubernetes.io/service-name"] == service
+                        for endpoint in each.get("endpoints") or ()
+                        if endpoint.get("conditions", {}).get("ready", True)
+                        for address in endpoint["addresses"]
+                        for port in each["ports"]
                     ]
         return []
 

@@ -41,7 +41,7 @@ GATEWAY = {
 }
 WORKER = {
     "gateway.keys.HEARTBEAT_SECONDS": 5,
-    "workers.hosting.host_agent.RESYNC_SECONDS": 2.0,
+    "workers.engine.reconciler.RESYNC_SECONDS": 2.0,
     "workers.hosting.host_watch.WATCH_SECONDS": 1.0,
 }
 GROUPS = ("webhooks", "monitors", "deploys", "sites")

@@ -24,8 +24,8 @@ QUICK: dict[str, float] = {
     "gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": 1.0,
     "workers.builds.builder.CANCEL_CHECK_SECONDS": 0.1,
     "workers.builds.builder.FLUSH_SECONDS": 0.1,
-    "workers.hosting.serving.POLL_SECONDS": 0.05,
-    "workers.hosting.serving.DRAIN_SECONDS": 0.3,
+    "workers.hosting.driver.POLL_SECONDS": 0.05,
+    "workers.engine.steps.DRAIN_SECONDS": 0.3,
 }
 
 

@@ -1,8 +1,8 @@
-"""The engines that serve apps, as one contract drives them (`tests/workers/hosting/test_applier_contract.py`).
+"""The engines that serve apps, as one contract drives them (`tests/workers/engine/test_driver_contract.py`).
 
 Each engine is a worker that follows the serving records in Redis, what it works on, and visitors. A host has real
 files, and a fake Caddy and watchdog. A cluster has a fake API server, over HTTP. A worker can die after any call of its
-applier, and the next one has only what the first one has left.
+driver, and the next one has only what the first one has left.
 """
 
 import asyncio
@@ -33,15 +33,17 @@ from tests.fakes.start_commands import StartCommands
 from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
-from workers.hosting.applier import Applier
+from workers.engine.driver import Driver
+from workers.engine.reconciler import Reconciler
+from workers.engine.steps import ReleaseSteps
 from workers.hosting.archives import archive_key
-from workers.hosting.host_agent import HostAgent
-from workers.hosting.serving import Serving
+from workers.hosting.driver import HostDriver
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.kubernetes import activator
-from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
+from workers.kubernetes.driver import ClusterDriver
+from workers.kubernetes.sleep import Sleep
 
 DOMAIN = "apps.test"
 LOOK_SECONDS = 0.02  # between looks at the suspended apps
@@ -49,37 +51,38 @@ DATA_BYTES = 1 << 28
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,
-    "workers.hosting.host_agent.POLL_SECONDS": 0.02,
-    "workers.hosting.host_agent.QUICK_POLL_SECONDS": 0.02,
-    "workers.hosting.host_agent.TIDY_SECONDS": 0.2,
-    "workers.hosting.serving.POLL_SECONDS": 0.02,
-    "workers.hosting.serving.DRAIN_SECONDS": 0.1,
+    "workers.engine.reconciler.POLL_SECONDS": 0.02,
+    "workers.engine.reconciler.QUICK_POLL_SECONDS": 0.02,
+    "workers.engine.reconciler.TIDY_SECONDS": 0.2,
+    "workers.hosting.driver.POLL_SECONDS": 0.02,
+    "workers.engine.steps.DRAIN_SECONDS": 0.1,
     "workers.hosting.suspensions.POLL_SECONDS": LOOK_SECONDS,
-    "workers.kubernetes.applier.POLL_SECONDS": 0.02,
-    "workers.kubernetes.applier.DRAIN_SECONDS": 0.1,
-    "workers.kubernetes.applier.ACTIVATOR_SECONDS": 0.1,
+    "workers.kubernetes.driver.POLL_SECONDS": 0.02,
+    "workers.kubernetes.driver.ACTIVATOR_SECONDS": 0.1,
+    "workers.kubernetes.sleep.ACTIVATOR_SECONDS": 0.1,
     "workers.kubernetes.cluster.FIRST_PAUSE_SECONDS": 0.05,
     "workers.kubernetes.cluster.LONGEST_PAUSE_SECONDS": 0.2,
 }
 
 
 class Mortal:
-    """An applier whose worker dies right after one of its calls, and which takes its time between them."""
+    """A driver whose worker dies right after one of its calls, and which takes its time between them."""
 
-    def __init__(self, applier: Applier, engine: "Engine") -> None:
-        self._applier, self._engine = applier, engine
+    def __init__(self, driver: Driver, engine: "Engine") -> None:
+        self._driver, self._engine = driver, engine
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._applier, name)
+        found = getattr(self._driver, name)
         return self._dying(name, found) if asyncio.iscoroutinefunction(found) else found
 
-    def _dying(self, name: str, call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        async def make(*args: Any) -> None:
+    def _dying(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def make(*args: Any) -> Any:
             await asyncio.sleep(self._engine.pause)
-            await call(*args)
+            found = await call(*args)
             if name == self._engine.dies_after:
                 self._engine.died.set()
                 await asyncio.Event().wait()
+            return found
 
         return make
 
@@ -113,12 +116,12 @@ class Engine:
         """Starts a worker, which applies the records before it follows them."""
         raise NotImplementedError
 
-    async def _follow(self, applier: Applier) -> None:
-        mortal = cast("Applier", Mortal(applier, self))
-        agent = HostAgent(Records(self.store), mortal, self.find_app, self.settings.canary)
-        self._stack.push_async_callback(agent.aclose)
-        await agent.catch_up()
-        self._work(agent.run())
+    async def _follow(self, driver: Driver) -> None:
+        steps = ReleaseSteps(cast("Driver", Mortal(driver, self)), self.find_app, DOMAIN)
+        reconciler = Reconciler(Records(self.store), steps, self.find_app, self.settings.canary)
+        self._stack.push_async_callback(reconciler.aclose)
+        await reconciler.catch_up()
+        self._work(reconciler.run())
 
     def _work(self, part: Any) -> None:
         self._working.append(asyncio.create_task(part))
@@ -173,10 +176,10 @@ class HostEngine(Engine):
     async def start(self) -> None:
         suspensions = Suspensions(self.store, self.host.releases)
         await suspensions.catch_up()
-        serving = Serving(self.settings, self.find_app, suspensions.mark)
-        await serving.open()
+        driver = HostDriver(self.settings, suspensions.mark)
+        await driver.open()
         self._work(suspensions.run())
-        await self._follow(serving)
+        await self._follow(driver)
 
     async def visit(self, host: str) -> tuple[int, str]:
         return await self.host.visit(host)
@@ -204,7 +207,7 @@ class ClusterEngine(Engine):
     def __init__(self, folder: Path, store: Store) -> None:
         super().__init__(folder, store)
         self.cluster = FakeCluster(self.commands)
-        self._applier: KubernetesApplier | None = None
+        self._sleep: Sleep | None = None
 
     def _make_settings(self) -> Settings:
         return msgspec.structs.replace(super()._make_settings(), apps_engine="kubernetes")
@@ -212,16 +215,17 @@ class ClusterEngine(Engine):
     async def start(self) -> None:
         cluster = await self._stack.enter_async_context(Cluster("apps"))
         suspended = SuspendedList(self.store)
-        self._applier = applier = KubernetesApplier(
+        driver = ClusterDriver(
             self.settings, cluster, self.find_app, suspended, _ignore_crash, _find_limit, "127.0.0.1"
         )
-        self._stack.push_async_callback(applier.aclose)
+        self._stack.push_async_callback(driver.aclose)
+        self._sleep = await self._stack.enter_async_context(contextlib.aclosing(Sleep(cluster, driver, suspended)))
         self._work(cluster.run())
         await cluster.until_synced()
         await suspended.read_changes()
-        self._work(every(LOOK_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked"))
-        self._work(activator.Activator(applier, cast("SleepLimits", StayAwake())).run())
-        await self._follow(applier)
+        self._work(every(LOOK_SECONDS, self._sleep.follow_suspensions, "sites.suspensions_not_marked"))
+        self._work(activator.Activator(self._sleep, cast("SleepLimits", StayAwake())).run())
+        await self._follow(driver)
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -235,9 +239,9 @@ class ClusterEngine(Engine):
         return {each[DEPLOY_LABEL] for each in labels if DEPLOY_LABEL in each}
 
     async def let_sleep(self, deploy: str) -> None:
-        assert self._applier is not None
-        [key] = [key for key in self._applier.list_awake() if key[1] == "live"]
-        await self._applier.let_sleep(key, 0.0)
+        assert self._sleep is not None
+        [address] = [address for address in self._sleep.list_awake() if address[1] == "live"]
+        await self._sleep.let_sleep(address, 0.0)
         await wait_until(lambda: deploy not in self.commands.running)
 
     def outage(self) -> contextlib.AbstractContextManager[None]:
@@ -261,7 +265,7 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
         else:
             engine = (cluster := ClusterEngine(folder, store))
             port = free_port()
-            for module in ("applier", "activator"):
+            for module in ("places", "activator"):
                 monkeypatch.setattr(f"workers.kubernetes.{module}.ACTIVATOR_PORT", port)
             monkeypatch.setenv("KUBECONFIG", str(await cluster.cluster.start(folder)))
         stack.push_async_callback(engine.aclose)

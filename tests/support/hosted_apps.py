@@ -19,8 +19,8 @@ from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.worker_process import Worker
+from workers.engine.driver import Target
 from workers.hosting import caddy
-from workers.hosting.applier import Target
 from workers.hosting.archives import write_record
 from workers.hosting.releases import Releases, Site
 
@@ -117,7 +117,7 @@ class Hosting:
         settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}"}
         settings["GATEWAY_ALLOW_PRIVATE_ADDRESSES"] = ""
         # Most tests have no records of their apps in Redis, so their addresses would be removed.
-        constants = {"workers.hosting.host_agent.TIDY_SECONDS": 3_600.0}
+        constants = {"workers.engine.reconciler.TIDY_SECONDS": 3_600.0}
         return Worker(redis_url, self.folder, "sites", constants=constants, **settings)
 
     def runs(self, site: Site) -> bool:

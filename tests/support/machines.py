@@ -25,8 +25,8 @@ QUICK: dict[str, float] = {
     "workers.builds.schedule.POLL_SECONDS": 0.1,
     "gateway.deploys.serving.LEASE_SECONDS": 4.0,
     "workers.hosting.engine_lease.RENEWAL_SECONDS": 0.5,
-    "workers.hosting.host_agent.RESYNC_SECONDS": 1.0,
-    "workers.hosting.host_agent.TIDY_SECONDS": 0.5,
+    "workers.engine.reconciler.RESYNC_SECONDS": 1.0,
+    "workers.engine.reconciler.TIDY_SECONDS": 0.5,
 }
 
 

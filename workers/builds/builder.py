@@ -35,7 +35,6 @@ from gateway.deploys.environment import Environments
 from gateway.deploys.logs import stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
-from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.states import (
     FINAL,
     GROUP,
@@ -52,7 +51,8 @@ from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import is_offered
 from gateway.keys import partition_tag
-from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
+from gateway.loops import every, until, until_set
+from gateway.redis.client import COMMAND_SECONDS, Store, patient
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
@@ -71,6 +71,7 @@ class DeployLog:
     """Collects lines in memory and flushes them regularly. Lines wait in memory while Redis is unavailable."""
 
     def __init__(self, deploys: Deploys, deploy: Deploy) -> None:
+        """`deploys` waits for Redis."""
         self._deploys, self._deploy = deploys, deploy
         self._lines: list[str] = []
         self._stamped = 0  # time of the last line that has a time, ms
@@ -95,18 +96,11 @@ class DeployLog:
         async with self._lock:
             while self._lines:
                 count = len(self._lines)
-                text = "".join(self._lines[:count])
-                append = partial(self._deploys.append_log, self._deploy, text)
-                await until_redis_answers(append)
+                await self._deploys.append_log(self._deploy, "".join(self._lines[:count]))
                 del self._lines[:count]
 
-    async def _flush_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            await self.flush()
-
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(self._flush_regularly())
+        self._flushing = asyncio.create_task(every(FLUSH_SECONDS, self.flush, first=FLUSH_SECONDS))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -146,16 +140,18 @@ class Builder:
         self._settings = settings
         self._store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         vault = Vault(settings.encryption_key)
-        self._registry = Registry(self._store, vault)
-        self._environments = Environments(self._store, vault)
-        self._deploys = Deploys(settings, self._registry)
-        find = (self._find_app, self._find_ai_url, self._find_variables, self._find_clearing)
+        registry = Registry(self._store, vault)
+        # The changes of a deploy's state are repeated by `_change_state`, which must know that an answer was lost.
+        self._changes = Deploys(settings, registry)
+        self._registry, self._deploys = patient(registry), patient(self._changes)
+        find_variables = patient(Environments(self._store, vault)).open_variables
+        find = (self._registry.find_app, self._find_ai_url, find_variables, self._deploys.find_cache_clearing)
         self._engine = Engine(settings, self._store, *find)
         self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
         )
-        self._records, self._data = DataRecords(self._store), DataCommands(self._store)
+        self._records, self._data = patient(DataRecords(self._store)), DataCommands(self._store)
         self._snapshots: dict[str, str] = {}  # by deploy in progress: the snapshot of the data from before it
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
@@ -168,8 +164,9 @@ class Builder:
                 try:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._schedule.run(folder_id, self._consumer))
-                        group.create_task(self._tidy_regularly())
-                        group.create_task(self._write_positions_regularly())
+                        tidy = partial(self._engine.tidy, self._in_progress)
+                        group.create_task(every(TIDY_SECONDS, tidy, "deploys.not_tidied"))
+                        group.create_task(every(POSITIONS_PAUSE_SECONDS, self._write_positions))
                         group.create_task(self._consumer.run())
                 finally:
                     await finish_despite_cancellation(self._stop(folder_id))
@@ -184,17 +181,6 @@ class Builder:
             async with asyncio.timeout(COMMAND_SECONDS):
                 await self._consumer.release_entries()
                 await self._schedule.leave_queue(folder_id)
-
-    async def _tidy_regularly(self) -> None:
-        while True:
-            try:
-                await self._engine.tidy(self._in_progress)
-            except BackboneUnavailable as error:
-                logger.warning("deploys.not_tidied", error=str(error))
-            except Exception as error:  # one tenant's files must not stop the builder
-                logger.error("deploys.not_tidied", exc_info=error)
-            end_if_canceled()
-            await asyncio.sleep(TIDY_SECONDS)
 
     # -- entries of the stream -------------------------------------------------------------------------------
 
@@ -234,12 +220,12 @@ class Builder:
 
     async def _process(self, entry: Entry) -> None:
         fields = entry.fields
-        deploy = await until_redis_answers(lambda: self._deploys.get(fields["id"], fields["account"]))
+        deploy = await self._deploys.get(fields["id"], fields["account"])
         if deploy is not None:
             if not await self._bring_to_end(deploy):
                 return
-            await until_redis_answers(lambda: self._deploys.store_log(deploy))
-        await until_redis_answers(lambda: self._acknowledge(entry))
+            await self._deploys.store_log(deploy)
+        await patient(self._consumer).acknowledge_entry(entry)
 
     async def _bring_to_end(self, deploy: Deploy) -> bool:
         """Brings the deploy to its end. Returns False if another worker continues it."""
@@ -251,7 +237,7 @@ class Builder:
             elif deploy.state not in FINAL:
                 await self._fail_abandoned(deploy)
         except StaleDeploy:
-            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+            now = await self._deploys.get(deploy.id, deploy.account)
             if now is not None and now.state == "canceled":
                 await self._clean_up_canceled(now)
                 return True
@@ -269,21 +255,13 @@ class Builder:
     async def _fail_abandoned(self, deploy: Deploy) -> None:
         logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
         await self._undo(deploy)
-        await self._change_state(deploy, ("failed",), lambda: self._deploys.fail_abandoned(deploy))
+        await self._change_state(deploy, ("failed",), lambda: self._changes.fail_abandoned(deploy))
 
-    async def _acknowledge(self, entry: Entry) -> None:
-        await self._store.client.xack(self._consumer.key(entry.tag), GROUP, entry.id)
-        await self._store.client.xdel(self._consumer.key(entry.tag), entry.id)
-
-    async def _write_positions_regularly(self) -> None:
-        while True:
-            self._schedule.moved.clear()
-            with contextlib.suppress(BackboneUnavailable):
-                await write_positions(self._store, await self._schedule.positions())
-            end_if_canceled()
-            await asyncio.sleep(POSITIONS_PAUSE_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._schedule.moved.wait(), POSITIONS_SECONDS)
+    async def _write_positions(self) -> None:
+        """Writes the positions once they have changed, or some seconds later."""
+        await until_set(self._schedule.moved, POSITIONS_SECONDS)
+        self._schedule.moved.clear()
+        await write_positions(self._store, await self._schedule.positions())
 
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
@@ -310,13 +288,13 @@ class Builder:
         try:
             trace.enter(phase)
             await self._consumer.confirm_name()
-            app = await self._find_app(deploy.appId)
+            app = await self._registry.find_app(deploy.appId)
             queued = deploy
-            deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
+            deploy = await self._change_state(queued, ("building",), lambda: self._changes.start(queued))
             if app is None or app.account != deploy.account:
                 raise AppGone
             await self._end_if_suspended(deploy)
-            recorders = partial(self._record_commit, deploy), partial(self._record_archive, deploy)
+            recorders = partial(self._deploys.record_commit, deploy), partial(self._deploys.record_archive, deploy)
             job = Job(deploy, app, log.write_line, *recorders)
             manifest = await self._build(deploy, log, job)
             deploy = await self._finish_phase(deploy, phase)
@@ -358,7 +336,7 @@ class Builder:
     async def _until_moved(self, deploy: Deploy, log: DeployLog, work: Coroutine[Any, Any, T]) -> T:
         """Does the work of a phase. Ends it and raises StaleDeploy if the deploy is canceled."""
         working = asyncio.create_task(work)
-        moving = asyncio.create_task(self._wait_until_moved(deploy))
+        moving = asyncio.create_task(until(partial(self._has_moved, deploy), CANCEL_CHECK_SECONDS))
         try:
             await asyncio.wait([working, moving], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -370,18 +348,15 @@ class Builder:
 
     async def _end_if_suspended(self, deploy: Deploy) -> None:
         """Cancels the deploy and raises StaleDeploy if its app is suspended: such a deploy does not fail."""
-        owned = await until_redis_answers(lambda: self._registry.read_apps([deploy.appId]))
+        owned = await self._registry.read_apps([deploy.appId])
         if deploy.appId in owned and find_suspension(*owned[deploy.appId]) is not None:
-            await until_redis_answers(lambda: self._deploys.end_as_canceled(deploy, "the app was suspended"))
+            await self._deploys.end_as_canceled(deploy, "the app was suspended")
             raise StaleDeploy
 
-    async def _wait_until_moved(self, deploy: Deploy) -> None:
-        """Waits until the deploy is no longer in the state that this worker set."""
-        while True:
-            await asyncio.sleep(CANCEL_CHECK_SECONDS)
-            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
-            if now is None or now.state != deploy.state:
-                return
+    async def _has_moved(self, deploy: Deploy) -> bool:
+        """Returns whether the deploy is no longer in the state that this worker set."""
+        now = await self._deploys.get(deploy.id, deploy.account)
+        return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
         reason = str(error)
@@ -399,7 +374,7 @@ class Builder:
         """Records the phase's result. Raises StaleDeploy."""
         after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
         return await self._change_state(
-            deploy, after, lambda: self._deploys.advance(deploy, phase, not failure, failure)
+            deploy, after, lambda: self._changes.advance(deploy, phase, not failure, failure)
         )
 
     async def _change_state(
@@ -420,8 +395,8 @@ class Builder:
                 if not answer_lost:
                     raise
                 # The server that made the change may have been superseded, and its successor may not have the change.
-                await until_redis_answers(lambda: self._store.confirm_writes(partition_tag(deploy.account)))
-                now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+                await patient(self._store).confirm_writes(partition_tag(deploy.account))
+                now = await self._deploys.get(deploy.id, deploy.account)
                 if now is None or now.state != deploy.state:
                     if now is not None and now.state in after:
                         return now
@@ -430,12 +405,6 @@ class Builder:
                 end_if_canceled()
                 return changed
 
-    async def _record_commit(self, deploy: Deploy, commit: str, warning: str) -> None:
-        await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit, warning))
-
-    async def _record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> None:
-        await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
-
     async def _requeue(self, deploy: Deploy) -> None:
         """Queues the deploy again unless it has ended.
 
@@ -443,10 +412,10 @@ class Builder:
         """
         with contextlib.suppress(StaleDeploy, TimeoutError):
             async with asyncio.timeout(REQUEUE_SECONDS):
-                now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+                now = await self._deploys.get(deploy.id, deploy.account)
                 if now is not None and now.state not in (*FINAL, "queued"):
                     await self._undo(now, 0)  # the host of the data may be stopping too
-                    await until_redis_answers(lambda: self._deploys.requeue(now))
+                    await self._deploys.requeue(now)
 
     # -- the app's data --------------------------------------------------------------------------------------
 
@@ -479,13 +448,11 @@ class Builder:
         deploy, app = job.deploy, job.app
         if deploy.kind != "live":
             return 0
-        has_data = await until_redis_answers(lambda: self._records.has_data(deploy.account, deploy.appId))
-        if has_data or deploy.restores:
+        if deploy.restores or await self._records.has_data(deploy.account, deploy.appId):
             return DATA_SECONDS
         if app.build is None or app.build.start is None:
             return 0
-        live = await until_redis_answers(lambda: self._deploys.find_live_id(app))
-        return FIRST_DATA_SECONDS if live else 0
+        return FIRST_DATA_SECONDS if await self._deploys.find_live_id(app) else 0
 
     async def _command_data(self, deploy: Deploy, action: Action, seconds: float = DATA_SECONDS) -> DataAnswer | None:
         """Sends a command to the host of the app's data. Returns None if it does not answer."""
@@ -505,8 +472,7 @@ class Builder:
 
         Raises StaleDeploy.
         """
-        now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
-        if now is None or now.state != deploy.state:
+        if await self._has_moved(deploy):
             raise StaleDeploy
         if manifest is not None and deploy.kind == "live":
             await self._change_app(deploy, lambda app: apply_manifest(app, deploy.id, manifest))
@@ -523,26 +489,17 @@ class Builder:
     async def _change_app(self, deploy: Deploy, change: Callable[[App], App]) -> None:
         """Changes the app's record, unless another account has the app."""
         for _ in range(RENAMES):
-            app = await self._find_app(deploy.appId)
+            app = await self._registry.find_app(deploy.appId)
             if app is None or app.account != deploy.account or change(app) == app:
                 return
             with contextlib.suppress(NotFound):  # it was renamed or deleted meanwhile
-                await until_redis_answers(partial(self._registry.change_app, app, change))
+                await self._registry.change_app(app, change)
                 return
 
     # -- data for the engine ---------------------------------------------------------------------------------
 
-    async def _find_app(self, app_id: str) -> App | None:
-        return await until_redis_answers(lambda: self._registry.find_app(app_id))
-
-    async def _find_variables(self, app: App) -> dict[str, str]:
-        return await until_redis_answers(lambda: self._environments.open_variables(app))
-
-    async def _find_clearing(self, app: App) -> str:
-        return await until_redis_answers(lambda: self._deploys.find_cache_clearing(app))
-
     async def _find_ai_url(self, app: App) -> str | None:
-        offered = await until_redis_answers(lambda: is_offered(self._settings, self._store))
+        offered = await is_offered(self._settings, patient(self._store))
         return f"{self._settings.base_url}/capsule/{app.name}/ai" if offered else None
 
 

@@ -41,8 +41,8 @@ class Job(msgspec.Struct, frozen=True):
     deploy: Deploy
     app: App
     write_line: Callable[[str], None]  # to the deploy's log
-    record_commit: Callable[[str, str], Awaitable[None]]  # the commit, and what it lacks
-    record_archive: Callable[[ReleaseArchive], Awaitable[None]]
+    record_commit: Callable[[str, str], Awaitable[object]]  # the commit, and what it lacks
+    record_archive: Callable[[ReleaseArchive], Awaitable[object]]
 
 
 class Compiler:

@@ -1,7 +1,7 @@
 """The steps of a deploy. The worker (`builder.py`) manages its states.
 
 The engine makes the release on this machine (`compiler.py`). For each further step it writes a record, which what
-serves the apps follows and answers (`workers/hosting/host_agent.py`).
+serves the apps follows and answers (`workers/engine/reconciler.py`).
 
 The engine writes a step only while its deploy is in the state of the step. So a builder that was paused writes no steps
 after another builder has taken over. An external engine uses the operators' API instead.
@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,12 +24,13 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
 from gateway.deploys.states import Deploy, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.redis.client import Store, until_redis_answers
+from gateway.loops import until
+from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
+from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
-from workers.hosting.applier import ReleaseMissing
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_PREVIEWS, KEPT_RELEASES, Releases, exclusive_lock
 from workers.sandbox.removal import remove_folder
 
@@ -67,7 +67,9 @@ class Engine:
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
         found = (find_ai_url, find_variables, find_clearing)
         self._compiler = Compiler(settings, self._releases, self._storage, *found)
-        self._records = Records(store)
+        # A step is written without repetitions: `_write_step` must know that an answer was lost.
+        self._writer = Records(store)
+        self._records = patient(self._writer)
         self._made: dict[str, Release] = {}  # by deploy, until the deploy ends
         self._next_pruning = 0.0
 
@@ -78,15 +80,17 @@ class Engine:
         await self._compiler.check_tools()
         async with exclusive_lock(self._releases.folder / "deploys.lock"):
             folder = self._releases.folder_id()
-            self._records = Records(self._store, "" if self._settings.storage_url else folder)
+            self._records = patient(Records(self._store, "" if self._settings.storage_url else folder))
             await self._until_apps_are_here()
             yield folder
 
     async def _until_apps_are_here(self) -> None:
-        if await until_redis_answers(self._records.is_elsewhere):
+        async def are_here() -> bool:
+            return not await self._records.is_elsewhere()
+
+        if not await are_here():
             logger.warning("deploys.elsewhere", action=ELSEWHERE)
-        while await until_redis_answers(self._records.is_elsewhere):  # noqa: ASYNC110
-            await asyncio.sleep(JOIN_SECONDS)
+            await until(are_here, JOIN_SECONDS)
 
     # -- build -----------------------------------------------------------------------------------------------
 
@@ -138,7 +142,7 @@ class Engine:
         await self._write_step(job.deploy, "live", state="canary")
 
     async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
-        return await until_redis_answers(lambda: self._records.read(deploy.account, deploy.appId))
+        return await self._records.read(deploy.account, deploy.appId)
 
     async def _write_step(self, deploy: Deploy, step: Step, *, state: str) -> Wanted:
         """Writes the step to the record of the deploy's address. Raises StaleDeploy."""
@@ -156,9 +160,9 @@ class Engine:
         wanted = Wanted(deploy.account, deploy.appId, name, step, deploy.id, served, releases)
         while True:
             try:
-                await self._records.write(before, wanted, state)
+                await self._writer.write(before, wanted, state)
             except BackboneUnavailable:  # the record may have been written, perhaps on a server that was superseded
-                await until_redis_answers(lambda: self._records.confirm(deploy.account))
+                await self._records.confirm(deploy.account)
                 now = (await self._read_records(deploy)).get(name)
                 if now is None or now[1].token != wanted.token:
                     continue
@@ -172,8 +176,8 @@ class Engine:
         """
         seconds, read_at = 0.0, time.monotonic()
         while True:
-            serves = await until_redis_answers(self._records.has_engine)
-            answer = await until_redis_answers(lambda: self._records.read_answer(wanted))
+            serves = await self._records.has_engine()
+            answer = await self._records.read_answer(wanted)
             now = time.monotonic()
             seconds, read_at = seconds + min(now - read_at, OUTAGE_SECONDS), now
             yield seconds, serves, answer
@@ -205,7 +209,7 @@ class Engine:
         records = await self._read_records(job.deploy)
         previews = sorted((known.deploy, name) for name, (_, known) in records.items() if name != "live")
         for _, name in previews[:-KEPT_PREVIEWS]:
-            await until_redis_answers(partial(self._records.remove_address, job.app.account, job.app.id, name))
+            await self._records.remove_address(job.app.account, job.app.id, name)
             del records[name]
         kept = {deploy_id for _, known in records.values() for deploy_id in known.releases}
         with suppress(StorageUnavailable):  # the next deploy of the app removes them

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.cancellation import end_if_canceled
 from gateway.deploys import scripts
 from gateway.deploys.positions import Position
 from gateway.errors import BackboneUnavailable
 from gateway.keys import build_queue_keys, deploy_key
+from gateway.loops import every, until_set
 from gateway.redis.client import Store
 from workers.stream import Consumer, Entry
 
@@ -51,6 +51,7 @@ class Schedule:
         self._running: dict[str, Running] = {}  # by deploy
         self._changed = asyncio.Event()
         self.moved = asyncio.Event()  # a change has been written to Redis, so positions may have changed
+        self.moved.set()
 
     def add_entry(self, entry: Entry) -> None:
         self._new.append(entry)
@@ -73,17 +74,17 @@ class Schedule:
 
     async def run(self, builder: str, consumer: Consumer) -> None:
         """Runs until canceled. `builder` is an id that no other builder has at the same time."""
-        while True:
+
+        async def start_granted() -> None:
             changed = self._changed.is_set()
             self._changed.clear()
             with contextlib.suppress(BackboneUnavailable):
                 await self._start_granted(builder, consumer)
                 if changed:
                     self.moved.set()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
-            end_if_canceled()
-            await asyncio.sleep(PAUSE_SECONDS)
+            await until_set(self._changed, POLL_SECONDS)
+
+        await every(PAUSE_SECONDS, start_granted)
 
     async def leave_queue(self, builder: str) -> None:
         """Gives up all slots at once. Raises BackboneUnavailable."""

@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
@@ -27,8 +28,8 @@ from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id, now_iso
-from gateway.loops import every
-from gateway.redis.client import until_redis_answers
+from gateway.loops import every, until
+from gateway.redis.client import patient
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
 from workers.engine.data_keeper import Handover, Keeper, Packed
@@ -109,7 +110,7 @@ class DataDriver(ABC):
         """Removes what nobody needs. `is_deleted`: the account has no such app."""
 
     @abstractmethod
-    def has_started(self, app_id: str, account: str) -> bool:
+    async def has_started(self, app_id: str, account: str) -> bool:
         """Returns whether the app runs on its data, or is not meant to."""
 
     @abstractmethod
@@ -131,7 +132,7 @@ class DataDriver(ABC):
     ) -> Snapshot:
         """Stores and records a snapshot, and removes those that it replaces."""
         snapshot = await self.store(app_id, packed, reason, deploy, snapshot_id)
-        replaced = await until_redis_answers(lambda: self.records.add_snapshot(account, app_id, snapshot))
+        replaced = await patient(self.records).add_snapshot(account, app_id, snapshot)
         with contextlib.suppress(StorageUnavailable):
             await self._storage.delete([snapshot_key(app_id, each) for each in replaced])
         logger.info("data.snapshot", app=app_id, id=snapshot.id, reason=snapshot.reason, bytes=snapshot.bytes)
@@ -152,7 +153,7 @@ class DataDriver(ABC):
         """Replaces the data, if they are stale, by their newest snapshot, if there is one. Then the app may run."""
         if not (report := await keeper.report()).stale:
             return
-        [newest] = await until_redis_answers(lambda: self.records.find_newest([(account, app_id)]))
+        [newest] = await patient(self.records).find_newest([(account, app_id)])
         if newest and newest not in report.replacements:  # by a worker that was killed
             limit = 2 * max(await self.find_limit(account), MIB)  # apps exceed limits for seconds
             async with (
@@ -221,7 +222,7 @@ class DataAgent:
         async with self._driver.turns.exclusive(command.app, command.account):
             try:
                 answer = await self._answer(command)
-                await until_redis_answers(lambda: self._commands.answer(command, answer))
+                await patient(self._commands).answer(command, answer)
             except Exception as error:  # the command is repeated until its end
                 logger.error("data.command_failed", app=command.app, action=command.action, exc_info=error)
             else:
@@ -261,13 +262,15 @@ class DataAgent:
                         return await self._keep(command, keeper.restore(archive, change, limit))
                 case "clear":
                     answer = await self._keep(command, keeper.clear(change))
-                    await self._until_started(command)
+                    # So that the account holder's next request is not refused.
+                    started = partial(self._driver.has_started, command.app, command.account)
+                    await until(started, START_POLL_SECONDS, START_SECONDS)
                     return answer
             return await self._keep(command, keeper.snapshot())
 
     async def _find_made(self, command: DataCommand) -> Snapshot | None:
         """Returns the snapshot that the command has made, if any."""
-        made = await until_redis_answers(lambda: self._records.list_snapshots(command.account, command.app))
+        made = await patient(self._records).list_snapshots(command.account, command.app)
         return next((each for each in made if each.id == snapshot_id_of(command)), None)
 
     async def _keep(self, command: DataCommand, handover: Handover) -> DataAnswer:
@@ -280,20 +283,13 @@ class DataAgent:
             )
         return DataAnswer(snapshot, notes=packed.notes)
 
-    async def _until_started(self, command: DataCommand) -> None:
-        """Waits until the app runs again, so that the account holder's next request is not refused."""
-        ends = time.monotonic() + START_SECONDS
-        while not self._driver.has_started(command.app, command.account) and time.monotonic() < ends:  # noqa: ASYNC110
-            await asyncio.sleep(START_POLL_SECONDS)
-
     async def _forget(self, command: DataCommand) -> DataAnswer:
         """Keeps the data of a deleted app as its last snapshot, and removes them."""
         async with self._driver.forget(command.app, command.account) as packed:
             if packed is None:
                 return DataAnswer()
             snapshot = await self._driver.store(command.app, packed, "clear", "", snapshot_id_of(command))
-            add = self._records.add_last_snapshot
-            await until_redis_answers(lambda: add(command.account, command.source, snapshot))
+            await patient(self._records).add_last_snapshot(command.account, command.source, snapshot)
         self._unwritten.pop((command.account, command.app), None)
         return DataAnswer(snapshot, notes=packed.notes)
 
@@ -326,7 +322,7 @@ class DataAgent:
 
 async def find_data_limit(settings: Settings, registry: Registry, account_id: str) -> int:
     """Returns the bytes that the data of each app may take, by the account's plan."""
-    account = await until_redis_answers(lambda: registry.account(account_id))
+    account = await patient(registry).account(account_id)
     return settings.app_data["free" if account is None else account.plan] * MIB
 
 

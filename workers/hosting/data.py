@@ -20,7 +20,7 @@ from gateway.cancellation import run_in_thread
 from gateway.data.records import DataState, DataStatus, Reason, Snapshot
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.engine.app_data import FOLDER, GONE_SECONDS, AppData, is_empty, list_data
 from workers.engine.data import DataDriver, Start, describe_status
@@ -57,7 +57,7 @@ class HostData(DataDriver):
     @asynccontextmanager
     async def reach(self, app_id: str, account: str, *, create: bool = False) -> AsyncIterator[Keeper | None]:
         data = self._data(app_id)
-        app = await until_redis_answers(lambda: self._registry.find_app(app_id)) if create else None
+        app = await patient(self._registry).find_app(app_id) if create else None
         if app is not None and app.account == account:
             limit = await self.find_limit(account)
             await run_in_thread(data.prepare, account, limit)
@@ -146,7 +146,10 @@ class HostData(DataDriver):
             return "full"
         return "asleep" if read_state(self._folder, site.current).asleep else "running"
 
-    def has_started(self, app_id: str, account: str) -> bool:
+    async def has_started(self, app_id: str, account: str) -> bool:
+        return await run_in_thread(self._has_started, app_id)
+
+    def _has_started(self, app_id: str) -> bool:
         if self._find_state(self._data(app_id)) != "running" or (current := self._site(app_id).current) is None:
             return True
         state = read_state(self._folder, current)
@@ -224,7 +227,7 @@ class HostData(DataDriver):
         """
         data = self._data(app_id)
         async with self.turns.exclusive(app_id, account):
-            [newest] = await until_redis_answers(lambda: self.records.find_newest([(account, app_id)]))
+            [newest] = await patient(self.records).find_newest([(account, app_id)])
             if newest:
                 await run_in_thread(self._prepare_stale, data, account, await self.find_limit(account))
             await self.bring_newest(DataKeeper(data, self._packer), app_id, account)

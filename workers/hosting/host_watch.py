@@ -20,9 +20,9 @@ from gateway.deploys.serving import REPORT_SECONDS, HostReport, Records
 from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from workers.engine.reconciler import Reconciler
 from workers.hosting import caddy
 from workers.hosting.engine_lease import HostLease
-from workers.hosting.host_agent import HostAgent
 from workers.hosting.releases import Releases
 
 logger = structlog.get_logger()
@@ -36,9 +36,9 @@ NAMED_APPS = 5  # in a line of the log
 
 class HostWatch:
     def __init__(
-        self, settings: Settings, store: Store, releases: Releases, agent: HostAgent, lease: HostLease
+        self, settings: Settings, store: Store, releases: Releases, reconciler: Reconciler, lease: HostLease
     ) -> None:
-        self._store, self._records, self._agent, self._lease = store, Records(store), agent, lease
+        self._store, self._records, self._reconciler, self._lease = store, Records(store), reconciler, lease
         self._host, self._folder = releases.folder_id(), releases.folder
         name = urlsplit(settings.api_url or settings.base_url).hostname
         self._own_name = name if settings.acme and settings.upstream else None
@@ -57,7 +57,7 @@ class HostWatch:
         await self._records.write_report(self._host, report)
 
     async def _check_releases(self) -> int:
-        missing = await self._agent.find_missing()
+        missing = await self._reconciler.find_missing()
         apps = sorted({wanted.app for wanted in missing})[:NAMED_APPS]
         action = "restore the data folder from a backup, or deploy these apps again; until then, visitors get 404"
         self._log("sites.releases_missing", bool(missing), addresses=len(missing), apps=apps, action=action)

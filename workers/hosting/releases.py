@@ -266,13 +266,21 @@ class Releases:
     def site_at(self, host: str) -> Site | None:
         """Returns the site that is served at a host name."""
         target = _read_link(self._addresses / host)
-        return Site(self._addresses.joinpath(target).resolve()) if target is not None else None
+        return Site(Path(os.path.normpath(self._addresses / target))) if target is not None else None
 
-    def serve_only(self, hosts: Iterable[str], app_id: str = "") -> None:
-        """Removes the other host names: all of them, or those of one app."""
-        for name in {path.name for path in self._addresses.iterdir()} - set(hosts):
-            site = self.site_at(name) if app_id else None
-            if not app_id or (site is not None and site.app_id == app_id):
+    def list_names(self) -> dict[Path, set[str]]:
+        """Returns the host names, by the folder of the site that they lead to."""
+        found: dict[Path, set[str]] = {}
+        for name in os.listdir(self._addresses):
+            if not name.startswith(".") and (site := self.site_at(name)) is not None:
+                found.setdefault(site.folder, set()).add(name)
+        return found
+
+    def serve_no_more(self, site: Site, hosts: Iterable[str]) -> None:
+        """Removes host names that lead to the site."""
+        for name in hosts:
+            found = self.site_at(name)
+            if found is not None and found.folder == site.folder:
                 (self._addresses / name).unlink(missing_ok=True)
 
     # -- apps that run ---------------------------------------------------------------------------------------
@@ -319,17 +327,17 @@ class Releases:
                 with _isolated(build):
                     remove_folder(build)
 
-    def tidy(self, apps: Collection[str], in_progress: Set[str]) -> None:
+    def tidy(self, gone: Set[str], in_progress: Set[str]) -> None:
         """Removes what is no longer needed, except builds.
 
-        `apps`: the ids of all existing apps. `in_progress`: ids of deploys. The set changes while this runs.
+        `gone`: the ids of the deleted apps. `in_progress`: ids of deploys. The sets change while this runs.
         """
         for app in _subfolders(self._sites):
             with _isolated(app):
-                self._tidy_app(app, exists=app.name in apps)
+                self._tidy_app(app, exists=app.name not in gone)
         for link in self._links():
             with _isolated(link):
-                if link.name not in in_progress and not self._is_needed(link, apps, in_progress):
+                if link.name not in in_progress and not self._is_needed(link, gone, in_progress):
                     self.stop(link.name)
 
     def _tidy_app(self, app: Path, *, exists: bool) -> None:
@@ -345,13 +353,13 @@ class Releases:
             remove_folder(app)
 
     @staticmethod
-    def _is_needed(link: Path, apps: Collection[str], in_progress: Set[str]) -> bool:
+    def _is_needed(link: Path, gone: Set[str], in_progress: Set[str]) -> bool:
         """Returns whether a release with a start command must keep running, after its deploy has ended."""
         site = Site(link.resolve().parent)
         needed = {site.current}
         if site.current in in_progress or site.unverified is not None:
             needed.add(site.read_link("previous"))  # served again if the canary fails or its builder was killed
-        return site.app_id in apps and link.name in needed
+        return site.app_id not in gone and link.name in needed
 
     @staticmethod
     def _tidy_previews(app: Path) -> None:

@@ -1,7 +1,7 @@
 """The worker that decides what this host serves: it runs Caddy (`caddy.py`) and the apps (`watchdog.py`).
 
 Only the data folder determines which releases are served and run (`releases.py`). So the worker works without Redis and
-the builder, and restarts independently of them. `host_agent.py` updates the data folder when a builder wants it. Caddy
+the builder, and restarts independently of them. `workers/engine` updates the data folder when a builder wants it. Caddy
 and the apps keep running while the worker is stopped, and the next worker adopts them.
 
 One process per data folder works, and a second one stands by. One engine serves the apps (`engine_lease.py`): on
@@ -28,18 +28,20 @@ from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
 from gateway.loops import raise_descriptor_limit
 from gateway.monitors.crashes import Crashes
-from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from workers.engine.data import DataAgent
+from workers.engine.names import find_app, follow_changes
+from workers.engine.reconciler import Reconciler
+from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data import HostData
+from workers.hosting.driver import HostDriver
 from workers.hosting.engine_lease import HostLease, ServedElsewhere
-from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch
 from workers.hosting.releases import Releases, exclusive_lock
-from workers.hosting.serving import Serving, find_app, follow_changes
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import LIMITS, Watchdog, stop_apps
@@ -100,15 +102,16 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await start(watchdog.run())
             await start(DataAgent(registry, data).run())
         find = partial(find_app, registry)
-        serving = Serving(settings, find, suspensions.mark, None if data is None else data.bring)
-        agent = HostAgent(records, serving, find, settings.canary)
-        await stack.enter_async_context(aclosing(agent))
-        await serving.open()
+        driver = HostDriver(settings, suspensions.mark, None if data is None else data.bring)
+        steps = ReleaseSteps(driver, find, settings.apps_domain)
+        reconciler = Reconciler(records, steps, find, settings.canary)
+        await stack.enter_async_context(aclosing(reconciler))
+        await driver.open()
         if shares:  # visitors of a host that was empty would get 404
-            await agent.catch_up()
-        await start(_follow(lease, agent))
-        await start(HostWatch(settings, store, releases, agent, lease).run())
-        await start(follow_changes(store, serving.follow_app))
+            await reconciler.catch_up()
+        await start(_follow(lease, reconciler))
+        await start(HostWatch(settings, store, releases, reconciler, lease).run())
+        await start(follow_changes(store, steps.names.follow_app))
         await start(suspensions.run())
         await start(_keep_serving(settings, folder))
         if data is not None:
@@ -124,9 +127,9 @@ async def _leave(data: HostData, kind: type[BaseException] | None, *_: object) -
         await data.leave()
 
 
-async def _follow(lease: HostLease, agent: HostAgent) -> None:
+async def _follow(lease: HostLease, reconciler: Reconciler) -> None:
     await lease.until_here()
-    await agent.run()
+    await reconciler.run()
 
 
 async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
@@ -176,7 +179,7 @@ class CrashReporter:
         vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, vault)
         webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
-        self._crashes = Crashes(self.store, webhooks)
+        self._crashes = patient(Crashes(self.store, webhooks))
         self._reporting: set[asyncio.Task[None]] = set()
 
     async def report(
@@ -201,12 +204,11 @@ class CrashReporter:
         event_id = known_id or new_id("evt")
         try:
             async with asyncio.timeout(REPORT_SECONDS):
-                app = await until_redis_answers(lambda: self.registry.find_app(app_id))
+                app = await patient(self.registry).find_app(app_id)
                 if app is None:
                     return
-                known: bool = bool(known_id) and await until_redis_answers(lambda: self._crashes.has(app, known_id))
-                if not known:
-                    await until_redis_answers(lambda: self._crashes.report(app, crash, event_id, lines))
+                if not (known_id and await self._crashes.has(app, known_id)):
+                    await self._crashes.report(app, crash, event_id, lines)
         except TimeoutError:
             logger.error("app.crash_not_reported", app=app_id, reason=crash.reason)
 

@@ -33,6 +33,7 @@ from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.runtime_log import RuntimeLog
+from gateway.loops import every, pauses
 from workers.engine.app_data import AppData, DataHeld
 from workers.hosting.release_files import read_environment, read_url
 from workers.hosting.releases import Releases, Site
@@ -180,21 +181,22 @@ class Watchdog:
         """Runs until canceled. The apps keep running."""
         await asyncio.to_thread(self._remove_leftovers)
         try:
-            while True:
-                wanted = self._find_releases()
-                for deploy_id, task in self._running.items():
-                    if deploy_id not in wanted and not task.cancelling():
-                        task.cancel()
-                for deploy_id in wanted.keys() - self._running.keys():
-                    task = asyncio.create_task(self._keep_running(wanted[deploy_id]))
-                    self._running[deploy_id] = task
-                    task.add_done_callback(lambda _, ended=deploy_id: self._running.pop(ended))  # type: ignore[misc]
-                await asyncio.sleep(CHECK_SECONDS)
+            await every(CHECK_SECONDS, self._follow_links)
         finally:
             stopping = list(self._running.values())
             for task in stopping:
                 task.cancel()
             await asyncio.gather(*stopping, return_exceptions=True)
+
+    async def _follow_links(self) -> None:
+        wanted = self._find_releases()
+        for deploy_id, task in self._running.items():
+            if deploy_id not in wanted and not task.cancelling():
+                task.cancel()
+        for deploy_id in wanted.keys() - self._running.keys():
+            task = asyncio.create_task(self._keep_running(wanted[deploy_id]))
+            self._running[deploy_id] = task
+            task.add_done_callback(lambda _, ended=deploy_id: self._running.pop(ended))  # type: ignore[misc]
 
     def _find_releases(self) -> dict[str, Path]:
         """Returns the releases to run. Reads their links only if the folder has changed, because there may be many."""
@@ -206,7 +208,7 @@ class Watchdog:
         return self._wanted
 
     async def _keep_running(self, release: Path) -> None:
-        state, pause = read_state(self._folder, release.name), FIRST_PAUSE_SECONDS
+        state, growing = read_state(self._folder, release.name), pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         try:
             while True:
                 if state.asleep:
@@ -229,9 +231,8 @@ class Watchdog:
                     self._write_state(release, state)
                 await self._report_crash(release, outcome)
                 if time.monotonic() - began > STABLE_SECONDS:
-                    pause = FIRST_PAUSE_SECONDS
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                    growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(next(growing))
         finally:
             self._close_listener(release)
             if not (self._releases.running / release.name).is_symlink():

@@ -21,7 +21,8 @@ from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes.applier import ACTIVATOR_PORT, KubernetesApplier
+from workers.kubernetes.places import ACTIVATOR_PORT
+from workers.kubernetes.sleep import Sleep
 from workers.sandbox.network import Connection, splice
 from workers.sandbox.relay import FROM_MONITOR
 
@@ -37,12 +38,13 @@ IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connec
 NO_APP = "404 Not Found", "There is no app at this address."
 BUSY = "503 Service Unavailable", "The app has too many requests in progress."
 UNASKED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"  # to uptime probes, which wake no app
+SUSPENDED = "503 Service Unavailable", "This app is suspended."
 NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
 class Activator:
-    def __init__(self, applier: KubernetesApplier, limits: SleepLimits) -> None:
-        self._applier, self._limits = applier, limits
+    def __init__(self, sleep: Sleep, limits: SleepLimits) -> None:
+        self._sleep, self._limits = sleep, limits
         self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
         self._checking: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._held: Counter[str] = Counter()  # requests, by app
@@ -67,7 +69,7 @@ class Activator:
     async def _look(self) -> None:
         """Begins to check apps that are due. One that falls asleep or wakes slowly does not hold up the others."""
         now = time.monotonic()
-        self._due = {key: self._due.get(key, now) for key in self._applier.list_awake()}
+        self._due = {key: self._due.get(key, now) for key in self._sleep.list_awake()}
         for key in [key for key, at in self._due.items() if at <= now]:
             if len(self._checking) < CHECKS and key not in self._checking:
                 self._checking[key] = checking = asyncio.create_task(self._check(key))
@@ -78,7 +80,7 @@ class Activator:
         left, limit = CHECK_SECONDS, await self._limits.find(key[0])
         try:
             if limit is not None:
-                left = min(left, await self._applier.let_sleep(key, limit))
+                left = min(left, await self._sleep.let_sleep(key, limit))
         except Exception as error:  # one app must not stop the others
             logger.error("sites.sleep_failed", app=key[0], exc_info=error)
         self._due[key] = time.monotonic() + left
@@ -94,17 +96,19 @@ class Activator:
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
             async with asyncio.timeout(HEAD_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            key = self._applier.find_address(find_host(head))
+            key = self._sleep.find_address(find_host(head))
             if key is None:
                 return await refuse(writer, *NO_APP)
-            if FROM_MONITOR.search(head) and self._applier.is_asleep(*key):
+            if self._sleep.is_suspended(key):
+                return await refuse(writer, *SUSPENDED)
+            if FROM_MONITOR.search(head) and self._sleep.is_asleep(*key):
                 return writer.write(UNASKED)
             if self._held[key[0]] >= HELD_OF_APP or self._held.total() >= HELD:
                 return await refuse(writer, *BUSY)
             self._held[key[0]] += 1
             try:
                 async with asyncio.timeout(HOLD_SECONDS):
-                    app = await asyncio.open_connection(*await self._applier.wake(key))
+                    app = await asyncio.open_connection(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
                 return await refuse(writer, *NOT_AWAKE)

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 import structlog
@@ -20,6 +21,7 @@ from httpx2 import HTTPError
 from lightkube import ApiError, AsyncClient
 from lightkube.codecs import from_dict
 from lightkube.core.exceptions import ConfigError
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
 from lightkube.resources.core_v1 import Endpoints, PersistentVolumeClaim, Pod, Secret, Service
@@ -27,6 +29,7 @@ from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import DeployError
+from gateway.loops import pauses, until_set
 from workers.kubernetes.objects import LABELS, MANAGED_BY, MANAGER, Object
 
 logger = structlog.get_logger()
@@ -39,7 +42,13 @@ APPLIED: dict[str, Any] = {
     each.__name__: each
     for each in (PersistentVolumeClaim, Secret, Deployment, Service, Endpoints, Ingress, NetworkPolicy)
 }
-WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod}
+# Made by the cluster's controllers: where a Service leads. The version is the stable one, or the one before 1.21.
+SLICE = "EndpointSlice"
+SLICES: list[Any] = [
+    create_namespaced_resource("discovery.k8s.io", version, SLICE, "endpointslices") for version in ("v1", "v1beta1")
+]
+WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod, SLICE: SLICES[0]}
+SERVICE_LABEL = "kubernetes.io/service-name"
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
 WRITES = ("create", "list", "patch", "watch")
 CHANGES = (*WRITES, "delete")
@@ -51,8 +60,9 @@ RIGHTS = (
     ("apps", "deployments", "", CHANGES),
     ("networking.k8s.io", "ingresses", "", CHANGES),
     ("networking.k8s.io", "networkpolicies", "", WRITES),
-    ("", "pods", "", ("list", "watch")),
+    ("", "pods", "", ("delete", "list", "watch")),
     ("", "pods", "log", ("get",)),
+    ("discovery.k8s.io", "endpointslices", "", ("delete", "list", "watch")),
 )
 
 REQUESTS = 20  # that change objects, at once: the client gives up those that wait long for a connection
@@ -78,11 +88,15 @@ class Cluster:
         except (ConfigError, OSError) as error:
             remedy = "run this in a pod with a service account, or set KUBECONFIG"
             raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
+        self.own_namespace = _read_own_namespace()
         self.present: dict[Key, Any] = {}
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
         self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
-        self.on_pod: Callable[[Any], None] = lambda _: None  # is called with each pod that has changed
+        # Are called with each pod, and each EndpointSlice, that has changed.
+        self.on_pod: Callable[[Any], None] = lambda _: None
+        self.on_slice: Callable[[Any], None] = lambda _: None
+        self._kinds = dict(WATCHED)
         self._synced: set[str] = set()  # the kinds whose objects are known
         self._changed = asyncio.Event()
         self._healed_at: dict[Key, float] = {}
@@ -106,16 +120,13 @@ class Cluster:
 
     async def next_change(self, seconds: float) -> None:
         """Waits until a watched object changes, or for so many seconds."""
-        changed = self._changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await changed.wait()
+        await until_set(self._changed, seconds)
         end_if_canceled()
 
     def select(self, kind: str, **labels: str) -> list[Any]:
         """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`.
 
-        `host="…"` stands for the host name of an Ingress.
+        `host="…"` stands for the host name of an Ingress, and `service="…"` for the Service of an EndpointSlice.
         """
         terms = [(kind, name, value) for name, value in labels.items()] or [(kind, "", "")]
         found = sorted((self._index.get(term, {}) for term in terms), key=len)
@@ -160,7 +171,7 @@ class Cluster:
     async def delete(self, *keys: Key) -> None:
         """Deletes the objects that are there, and does not heal them any more. Raises DeployError.
 
-        The cluster deletes the Endpoints of a Service.
+        The cluster deletes the Endpoints of a Service. Pods are killed.
         """
         for key in [*keys, *[("Endpoints", name) for kind, name in keys if kind == "Service"]]:
             self.leave(key)
@@ -169,7 +180,7 @@ class Cluster:
 
                 async def delete(kind: str = kind, name: str = name) -> None:
                     try:
-                        await self._client.delete(APPLIED[kind], name)
+                        await self._client.delete(self._kinds[kind], name, grace_period=0 if kind == "Pod" else None)
                     except ApiError as error:
                         if error.status.code != 404:
                             raise
@@ -207,7 +218,7 @@ class Cluster:
 
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats the attempt while the API server is away, or has just started. Raises ApiError."""
-        pause, refused_at = FIRST_PAUSE_SECONDS, float("inf")
+        growing, refused_at = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS), float("inf")
         while True:
             try:
                 async with self._room:
@@ -221,8 +232,7 @@ class Cluster:
                     raise
                 logger.warning("kubernetes.no_answer", reason=str(error) or type(error).__name__)
             end_if_canceled()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(next(growing))
 
     # -- watching and healing --------------------------------------------------------------------------------
 
@@ -235,28 +245,29 @@ class Cluster:
         raise AssertionError
 
     async def _keep_watching(self, kind: str) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(WATCH_SECONDS + SILENCE_SECONDS):
                     await self._watch(kind)
             except (HTTPError, TimeoutError) as error:
+                if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
+                    self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
                 if time.monotonic() - began > WATCH_SECONDS / 2:
-                    pause = FIRST_PAUSE_SECONDS
+                    growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
                 log = logger.error if refused else logger.info
                 log("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
             except Exception as error:  # an object that cannot be read must not end the others' watches
                 logger.error("kubernetes.watch_failed", kind=kind, exc_info=error)
             end_if_canceled()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(next(growing))
 
     async def _watch(self, kind: str) -> None:
         """Lists the objects, and follows their changes until the server ends that. Raises HTTPError."""
         labels: Any = {MANAGED_BY: MANAGER}
-        listed = self._client.list(WATCHED[kind], labels=labels, chunk_size=500)
+        listed = self._client.list(self._kinds[kind], labels=labels, chunk_size=500)
         found = {(kind, each.metadata.name): each async for each in listed}
         for name in [name for name in self._index.get((kind, "", ""), {}) if (kind, name) not in found]:
             self._note((kind, name), None)
@@ -269,7 +280,7 @@ class Cluster:
                     self.on_pod(pod)
         version = listed.resourceVersion
         changes = self._client.watch(
-            WATCHED[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
+            self._kinds[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
         )
         async for operation, each in changes:
             self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
@@ -291,6 +302,8 @@ class Cluster:
                 self._index.setdefault(term, {})[key[1]] = None
             if key[0] == "Pod" and self._synced == WATCHED.keys():
                 self.on_pod(found)
+            elif key[0] == SLICE:
+                self.on_slice(found)
         if key in self.wanted:
             self._compare_soon(key)
         self._changed.set()
@@ -305,9 +318,7 @@ class Cluster:
         rest: list[Key] = []  # of this round over everything
         slice_at, size = time.monotonic(), 0
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, slice_at - time.monotonic())):
-                    await self._queued.wait()
+            await until_set(self._queued, max(0.0, slice_at - time.monotonic()))
             end_if_canceled()
             self._queued.clear()
             if time.monotonic() >= slice_at:
@@ -350,6 +361,12 @@ class Cluster:
         return True
 
 
+def _read_own_namespace() -> str:
+    """Returns the namespace of the pod in which this process runs; '' if it runs in none."""
+    path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return path.read_text().strip() if path.is_file() else ""
+
+
 def _version_of(found: Any) -> str:
     return found.metadata.resourceVersion or ""
 
@@ -359,7 +376,9 @@ def _list_terms(kind: str, found: Any) -> Iterator[Term]:
     for name, value in (found.metadata.labels or {}).items():
         if name.startswith(LABELS):
             yield kind, name.removeprefix(LABELS), value
-    if kind == "Ingress":
+    if kind == SLICE:
+        yield kind, "service", (found.metadata.labels or {}).get(SERVICE_LABEL, "")
+    elif kind == "Ingress":
         for host in {rule.host for rule in found.spec.rules or []}:
             yield kind, "host", host
 

@@ -7,7 +7,7 @@ is started for that.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,14 @@ from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.states import DeployError
 from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.loops import until
 from gateway.settings import Settings
 from workers.engine.data import DataDriver, Start, describe_status
 from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
-from workers.kubernetes.applier import PLACE_SECONDS, KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_client import DataClient
+from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
@@ -50,10 +51,10 @@ LISTEN_SECONDS, LISTEN_POLL_SECONDS = 30.0, 0.5  # in which a container that has
 
 
 class ClusterData(DataDriver):
-    def __init__(self, settings: Settings, registry: Registry, cluster: Cluster, applier: KubernetesApplier) -> None:
+    def __init__(self, settings: Settings, registry: Registry, cluster: Cluster, driver: ClusterDriver) -> None:
         super().__init__(settings, registry)
         self.report_seconds = REPORT_SECONDS
-        self._cluster, self._applier, self._commands = cluster, applier, DataCommands(registry.store)
+        self._cluster, self._driver, self._commands = cluster, driver, DataCommands(registry.store)
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ class ClusterData(DataDriver):
             return None
         newest = max(pods, key=lambda pod: str(pod.metadata.creationTimestamp))
         archive = self._folder / f"packed-{app_id}.tar.gz"
-        return DataClient(newest.status.podIP, self._applier.data_token(app_id, account), archive)
+        return DataClient(newest.status.podIP, self._driver.data_token(app_id, account), archive)
 
     def _has_claim(self, app_id: str, account: str) -> bool:
         return ("PersistentVolumeClaim", claim_name(app_id, account)) in self._cluster.present
@@ -104,7 +105,7 @@ class ClusterData(DataDriver):
         release = PodRelease(account, app_id, "live", "", ReleaseArchive("", 0), "", runs=True)
         limit = await self.find_limit(account)
         try:
-            await self._applier.apply_claim(release, limit)
+            await self._driver.apply_claim(release, limit)
             await self._cluster.apply(describe_data_deployment(release, self._settings))
         except DeployError as error:
             raise DataError(str(error)) from None
@@ -118,7 +119,7 @@ class ClusterData(DataDriver):
     def find_due(self, app_id: str, account: str) -> Keeper | None:
         return self._find_pod(app_id, account)  # without a pod, nothing changes
 
-    def has_started(self, app_id: str, account: str) -> bool:
+    async def has_started(self, app_id: str, account: str) -> bool:
         """Returns whether the start command runs in all pods that have one."""
         pods = self._cluster.select("Pod", data=claim_name(app_id, account))
         statuses = [each for pod in pods for each in pod.status.containerStatuses or [] if each.name == APP_CONTAINER]
@@ -186,7 +187,7 @@ class ClusterData(DataDriver):
         return changed
 
     async def _describe_sleep(self, app: App) -> DataStatus | None:
-        if not self._applier.is_asleep(app.id, "live"):
+        if not self._driver.places.is_asleep(app.id, "live"):
             return None
         _, status = self._seen.get((app.account, app.id)) or (0.0, await self.records.read_status(app))
         return msgspec.structs.replace(status, state="asleep")
@@ -235,16 +236,15 @@ class ClusterData(DataDriver):
 
 async def _until_it_answers(pod: DataClient) -> None:
     """Waits for a pod that has just started. Raises DataError."""
-    ends = time.monotonic() + LISTEN_SECONDS
-    while True:
-        try:
+
+    async def look() -> bool:
+        with suppress(DataError):
             await pod.report()
-        except DataError:
-            if time.monotonic() > ends:
-                raise
-        else:
-            return
-        await asyncio.sleep(LISTEN_POLL_SECONDS)
+            return True
+        return False
+
+    if not await until(look, LISTEN_POLL_SECONDS, LISTEN_SECONDS):
+        raise DataError("The app's pod did not answer; try again shortly.")
 
 
 def _is_ready(pod: Any) -> bool:

@@ -14,7 +14,7 @@ All have the label `app.kubernetes.io/managed-by: capsule`. Those of an app have
 import hashlib
 from base64 import b64encode
 from collections.abc import Collection, Mapping
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ for _ in $(seq SECONDS); do
     grep -q ':{WEB_PORT:04X} [^ ]* 01 ' /proc/net/tcp /proc/net/tcp6 || break
     sleep 1
 done"""
+LOCAL_RESOLVER = "169.254.20.10/32"  # NodeLocal DNSCache, if it runs
+# What a container usually uses, by its role: thousandths of a core, and MiB of memory and of disk. All of a pod use a
+# fiftieth of a core, a quarter of the start command's limit, and 64 MiB of disk. One machine reserves no more either.
+USUAL = {"run": (10, 64, 32), "web": (5, 32, 16), "data": (5, 32, 16)}
+ALONE = (20, 64, 64)  # while no other container of the pod runs
 NODE_SECONDS = 30  # after which the pods of a node that is gone start on another one
 
 
@@ -123,7 +128,7 @@ def describe_deployment(release: PodRelease, settings: Settings, *, asleep: bool
         "readinessProbe": {"tcpSocket": {"port": WEB_PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
     }
     drained = [web]
-    if release.runs and not release.suspended:
+    if release.runs:
         volumes += [_scratch("home"), _scratch("tmp")]
         volumes.append({"name": "variables", "secret": _secret_file(object_name(release.deploy), VARIABLES)})
         path = f"releases/{release.app}/{release.address}/{release.deploy}/app"
@@ -255,32 +260,65 @@ def describe_endpoints(release: PodRelease, address: str, port: int) -> Object:
 
 
 def describe_ingress(release: PodRelease, hosts: Collection[str], settings: Settings) -> Object:
-    name = address_name(release.app, release.address)
+    """Describes which host names lead to the Service of an address. cert-manager makes a certificate for each."""
+    name, annotations = address_name(release.app, release.address), dict(settings.kubernetes_ingress_annotations)
     backend = {"service": {"name": name, "port": {"name": "http"}}}
     paths = {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}
     spec: Object = {"rules": [{"host": host, "http": paths} for host in hosts]}
     if settings.kubernetes_ingress_class:
         spec["ingressClassName"] = settings.kubernetes_ingress_class
-    return {**_head("networking.k8s.io/v1", "Ingress", name, _labels(release)), "spec": spec}
+    if settings.kubernetes_tls_issuer:
+        annotations["cert-manager.io/cluster-issuer"] = settings.kubernetes_tls_issuer
+        spec["tls"] = [{"hosts": [host], "secretName": f"tls-{host}"} for host in hosts]
+    ingress = {**_head("networking.k8s.io/v1", "Ingress", name, _labels(release)), "spec": spec}
+    if annotations:
+        ingress["metadata"]["annotations"] = annotations
+    return ingress
 
 
-def describe_policy() -> Object:
-    """Describes what apps may be asked, and what they may reach: names, and public addresses at the usual ports."""
-    every = (IPv4Network("0.0.0.0/0"), GLOBAL_V6)
-    private = {block: [str(each) for each in NOT_PUBLIC if each.version == block.version] for block in every}
-    public = [{"ipBlock": {"cidr": str(block), "except": parts}} for block, parts in private.items()]
+def describe_policy(settings: Settings, own_namespace: str) -> Object:
+    """Describes what apps may be asked, and what they may reach: names, and public addresses at the usual ports.
+
+    `own_namespace`: of the service's pods, which reach all ports of the apps'; '' outside of the cluster, where they
+    have no namespace.
+    """
+    excluded = [*NOT_PUBLIC, *map(ip_network, settings.kubernetes_exclude)]
+    public = [
+        {"ipBlock": {"cidr": str(block), "except": [str(each) for each in excluded if each.version == block.version]}}
+        for block in (IPv4Network("0.0.0.0/0"), GLOBAL_V6)
+    ]
+    service = [_namespace(own_namespace)] if own_namespace else []
+    visitors = (
+        [*service, _namespace(settings.kubernetes_ingress_namespace)] if settings.kubernetes_ingress_namespace else []
+    )
+    resolver = [
+        _namespace("kube-system") | {"podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}},
+        {"ipBlock": {"cidr": LOCAL_RESOLVER}},
+    ]
     return {
         **_head("networking.k8s.io/v1", "NetworkPolicy", POLICY_NAME, {MANAGED_BY: MANAGER}),
         "spec": {
             "podSelector": {"matchLabels": {MANAGED_BY: MANAGER}},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"ports": [{"protocol": "TCP", "port": port} for port in (WEB_PORT, RECEIVE_PORT, DATA_PORT)]}],
+            "ingress": [
+                _from(visitors) | {"ports": [{"protocol": "TCP", "port": WEB_PORT}]},
+                _from(service) | {"ports": [{"protocol": "TCP", "port": port} for port in (RECEIVE_PORT, DATA_PORT)]},
+            ],
             "egress": [
-                {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
+                {"to": resolver, "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
                 {"to": public, "ports": [{"protocol": "TCP", "port": port} for port in PORTS]},
             ],
         },
     }
+
+
+def _namespace(name: str) -> Object:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+def _from(peers: list[Object]) -> Object:
+    """Names who may connect; nobody in particular stands for everybody."""
+    return {"from": peers} if peers else {}
 
 
 def _head(version: str, kind: str, name: str, labels: Mapping[str, str]) -> Object:
@@ -316,7 +354,9 @@ def _mount(name: str, place: object, *, read_only: bool = False) -> Object:
 
 
 def _container(name: str, role: str, release: PodRelease, settings: Settings, mounts: list[Object]) -> Object:
-    memory = LIMITS.memory // MIB if role == "run" else 256
+    limit = LIMITS.memory // MIB if role == "run" else 256
+    is_alone = role == "receive" or not release.runs
+    cpu, memory, disk = ALONE if is_alone else USUAL[role]
     return {
         "name": name,
         "image": settings.kubernetes_image,
@@ -324,10 +364,9 @@ def _container(name: str, role: str, release: PodRelease, settings: Settings, mo
         "command": ["python", "-m", "capsule_gateway.pod", role],
         "workingDir": "/",  # the image's belongs to another user
         "env": [{"name": "CAPSULE_POD", "value": msgspec.json.encode(release).decode()}],
-        # One machine does not reserve what apps may use either.
         "resources": {
-            "limits": {"cpu": str(LIMITS.cpus), "memory": f"{memory}Mi", "ephemeral-storage": "5Gi"},
-            "requests": {"cpu": "20m", "memory": f"{memory // 4}Mi"},
+            "limits": {"cpu": str(LIMITS.cpus), "memory": f"{limit}Mi", "ephemeral-storage": "5Gi"},
+            "requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi", "ephemeral-storage": f"{disk}Mi"},
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,

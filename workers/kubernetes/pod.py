@@ -36,7 +36,6 @@ class PodRelease(msgspec.Struct, frozen=True):
     archive: ReleaseArchive
     url: str  # the address, as the start command gets it in APP_URL
     runs: bool = False  # whether the start command runs here
-    suspended: bool = False
     alone: bool = False  # whether it must not run beside another release
 
     @property

@@ -1,4 +1,4 @@
-"""Takes the release of a pod from the worker `sites` (`applier.py`), in the pod's first container (`pod.py`)."""
+"""Takes the release of a pod from the worker `sites` (`pods.py`), in the pod's first container (`pod.py`)."""
 
 import asyncio
 from pathlib import Path

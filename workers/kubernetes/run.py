@@ -17,25 +17,27 @@ from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.serving import Holder, Records
 from gateway.errors import BackboneUnavailable
 from gateway.loops import every
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.engine.data import DataAgent, find_data_limit
+from workers.engine.names import find_app, follow_changes
+from workers.engine.reconciler import Reconciler
+from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.engine_lease import RENEWAL_SECONDS
-from workers.hosting.host_agent import HostAgent
-from workers.hosting.serving import find_app, follow_changes
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, find_own_address
-from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data import ClusterData
+from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
+from workers.kubernetes.sleep import Sleep
 
 logger = structlog.get_logger()
 
-SUSPENSION_SECONDS = 1.0  # between reads of the lists of suspended apps
+SUSPENSION_SECONDS = 0.2  # between reads of the versions of the lists of suspended apps
 
 
 class TakenOver(Exception):
@@ -46,22 +48,18 @@ class TakenOver(Exception):
 async def _hold_lease(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
     """Waits for the lease. Yields a task that renews it, and fails when another engine has it."""
     worker, waiting = Holder(secrets.token_hex(8), f"a Kubernetes cluster (namespace {namespace})"), False
-    while (holder := await until_redis_answers(lambda: records.hold_engine(worker))) != worker:
+    while (holder := await patient(records).hold_engine(worker)) != worker:
         if not waiting:
             logger.info("worker.standing_by", lock="kubernetes", holder=holder and holder.name)
         waiting = True
         await asyncio.sleep(RENEWAL_SECONDS)
 
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(RENEWAL_SECONDS)
-            end_if_canceled()
-            with suppress(BackboneUnavailable):  # nobody else can take it meanwhile
-                if await records.hold_engine(worker) != worker:
-                    raise TakenOver("another engine serves the apps")
+    async def renew() -> None:  # while Redis is unavailable, nobody else can take it
+        if await records.hold_engine(worker) != worker:
+            raise TakenOver("another engine serves the apps")
 
     try:
-        async with run_in_background(renew()) as renewing:
+        async with run_in_background(every(RENEWAL_SECONDS, renew, first=RENEWAL_SECONDS)) as renewing:
             yield renewing
     finally:
         with suppress(BackboneUnavailable):
@@ -77,24 +75,26 @@ async def run(settings: Settings) -> None:
         lost = await stack.enter_async_context(_hold_lease(records, settings.kubernetes_namespace))
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
         find_limit = partial(find_data_limit, settings, reporter.registry)
-        applier = KubernetesApplier(
+        driver = ClusterDriver(
             settings, cluster, find_address, suspended, reporter.report, find_limit, find_own_address()
         )
-        await stack.enter_async_context(aclosing(applier))
-        agent = HostAgent(records, applier, find_address, settings.canary)
+        await stack.enter_async_context(aclosing(driver))
+        steps = ReleaseSteps(driver, find_address, settings.apps_domain)
+        reconciler = Reconciler(records, steps, find_address, settings.canary)
+        sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver, suspended)))
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]
         await cluster.until_synced()
-        await cluster.apply(describe_policy())
+        await cluster.apply(describe_policy(settings, cluster.own_namespace))
         with suppress(BackboneUnavailable):
             await suspended.read_changes()
-        await stack.enter_async_context(aclosing(agent))
-        await agent.catch_up()
-        changes = follow_changes(reporter.store, applier.follow_app)
-        activator = Activator(applier, SleepLimits(reporter.registry, settings.app_sleep))
-        data = DataAgent(reporter.registry, ClusterData(settings, reporter.registry, cluster, applier))
-        suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
+        await stack.enter_async_context(aclosing(reconciler))
+        await reconciler.catch_up()
+        changes = follow_changes(reporter.store, steps.names.follow_app)
+        activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
+        data = DataAgent(reporter.registry, ClusterData(settings, reporter.registry, cluster, driver))
+        suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
-        for part in (agent.run(), suspensions, changes, data.run(), activator.run(), reports):
+        for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address="kubernetes", domain=settings.apps_domain)
         end_if_canceled()

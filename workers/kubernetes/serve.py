@@ -34,7 +34,6 @@ def serve(
 ) -> NoReturn:
     """Becomes Caddy, or a smaller process that runs Caddy and the relay (`web.py`)."""
     site = lay_out(folder, release)
-    site.set_suspended(suspended=release.suspended)
     own = folder / "caddy"
     own.mkdir(mode=0o700, exist_ok=True)
     for leftover in own.glob("*.sock"):
@@ -49,7 +48,7 @@ def serve(
         os.dup2(listener.fileno(), 0)  # `bind fd/0`
     os.chdir(folder)
     words = [caddy.find_binary(), "run", "--config", str(configuration), "--adapter", "caddyfile"]
-    if release.runs and not release.suspended:
+    if release.runs:
         path = folder / "running" / f"{release.deploy}.sock"
         relay = [str(path), str(app_port), start_address(release)[1:], str(idle_port)]
         words = [sys.executable, "-IS", "-c", _WEB, *relay, *words]

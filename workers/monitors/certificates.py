@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import ssl
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +23,7 @@ from gateway.events.catalog import DomainExpiring
 from gateway.ids import new_id, now_iso
 from gateway.keys import PARTITION_TAGS, certificate_ends_key, certificate_key, certificates_key
 from gateway.outbound.addresses import CallFailed, resolve
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
 
@@ -74,7 +73,7 @@ class Certificates:
         If several workers start at once, only the first one finds inspections to move.
         """
         for key in map(certificates_key, PARTITION_TAGS):
-            while await until_redis_answers(partial(self._move_inspections, key), waiting="certificates.waiting"):
+            while await patient(self, waiting="certificates.waiting")._move_inspections(key):
                 pass
 
     async def _move_inspections(self, key: str) -> int:

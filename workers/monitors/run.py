@@ -5,13 +5,13 @@ reservation twice has no effect.
 """
 
 import asyncio
+from functools import partial
 
 import structlog
 
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_canceled
 from gateway.data.commands import DataCommands
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
@@ -34,13 +34,6 @@ from workers.monitors.uptime import Uptime
 
 SETTLE_SECONDS = 10.0  # between searches for overdue reservations
 BATCH_RESERVATIONS = 500  # per partition and search
-
-
-async def keep_settling_leases(store: Store) -> None:
-    while True:
-        await settle_overdue(store)
-        end_if_canceled()
-        await asyncio.sleep(SETTLE_SECONDS)
 
 
 async def settle_overdue(store: Store) -> int:
@@ -82,7 +75,7 @@ async def run_monitors(settings: Settings) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_heartbeat(store, "monitors"))
-            group.create_task(keep_settling_leases(store))
+            group.create_task(every(SETTLE_SECONDS, partial(settle_overdue, store)))
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
             group.create_task(Domains(settings, registry).run())

@@ -34,8 +34,9 @@ from gateway.events import scripts
 from gateway.events.notices import GROUP, INVITATION, STREAM, EndLink, Outcome, Subscriber, seal_link
 from gateway.events.records import NoticeClaim
 from gateway.keys import account_key, account_notices_on_key, invitations_on_key, notices_on_key, uninvited_key
+from gateway.loops import pauses, until_set
 from gateway.pages.mails import Footer, write_message, write_text
-from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
+from gateway.redis.client import COMMAND_SECONDS, Store, patient, until_redis_answers
 from gateway.redis.errors import code_of
 from gateway.settings import Settings, SmtpServer, split_smtp_url
 from workers.stream import Consumer, Entry, require_partition
@@ -102,6 +103,7 @@ class Mailer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._store = Store(settings.redis_url, ca_file=settings.ca_file)
+        self._patient_store = patient(self._store, waiting="notice.waiting")
         self._vault = Vault(settings.encryption_key)
         self._tls = ssl.create_default_context()
         if settings.ca_file:
@@ -159,8 +161,8 @@ class Mailer:
             self._space_freed.set()
 
     async def _process(self, entry: Entry) -> None:
-        left, pause = None, FIRST_PAUSE_SECONDS
-        while True:
+        left = None
+        for pause in pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS):
             async with self._connections:
                 if self._stopping.is_set():
                     return None
@@ -168,11 +170,11 @@ class Mailer:
                 if not claim.owned:
                     return None
                 subscriber = msgspec.json.decode(claim.subscriber, type=Subscriber) if claim.subscriber else None
-                account = await until_redis_answers(lambda: self._read_account(entry))
+                account = await self._read_account(entry)
                 if subscriber is None or account is None or not may_send(entry.fields["kind"], subscriber, account):
                     return await self._record(entry, "ended")
                 if left is None:
-                    left = await until_redis_answers(lambda: self._count(entry))
+                    left = await self._count(entry)
                 if left < 0:
                     return await self._record(entry, "limited")
                 is_last = left == 0 and entry.fields["kind"] != INVITATION
@@ -182,9 +184,7 @@ class Mailer:
             if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
                 return await self._record(entry, "failed", reason)
             logger.warning("notice.not_sent", entry=entry.id, account=entry.fields["account"], reason=reason)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await until_set(self._stopping, pause)
 
     async def _claim(self, entry: Entry) -> NoticeClaim:
         await self._consumer.confirm_name()
@@ -197,21 +197,18 @@ class Mailer:
         return claim
 
     async def _read_account(self, entry: Entry) -> Account | None:
-        text = await self._store.get(account_key(entry.fields["account"]))
+        text = await self._patient_store.get(account_key(entry.fields["account"]))
         return msgspec.json.decode(text, type=Account) if text else None
 
     async def _count(self, entry: Entry) -> int:
         """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
         account, hashed, day = entry.fields["account"], entry.fields["address"], datetime.now(UTC).date().isoformat()
         if entry.fields["kind"] == INVITATION:
-            return await count_mail(self._store, [Share(invitations_on_key(hashed, day), DAILY_INVITATIONS)])
-        return await count_mail(self._store, share_notices(account, hashed, day))
+            return await count_mail(self._patient_store, [Share(invitations_on_key(hashed, day), DAILY_INVITATIONS)])
+        return await count_mail(self._patient_store, share_notices(account, hashed, day))
 
     async def _record(self, entry: Entry, outcome: Outcome, reason: str = "") -> None:
-        if await until_redis_answers(
-            lambda: scripts.record_notice(self._store, entry.tag, group=GROUP, entry=entry.id, outcome=outcome),
-            waiting="notice.waiting",
-        ):
+        if await scripts.record_notice(self._patient_store, entry.tag, group=GROUP, entry=entry.id, outcome=outcome):
             fields = entry.fields
             log = logger.warning if outcome == "failed" else logger.info
             log("notice", account=fields["account"], type=fields["type"], outcome=outcome, reason=reason)

@@ -32,10 +32,10 @@ from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
 from gateway.events.notices import KIND_OF_EVENT, Notices
 from gateway.events.records import DeliveryResult, EntryOwnership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
-from gateway.loops import raise_descriptor_limit
+from gateway.loops import raise_descriptor_limit, until_set
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
-from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
+from gateway.redis.client import COMMAND_SECONDS, Store, patient, until_redis_answers
 from gateway.redis.errors import code_of
 from gateway.settings import Settings
 from gateway.telemetry import tracing
@@ -94,7 +94,9 @@ class Sender:
         # A delivery may start within these seconds after its ownership was confirmed, because it must end before
         # another worker may claim the event.
         self._ownership_lasts = settings.webhook_claim_idle - BUDGET_SECONDS - 1
-        self._notices = Notices(self._store) if settings.sends_notices else None
+        self._notices = None
+        if settings.sends_notices:
+            self._notices = patient(Notices(self._store), waiting="notice.waiting")
         self._noticing: dict[tuple[str, str], asyncio.Task[None]] = {}  # by partition and entry: queues its notices
         self._tracer = tracing.tracer()
         self._lanes = Lanes()
@@ -136,9 +138,7 @@ class Sender:
                 for entry in self._lanes.drop_stalled():
                     self._drop(entry)
             self._space_freed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STALLED_SECONDS):
-                    await self._space_freed.wait()
+            await until_set(self._space_freed, STALLED_SECONDS)
 
     def _accept(self, entry: Entry) -> None:
         """Accepts an entry from the stream. Raises KeyError or ValueError if it is not an event."""
@@ -164,7 +164,7 @@ class Sender:
 
     async def _queue_notices(self, notices: Notices, entry: Entry) -> None:
         try:
-            await until_redis_answers(lambda: notices.queue_for_event(entry.fields), waiting="notice.waiting")
+            await notices.queue_for_event(entry.fields)
         except Exception as error:  # a bug, which must not keep the event from its receiver
             logger.error("notice.not_queued", delivery=entry.fields["id"], exc_info=error)
 
@@ -287,10 +287,8 @@ class Sender:
             headers=result.headers,
             body=result.body,
         )
-        if await until_redis_answers(
-            lambda: scripts.record_delivery(self._store, tag, event, delivery, group=GROUP, entry=entry.id),
-            waiting="delivery.waiting",
-        ):
+        store = patient(self._store, waiting="delivery.waiting")
+        if await scripts.record_delivery(store, tag, event, delivery, group=GROUP, entry=entry.id):
             logger.info(
                 "delivery",
                 delivery=fields["id"],

@@ -6,10 +6,11 @@ The result is advice. It is saved nowhere, and the check changes no key set that
 import httpx
 import msgspec
 
+from gateway.accounts.jose import jwt
+from gateway.accounts.jose.jwk import read_document, read_key
 from gateway.accounts.records import App, BackendAuth, JwksAuth
-from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import ANSWER_BYTES, CALL_SECONDS
-from gateway.inference.auth.key_sets import BadStatus, fetch_document, read_document, read_key
+from gateway.inference.auth.key_sets import BadStatus, fetch_document
 from gateway.inference.auth.users import REFUSALS, Users, find_user
 from gateway.outbound.addresses import CallFailed, is_internal
 

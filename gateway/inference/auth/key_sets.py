@@ -1,7 +1,4 @@
-"""Fetches and parses the public keys that verify the tokens of apps' users.
-
-Only the public members of a key (a JWK) are read, so other contents of a document cost nothing. Sizes are limited,
-because the time to check a signature grows with them. A key with any fault is left out; the others stay usable.
+"""Fetches the public keys that verify the tokens of apps' users.
 
 A key set is refreshed in the background after five minutes. While the backend is down it stays usable for an hour;
 after that, the app's requests are refused. Fetches are limited in rate, and to one at a time per app. Before a process
@@ -10,19 +7,14 @@ from when the backend sent them, to whichever process.
 """
 
 import asyncio
-import base64
-import codecs
 import hashlib
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine
 
 import httpx
-import jwt
-import msgspec
 import structlog
-from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from gateway.accounts.jose.jwk import ALGORITHMS, Key, find_keys, public_part, read_document, read_key
 from gateway.errors import AppBackendUnreachable, TokenFault
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.outbound import addresses
@@ -38,120 +30,9 @@ FETCH_SECONDS = 5.0  # that a fetch may take
 FETCH_BYTES = 262_144
 MAX_WAITING = 500  # requests of an app that wait for a fetch
 
-MAX_KEYS = 100  # per key set; each takes about 2.5 KB of memory
-KID_CHARACTERS = 200
-SLICE = 10  # keys that are read before other work of the event loop runs
-MAX_TRIED = 4  # keys per token
-RSA_BITS = range(2_048, 8_193)
-RSA_CHARACTERS = 1_400  # of a modulus; 8,192 bits take 1,366 in base64
-EXPONENT_CHARACTERS = 8
-COORDINATE_CHARACTERS = 92  # 66 bytes, of P-521, take 88
-LARGEST_EXPONENT = 2**32
-
-RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
-MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}  # that make up a public key
-EDWARDS = ("Ed25519", "Ed448")  # curves, and also the names of their algorithms in RFC 9864; before, both were EdDSA
-ALGORITHMS = frozenset((*RSA, *CURVES.values(), *EDWARDS, "EdDSA"))  # of public keys
-
-T = TypeVar("T")
-
 
 class BadStatus(ValueError):
     """The backend answered a request for its keys with another status than 200."""
-
-
-class _Document(msgspec.Struct):
-    keys: list[msgspec.Raw]
-
-
-class _Jwk(msgspec.Struct):
-    """The public members of a key. All others are skipped, including private ones."""
-
-    kty: str
-    n: str = ""
-    e: str = ""
-    crv: str = ""
-    x: str = ""
-    y: str = ""
-    kid: str | int | None = None
-    alg: str | None = None
-    use: str | None = None
-    key_ops: list[str] | None = None
-
-
-class Key(msgspec.Struct, frozen=True):
-    kid: str | None
-    algorithms: tuple[str, ...]  # that the key may verify; they depend on the key's type, never on the token
-    key: Any
-
-
-def split_document(body: bytes) -> list[msgspec.Raw]:
-    """Returns the undecoded keys of a JWKS document. Raises ValueError if it is not one."""
-    return msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8), type=_Document).keys[:MAX_KEYS]
-
-
-def public_part(text: msgspec.Raw) -> bytes:
-    """Returns the public members of a key as JSON, or nothing if the key may not verify tokens."""
-    try:
-        jwk = msgspec.json.decode(text, type=_Jwk)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return b""
-    if not _algorithms(jwk):
-        return b""
-    members = {name: getattr(jwk, name) for name in ("kty", "kid", "alg", *MEMBERS[jwk.kty])}
-    return msgspec.json.encode({name: value for name, value in members.items() if value is not None})
-
-
-def read_key(text: msgspec.Raw) -> Key | None:
-    """Parses a key. Returns None if it may not verify tokens, or is faulty."""
-    try:
-        jwk = msgspec.json.decode(text, type=_Jwk)
-        kid = None if jwk.kid is None else str(jwk.kid)  # of a token, it is always a text
-        if kid is not None and len(kid) > KID_CHARACTERS:
-            return None
-        allowed = _algorithms(jwk)
-        return Key(kid, allowed, _public_key(jwk)) if allowed else None
-    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
-        return None
-
-
-def _algorithms(jwk: _Jwk) -> tuple[str, ...]:
-    match jwk.kty, jwk.crv:
-        case "RSA", _:
-            allowed: tuple[str, ...] = RSA
-        case "EC", curve if curve in CURVES:
-            allowed = (CURVES[curve],)
-        case "OKP", curve if curve in EDWARDS:
-            allowed = (curve, "EdDSA")
-        case _:
-            allowed = ()
-    if (jwk.use and jwk.use != "sig") or (jwk.key_ops and "verify" not in jwk.key_ops):
-        return ()
-    if jwk.kty == "OKP" and jwk.alg in allowed:
-        return allowed  # two names of one algorithm: the key set may use one, and the token the other
-    return allowed if jwk.alg is None else tuple(each for each in allowed if each == jwk.alg)
-
-
-def _public_key(jwk: _Jwk) -> Any:
-    """Raises ValueError or PyJWTError."""
-    if jwk.kty == "RSA":
-        if len(jwk.n) > RSA_CHARACTERS or len(jwk.e) > EXPONENT_CHARACTERS:
-            raise ValueError("too large")
-        n, e = _number(jwk.n), _number(jwk.e)
-        # OpenSSL is slower with an even modulus.
-        if n.bit_length() not in RSA_BITS or n % 2 == 0 or not 3 <= e < LARGEST_EXPONENT:
-            raise ValueError("out of bounds")
-        return RSAAlgorithm.from_jwk({"kty": "RSA", "n": jwk.n, "e": jwk.e})
-    if max(len(jwk.x), len(jwk.y)) > COORDINATE_CHARACTERS:
-        raise ValueError("too large")
-    if jwk.kty == "EC":
-        return ECAlgorithm.from_jwk({"kty": "EC", "crv": jwk.crv, "x": jwk.x, "y": jwk.y})
-    return OKPAlgorithm.from_jwk({"kty": "OKP", "crv": jwk.crv, "x": jwk.x})
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), "big")
 
 
 class KeySet:
@@ -183,8 +64,7 @@ class KeySet:
     def find(self, kid: str | None, alg: str) -> list[Key] | None:
         """Returns at most `MAX_TRIED` keys that may have signed a token, or None if the caller has to `fetch` first.
 
-        An unknown `kid` needs a fetch, unless the last fetch was just now. Keys with the token's `kid` come first;
-        otherwise the document's order counts. Raises AppBackendUnreachable.
+        An unknown `kid` needs a fetch, unless the last fetch was just now. Raises AppBackendUnreachable.
         """
         age = time.monotonic() - self._fetched_at
         if age > REFRESH_SECONDS:
@@ -193,7 +73,7 @@ class KeySet:
                 if fetching:
                     return None
                 raise AppBackendUnreachable(retry_after=self._backoff.remaining, reason=self._fault)
-        keys = self._match(kid, alg)
+        keys = find_keys(self._keys, kid, alg)
         if not keys and kid is not None and self._start_fetch(FETCH_INTERVAL_SECONDS):
             return None
         return keys
@@ -207,11 +87,11 @@ class KeySet:
         if time.monotonic() - self._fetched_at > KEYS_SECONDS:
             wait = max(self._backoff.remaining, FIRST_PAUSE_SECONDS)
             raise AppBackendUnreachable(retry_after=wait, reason=self._fault)
-        keys = self._match(kid, alg)
+        keys = find_keys(self._keys, kid, alg)
         if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL_SECONDS):
             # The copy may be older than this key.
             await self._wait_for_fetch()
-            keys = self._match(kid, alg)
+            keys = find_keys(self._keys, kid, alg)
         return keys
 
     async def fetch_newer(self, kid: str | None, alg: str, digest: bytes) -> list[Key]:
@@ -224,7 +104,7 @@ class KeySet:
         """
         if digest == self.digest and self._start_fetch(FETCH_INTERVAL_SECONDS):
             await self._wait_for_fetch()
-        return [] if digest == self.digest else self._match(kid, alg)
+        return [] if digest == self.digest else find_keys(self._keys, kid, alg)
 
     async def _wait_for_fetch(self) -> None:
         """Raises AppBackendUnreachable if too many wait."""
@@ -236,12 +116,6 @@ class KeySet:
                 await asyncio.shield(self._fetch_task)
             finally:
                 self._waiting -= 1
-
-    def _match(self, kid: str | None, alg: str) -> list[Key]:
-        keys = [k for k in self._keys if alg in k.algorithms and (kid is None or k.kid is None or k.kid == kid)]
-        if len(keys) > 1:
-            keys.sort(key=lambda k: k.kid != kid)
-        return keys[:MAX_TRIED]
 
     def explain_missing(self, kid: str | None, alg: str) -> TokenFault:
         """Returns why no key may have signed a token with this header."""
@@ -338,13 +212,3 @@ async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, checked_
     """Shares only the public members of a document's keys."""
     parts = await read_document(body, public_part)
     await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, checked_at, REFRESH_SECONDS)
-
-
-async def read_document(body: bytes, read: Callable[[msgspec.Raw], T | None]) -> list[T]:
-    """Returns what `read` returns for each usable key. Other work may run in between. Raises ValueError."""
-    keys: list[T] = []
-    texts = split_document(body)
-    for start in range(0, len(texts), SLICE):
-        keys += filter(None, map(read, texts[start : start + SLICE]))
-        await asyncio.sleep(0)
-    return keys

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import structlog
 
+from gateway.accounts.jose import jwt
+from gateway.accounts.jose.jwk import Key
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.addresses import live_url
 from gateway.errors import AppBackendUnreachable, TokenFault, TokenInvalid
-from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
-from gateway.inference.auth.key_sets import Key, KeySet
+from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.inference.auth.trial_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits

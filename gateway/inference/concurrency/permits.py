@@ -39,6 +39,7 @@ from gateway.inference.concurrency.lease import SPARE, BudgetAnswer, BudgetCall,
 from gateway.inference.concurrency.quota import WINDOW_SECONDS, Budget
 from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.keys import permits_channel
+from gateway.loops import until_set
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.listener import Listener
@@ -385,9 +386,7 @@ class Permits:
     async def _keep_calling(self) -> None:
         while True:
             end_if_canceled()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._due - self._clock())):
-                    await self._wanted.wait()
+            await until_set(self._wanted, max(0.0, self._due - self._clock()))
             self._wanted.clear()
             slow = asyncio.get_running_loop().call_later(SLOW_CALL_SECONDS, self._serve_alone)
             try:

@@ -34,7 +34,7 @@ from gateway.inference.spend.budget import BudgetWatch
 from gateway.inference.spend.limits import Limits, limits_of
 from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.keys import partition_tag, user_hash
-from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.client import Store, patient
 from gateway.redis.errors import code_of
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
@@ -197,7 +197,7 @@ class Admission:
             raise
 
     async def _write(self, reservation: Reservation, cost: int) -> None:
-        settlement = await self._send(reservation, cost)
+        settlement = await self._send(self._store, reservation, cost)
         self._metrics.add_settled(settlement.nano_euro)
         self._recent.append((time.monotonic(), PendingSettlement(reservation, cost)))
         # A reservation without a record had no answer to its admission, which most likely never arrived.
@@ -206,14 +206,12 @@ class Admission:
             event = "settlement.recovered" if settlement.outcome == "recovered" else "settlement.lost"
             logger.error(event, reservation=reservation.id, nano_euro=cost)
 
-    async def _send(self, reservation: Reservation, cost: int) -> Settlement:
-        tag = partition_tag(reservation.account)
-        return await scripts.settle(self._store, tag, reservation.id, cost, reservation.record)
+    async def _send(self, store: Store, reservation: Reservation, cost: int) -> Settlement:
+        return await scripts.settle(store, partition_tag(reservation.account), reservation.id, cost, reservation.record)
 
     async def repeat_recent(self) -> None:
         """Repeats the settlements that a replaced server confirmed. Runs for the life of the process."""
-        while True:
-            await self._replaced.wait()
+        while await self._replaced.wait():
             self._replaced.clear()
             recent = [settled for at, settled in self._recent if at > time.monotonic() - RECENT_SECONDS]
             for n in range(0, len(recent), REPEAT_BATCH):
@@ -221,7 +219,7 @@ class Admission:
 
     async def _repeat(self, settled: PendingSettlement) -> None:
         reservation, cost = settled.reservation, settled.cost
-        settlement = await until_redis_answers(lambda: self._send(reservation, cost))
+        settlement = await self._send(patient(self._store), reservation, cost)
         if settlement.outcome in ("settled", "recovered"):
             logger.warning("settlement.repeated", reservation=reservation.id, nano_euro=cost)
 
@@ -234,8 +232,7 @@ class Admission:
 
     async def repeat_settlements(self) -> None:
         """Writes the pending settlements. Runs for the life of the process."""
-        while True:
-            await self._has_pending.wait()
+        while await self._has_pending.wait():
             await self.settle_pending()
             if self._pending:
                 self._has_pending.set()

@@ -7,12 +7,11 @@ before. While Redis is unavailable, the latest report of each cap waits.
 
 import asyncio
 import time
-from functools import partial
 from typing import NamedTuple
 
 from gateway.accounts.records import App
 from gateway.events.notices import BudgetUse, Notices
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import patient
 from gateway.telemetry.usage import LimitUses
 
 REPORT_SECONDS = 60.0  # between two reports of one cap at the same level
@@ -29,7 +28,7 @@ Payer = tuple[str, tuple[str, str] | None]  # the account, and the id and name o
 
 class BudgetWatch:
     def __init__(self, notices: Notices) -> None:
-        self._notices = notices
+        self._notices = patient(notices)
         self._reported: dict[Payer, _Report] = {}
         self._waiting: dict[Payer, BudgetUse] = {}
         self._has_waiting = asyncio.Event()
@@ -55,9 +54,8 @@ class BudgetWatch:
 
     async def keep_reporting(self) -> None:
         """Queues the notices. Runs for the life of the process."""
-        while True:
-            await self._has_waiting.wait()
+        while await self._has_waiting.wait():
             self._has_waiting.clear()
             while self._waiting:
                 (account_id, app), use = self._waiting.popitem()
-                await until_redis_answers(partial(self._notices.queue_budget, account_id, app, use))
+                await self._notices.queue_budget(account_id, app, use)

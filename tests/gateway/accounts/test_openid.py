@@ -26,6 +26,7 @@ from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
 from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
+from tests.fakes.jwks import LEFT_OUT, READ, publish
 from tests.fakes.server import CLOSE, Head
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -123,15 +124,33 @@ async def test_the_first_sign_in_creates_an_account(oidc: Gateway, visitor: Visi
 
 FAULTS: dict[str, dict[str, Any]] = {
     "another nonce": {"nonce": "another"},
-    "no nonce": {"nonce": None},
+    "no nonce": {"nonce": ...},
     "another audience": {"aud": "another"},
     "several audiences without azp": {"aud": [CLIENT_ID, "another"]},
     "another azp": {"azp": "another"},
     "another issuer": {"iss": "https://evil.example"},
     "expired": {"exp": int(time.time()) - 60},
-    "no exp": {"exp": None},
+    "no exp": {"exp": ...},
     "of the future": {"iat": int(time.time()) + 3600},
-    "no subject": {"sub": None},
+    "no subject": {"sub": ...},
+    "a subject that is a number": {"sub": 7},
+    "an empty subject": {"sub": ""},
+    "no audience": {"aud": ...},
+    "audiences with a number": {"aud": [CLIENT_ID, 5], "azp": CLIENT_ID},
+    "no issuer": {"iss": ...},
+    "no iat": {"iat": ...},
+    "nonce is null": {"nonce": None},
+    "exp is null": {"exp": None},
+    "several audiences and azp is null": {"aud": [CLIENT_ID, "another"], "azp": None},
+    "not valid yet": {"nbf": int(time.time()) + 3600},
+    "exp is a text": {"exp": str(int(time.time()) + 60)},
+    "exp is true": {"exp": True},
+    "exp is no number": {"exp": float("nan")},
+    "exp is infinite": {"exp": float("inf")},
+    "iat is a text": {"iat": str(int(time.time()))},
+    "nbf is a text": {"nbf": str(int(time.time()))},
+    "a list of nonces": {"nonce": ["another"]},
+    "azp is a list": {"azp": [CLIENT_ID]},
     "no signature": {"alg": "none"},
     "signed with the client's secret": {"alg": "HS256", "key": CLIENT_SECRET.ljust(64, "0")},
     "signed by somebody else": {"key": private_key("ES256")},
@@ -142,6 +161,14 @@ FAULTS: dict[str, dict[str, Any]] = {
 async def test_an_id_token_that_is_wrong(visitor: Visitor, idp: FakeIdentityProvider, fault: str) -> None:
     response = await come_back(visitor, idp.grant(await begin(visitor), new_email(), **FAULTS[fault]))
     assert_page(response, 400)
+
+
+@pytest.mark.parametrize("text", ["", "x", "a.b", "a.b.c", "e30.e30.", "\xe9.e30.e30", 5, None])
+async def test_what_is_no_id_token(
+    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: pytest.MonkeyPatch, text: Any
+) -> None:
+    monkeypatch.setattr(idp, "token_answer", {"id_token": text})
+    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
 
 
 @pytest.mark.parametrize("verified", [False, None, "true", 1])
@@ -177,7 +204,7 @@ async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvid
     ):
         monkeypatch.setattr(idp, "userinfo", userinfo)
         # An address of the token without its verification must not borrow that of userinfo.
-        answer = idp.grant(await begin(visitor), email, email="victim@example.com", email_verified=None)
+        answer = idp.grant(await begin(visitor), email, email="victim@example.com", email_verified=...)
         response = await come_back(visitor, answer)
         assert response.status_code == status, userinfo
     assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
@@ -289,7 +316,7 @@ async def test_the_issuer_of_the_answer(visitor: Visitor, idp: FakeIdentityProvi
 
 async def test_an_issuer_that_is_announced_must_be_there() -> None:
     async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
-        idp.announces_iss = True
+        idp.metadata["authorization_response_iss_parameter_supported"] = True
         ticket, location = await openid.begin("dashboard")
         for answer in ({}, {"iss": "https://evil.example"}):
             with pytest.raises(SignInFailed):
@@ -328,6 +355,48 @@ async def test_new_keys_of_the_provider(visitor: Visitor, idp: FakeIdentityProvi
     await sign_in(visitor, idp, new_email())
 
 
+@pytest.mark.parametrize("name", READ)
+async def test_a_key_that_is_read(
+    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Keys that are left out do no harm, nor does another one of the same `kid`."""
+    published = publish(name)
+    monkeypatch.setattr(idp, "jwks", published.document)
+    monkeypatch.setattr(idp, "kid", published.kid)
+    await sign_in(visitor, idp, new_email(), alg=published.alg, key=published.private)
+
+
+async def test_members_that_are_null_are_absent(
+    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nulls = "userinfo_endpoint token_endpoint_auth_methods_supported authorization_response_iss_parameter_supported"
+    with monkeypatch.context() as patches:
+        patches.setattr(idp, "metadata", dict.fromkeys([*nulls.split(), "end_session_endpoint"]))
+        patches.setattr(idp, "token_answer", dict.fromkeys(["access_token", "refresh_token", "expires_in"]))
+        patches.setattr(idp, "key", private_key("ES256"))  # so that the metadata are read again
+        await sign_in(visitor, idp, new_email())
+        # Without userinfo, the address is that of the token.
+        answer = idp.grant(await begin(visitor), new_email(), email_verified=...)
+        assert_page(await come_back(visitor, answer), 403)
+    await sign_in(visitor, idp, new_email())  # reads the metadata again
+
+
+async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any) -> None:
+    email = new_email()
+    monkeypatch.setattr(idp, "userinfo", {"sub": email, "email": email, "email_verified": True, "groups": ["staff"]})
+    nulls = dict.fromkeys(["nbf", "jti", "azp", "email_verified", "groups"])
+    await sign_in(visitor, idp, email, **nulls)
+    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+
+
+@pytest.mark.parametrize("keys", [[], [5], [*LEFT_OUT.values()], None, {}])
+async def test_a_provider_without_a_usable_key(keys: Any) -> None:
+    async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
+        idp.jwks = {"keys": keys}
+        with pytest.raises(SignInUnavailable):
+            await openid.begin("dashboard")
+
+
 async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
     email = new_email()
     for claims, status in (({}, 401), ({"groups": "capsule"}, 401), ({"groups": ["staff", "capsule-operators"]}, 200)):
@@ -355,7 +424,7 @@ async def test_who_is_no_operator(visitor: Visitor, idp: FakeIdentityProvider, m
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
     email = new_email()
     monkeypatch.setattr(idp, "userinfo", {"sub": email, "email": email, "email_verified": True})
-    answer = idp.grant(await begin(visitor), email, email="boss@example.com", email_verified=None)
+    answer = idp.grant(await begin(visitor), email, email="boss@example.com", email_verified=...)
     assert (await come_back(visitor, answer)).status_code == 302
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
     monkeypatch.setattr(idp, "userinfo", None)

@@ -19,12 +19,13 @@ from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission
 from gateway.keys import PARTITION_TAGS, account_apps_key, account_key, partition_tag, spend_key
 from gateway.redis import client as store_module
-from gateway.redis.client import LUA_FOLDER, Store
+from gateway.redis.client import LUA_FOLDER, Store, patient
 from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from tests.support.background import cancel, in_background
+from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, cluster
 from tests.support.stores import opened
@@ -213,6 +214,51 @@ async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
             server.start()
             assert await store.get("app:shop") == "{}"
             assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
+
+
+# -- a patient view ----------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A service whose method fails after its first step, so many times."""
+
+    def __init__(self, failures: int, error: type[Exception] = BackboneUnavailable) -> None:
+        self.failures, self.error, self.steps = failures, error, list[str]()
+
+    async def change(self, subject: str, *, to: int) -> int:
+        self.steps.append(subject)
+        if len(self.steps) <= self.failures:
+            raise self.error
+        return to
+
+
+async def test_a_patient_view_repeats_the_whole_call() -> None:
+    failing = Failing(2)
+    with captured(store_module) as lines:
+        assert await patient(failing, waiting="test.waiting").change("app", to=5) == 5
+    assert failing.steps == ["app"] * 3
+    assert [line["event"] for line in lines] == ["test.waiting"]
+
+
+async def test_a_patient_view_passes_other_errors_on() -> None:
+    with pytest.raises(SpendCapReached):
+        await patient(Failing(1, SpendCapReached)).change("app", to=5)
+
+
+async def test_a_patient_store_waits_for_the_server(tmp_path: Path) -> None:
+    with RedisServer("valkey", folder=tmp_path) as server:
+        async with opened(server.url) as store:
+            await compare_and_set(store, "app:shop", "{}")
+            server.kill()
+            canceled, reading = (asyncio.create_task(patient(store).get("app:shop")) for _ in range(2))
+            writing = asyncio.create_task(compare_and_set(patient(store), "app:toys", "{}"))
+            await asyncio.sleep(0.3)
+            await cancel(canceled)
+            assert canceled.cancelled()
+            assert not reading.done()
+            server.start()
+            assert await reading == "{}"
+            assert await writing
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------

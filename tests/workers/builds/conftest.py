@@ -12,7 +12,7 @@ from tests.support.deployment import Host, account_on, host_on, hosting
 from tests.support.fixtures import folder_fixture
 from tests.support.redis_servers import free_port
 
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.hosting.host_agent.TIDY_SECONDS": 0.3}
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.engine.reconciler.TIDY_SECONDS": 0.3}
 CANARY = {"GATEWAY_CANARY": "0.2"}
 
 

@@ -20,7 +20,7 @@ from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.hosting.host_agent.TIDY_SECONDS": 0.2}
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.engine.reconciler.TIDY_SECONDS": 0.2}
 # The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 
@@ -56,7 +56,7 @@ def commit(folder: Path, text: str) -> str:
 
 
 async def test_no_start_command_starts_without_free_memory(own: Host) -> None:
-    await own.worker("deploys", constants={"workers.hosting.serving.MIN_FREE_BYTES": 1 << 60})
+    await own.worker("deploys", constants={"workers.hosting.driver.MIN_FREE_BYTES": 1 << 60})
     app = await own.app(build=START)
     deploy = await own.over(await own.publish(app, server("one")))
     assert deploy["state"] == "failed"

@@ -250,7 +250,7 @@ async def test_a_rollback_brings_the_manifest_of_its_release_back(host: Host) ->
 
 async def test_a_domain_is_served_as_soon_as_it_is_verified(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host tidies the addresses only now and then; it hears of changes."""
-    monkeypatch.setitem(QUICK, "workers.hosting.host_agent.TIDY_SECONDS", 60.0)
+    monkeypatch.setitem(QUICK, "workers.engine.reconciler.TIDY_SECONDS", 60.0)
     machine = await start(host)
     app, domain = await host.app(build=BUILD), f"{secrets.token_hex(6)}.example.org"
     await live(host, app, page("shop"))

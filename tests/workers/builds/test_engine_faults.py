@@ -20,7 +20,7 @@ from tests.support.redis_servers import free_port
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.hosting.host_agent.TIDY_SECONDS": 0.3}
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.engine.reconciler.TIDY_SECONDS": 0.3}
 # It listens after a while, so that a deploy stays in each state for some time.
 SERVER = """
 const server = require('http').createServer((_, answer) => answer.end('{}'))

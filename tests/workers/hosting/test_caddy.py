@@ -17,7 +17,7 @@ from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from workers.hosting import caddy
-from workers.hosting.serving import Serving
+from workers.hosting.driver import HostDriver
 
 SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 FILES: dict[str, str | bytes] = {
@@ -352,7 +352,7 @@ async def test_a_data_folder_may_have_a_long_path() -> None:
         async with hosting.served():
             assert (await hosting.ask("/")).body == b"far"
             settings = Settings(data_dir=str(hosting.folder), apps_domain="apps.test")
-            await Serving(settings, find_nothing).probe(hosting.target(hosting.deploy("dep_1"), SHOP))
+            await HostDriver(settings).visit(hosting.target(hosting.deploy("dep_1"), SHOP))
 
 
 async def find_nothing(_: object) -> None: ...

@@ -27,12 +27,15 @@ from tests.support.hosted_apps import DOMAIN, Hosting
 from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.processes import ENCRYPTION_KEY
-from workers.hosting import host_agent, host_watch
-from workers.hosting.applier import Target
+from workers.engine import reconciler
+from workers.engine.driver import Target
+from workers.engine.names import find_app
+from workers.engine.reconciler import Reconciler
+from workers.engine.steps import ReleaseSteps
+from workers.hosting import host_watch
+from workers.hosting.driver import HostDriver
 from workers.hosting.engine_lease import HostLease
-from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch, read_certificate_left
-from workers.hosting.serving import Serving, find_app
 from workers.sandbox.removal import remove_folder
 
 
@@ -43,11 +46,12 @@ class Machine:
         self.hosting, self.store, self.registry = hosting, store, registry
         self.settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
         find = partial(find_app, registry)
-        serving = Serving(self.settings, find)
+        self.driver = HostDriver(self.settings)
+        steps = ReleaseSteps(self.driver, find, DOMAIN)
         self.records = Records(store, hosting.releases.folder_id())
-        self.agent = HostAgent(self.records, serving, find, 1.0)
+        self.reconciler = Reconciler(self.records, steps, find, 1.0)
         self.lease = HostLease(self.records, hosting.folder, hosting.releases.folder_id())
-        self.watch = HostWatch(self.settings, store, hosting.releases, self.agent, self.lease)
+        self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
 
     async def serve(self, name: str) -> App:
         account, _ = await self.registry.create_account("Account", "free")
@@ -70,10 +74,10 @@ class Machine:
 
 @pytest_asyncio.fixture
 async def machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
-    monkeypatch.setattr(host_agent, "RESYNC_SECONDS", 0.1)
+    monkeypatch.setattr(reconciler, "RESYNC_SECONDS", 0.1)
     with passable_folder() as folder:
         machine = Machine(Hosting(folder), store, Registry(store, Vault(ENCRYPTION_KEY)))
-        async with aclosing(machine.agent):
+        async with aclosing(machine.reconciler):
             yield machine
 
 
@@ -82,10 +86,10 @@ async def test_missing_releases_are_one_line_until_they_are_back(
 ) -> None:
     for name in ("one", "two", "gone"):
         await machine.serve(name)
-    running = asyncio.create_task(machine.agent.run())
-    await wait_until(lambda: machine.agent.is_synced)
+    running = asyncio.create_task(machine.reconciler.run())
+    await wait_until(lambda: machine.reconciler.is_synced)
     with captured(host_watch) as lines, monkeypatch.context() as patch:
-        patch.setattr(host_agent, "logger", structlog.get_logger())
+        patch.setattr(reconciler, "logger", structlog.get_logger())
         assert (await machine.report()).missing == 0
         for name in ("one", "two", "gone"):
             remove_folder(machine.release(name))
@@ -148,21 +152,21 @@ async def test_a_host_that_catches_up_does_not_wait_for_a_check(machine: Machine
     """Other apps' deploys would fail meanwhile, because no host serves apps."""
     app, checking, ended = await machine.serve("one"), asyncio.Event(), asyncio.Event()
 
-    async def fetch(target: Target) -> None:
+    async def place(target: Target) -> None:
         if target.is_new:
             checking.set()
             await ended.wait()
 
-    async def check(_: Target) -> None:
+    async def answer(_: Target) -> None:
         pass
 
-    machine.agent._applier.fetch, machine.agent._applier.check = fetch, check  # type: ignore[method-assign]
+    machine.driver.place, machine.driver.until_answers = place, answer  # type: ignore[method-assign]
     [(text, served)] = (await machine.records.read(app.account, app.id)).values()
     releases = {**served.releases, "dep_two": served.releases["dep_one"]}
     wanted = Wanted(app.account, app.id, "live", "check", "dep_two", "dep_one", releases)
     await machine.records.write(text, wanted, "")
     async with asyncio.timeout(10):
-        await machine.agent.catch_up()
+        await machine.reconciler.catch_up()
         await checking.wait()
         ended.set()
         await wait_until(lambda: machine.records.read_answer(wanted))
@@ -174,26 +178,25 @@ async def test_a_release_that_starts_while_others_are_tidied_keeps_running(
     app, begun, over = await machine.serve("one"), asyncio.Event(), asyncio.Event()
     deploy = msgspec.structs.replace(machine.hosting.deploy("dep_two", "one"), account=app.account)
     release = machine.hosting.build(deploy, {}).release("dep_two")
-    link, serving = machine.hosting.releases.running / "dep_two", machine.agent._applier
-    assert isinstance(serving, Serving)
-    update = serving._update_addresses
+    link, driver = machine.hosting.releases.running / "dep_two", machine.driver
+    tidy = driver.tidy
 
-    async def update_slowly(*sites: Any) -> Any:
+    async def tidy_slowly(*sets: Any) -> None:
         begun.set()
         await over.wait()
-        return await update(*sites)
+        await tidy(*sets)
 
-    async def fetch(_: Target) -> None:
+    async def place(_: Target) -> None:
         pass
 
-    async def run(_: Target) -> None:
+    async def answer(_: Target) -> None:
         machine.hosting.releases.run(release)
 
-    monkeypatch.setattr(host_agent, "TIDY_SECONDS", 0.1)
-    monkeypatch.setattr(serving, "_update_addresses", update_slowly)
-    monkeypatch.setattr(serving, "fetch", fetch)
-    monkeypatch.setattr(serving, "check", run)
-    async with run_in_background(machine.agent.run()), asyncio.timeout(10):
+    monkeypatch.setattr(reconciler, "TIDY_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "tidy", tidy_slowly)
+    monkeypatch.setattr(driver, "place", place)
+    monkeypatch.setattr(driver, "until_answers", answer)
+    async with run_in_background(machine.reconciler.run()), asyncio.timeout(10):
         await begun.wait()
         [(text, served)] = (await machine.records.read(app.account, app.id)).values()
         releases = {**served.releases, "dep_two": served.releases["dep_one"]}

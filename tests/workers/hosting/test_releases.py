@@ -100,7 +100,9 @@ def test_addresses_follow_the_apps(hosting: Hosting) -> None:
     site = hosting.publish("dep_1", {"index.html": "1"}, "old.apps.test")
     hosting.releases.serve_as("new.apps.test", site)
     hosting.releases.serve_as("new.apps.test", site)
-    hosting.releases.serve_only(["new.apps.test", "other.apps.test"])
+    assert hosting.releases.list_names() == {site.folder: {"old.apps.test", "new.apps.test"}}
+    hosting.releases.serve_no_more(hosting.site(hosting.deploy("dep_1", "other")), ["new.apps.test"])
+    hosting.releases.serve_no_more(site, ["old.apps.test", "other.apps.test"])
     assert [path.name for path in (hosting.folder / "addresses").iterdir()] == ["new.apps.test"]
     assert (hosting.folder / "addresses" / "new.apps.test").resolve() == site.folder
 
@@ -137,19 +139,19 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
         for folder in folders:
             (folder / build / "source").mkdir(parents=True)
     hosting.releases.tidy_builds({"dep_3"})
-    hosting.releases.tidy(["here"], {"dep_3"})
+    hosting.releases.tidy({"gone"}, {"dep_3"})
     assert {path.name for path in hosting.releases.running.iterdir()} == {"dep_1", "dep_3"}
     assert [[path.name for path in folder.iterdir()] for folder in folders] == [["dep_3"], ["dep_3"]]
     assert gone.release("dep_4").is_dir(), "its record may have been lost"
     marker = gone.folder.parent / "gone"
     since = marker.stat().st_mtime
-    hosting.releases.tidy(["here"], set())
+    hosting.releases.tidy({"gone"}, set())
     assert marker.stat().st_mtime == since
-    hosting.releases.tidy(["here", "gone"], set())
+    hosting.releases.tidy(set(), set())
     assert not marker.exists(), "it is back"
-    hosting.releases.tidy(["here"], set())
+    hosting.releases.tidy({"gone"}, set())
     os.utime(marker, (since - KEPT_AFTER_DELETION_SECONDS - 1,) * 2)
-    hosting.releases.tidy(["here"], set())
+    hosting.releases.tidy({"gone"}, set())
     assert not gone.folder.parent.exists()
 
 
@@ -163,11 +165,11 @@ def test_the_release_that_an_unverified_one_replaced_keeps_running(hosting: Host
             site.confirm("dep_0")
             assert site.unverified == "dep_1", "another one is in its canary"
             site.confirm("dep_1")
-    hosting.releases.tidy(["shop"], set())
+    hosting.releases.tidy(set(), set())
     assert hosting.releases.releases_to_run().keys() == {"dep_1", "dep_2"}
     site.confirm("dep_2")
     assert site.unverified is None
-    hosting.releases.tidy(["shop"], set())
+    hosting.releases.tidy(set(), set())
     assert hosting.releases.releases_to_run().keys() == {"dep_2"}
 
 
@@ -176,7 +178,7 @@ def test_the_number_of_previews_is_bounded(hosting: Hosting) -> None:
     for number in range(KEPT_PREVIEWS + 2):
         site = hosting.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
         os.utime(site.folder, (number, number))
-    hosting.releases.tidy(["shop"], set())
+    hosting.releases.tidy(set(), set())
     variants = {site.variant for site in hosting.releases.sites()}
     assert variants == {"live", *(f"p-b{number}" for number in range(2, KEPT_PREVIEWS + 2))}
 
@@ -205,7 +207,7 @@ def test_tidying_continues_after_a_failed_step(hosting: Hosting, monkeypatch: py
     link.symlink_to(link)  # a circle: can't be resolved
     (hosting.releases.running / "dep_8").symlink_to("../releases/none/live/dep_8")
     hosting.releases.tidy_builds(set())
-    hosting.releases.tidy(["broken"], set())
+    hosting.releases.tidy({"gone"}, set())
     assert list(hosting.releases.builds.iterdir()) == []
     assert (gone.folder.parent / "gone").exists()
     assert not (hosting.releases.running / "dep_8").is_symlink()
@@ -224,7 +226,7 @@ def test_what_another_worker_removes_meanwhile_is_no_error(hosting: Hosting) -> 
     with capture_logs() as logs:
         other.start()
         for _ in range(20):
-            hosting.releases.tidy(names[::2], set())
+            hosting.releases.tidy({*names[1::2]}, set())
         other.join()
     assert [each for each in logs if each["event"] == "folder.not_tidied"] == []
 

@@ -12,11 +12,11 @@ from tests.support.polling import wait_until
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes import activator as activator_module
 from workers.kubernetes.activator import Activator, close_afterwards, find_host
-from workers.kubernetes.applier import KubernetesApplier
+from workers.kubernetes.sleep import Sleep
 
 
 class Apps:
-    """In place of the applier: apps that sleep until `awake` is set, and then answer with the request itself."""
+    """Apps that sleep until `awake` is set, and then answer with the request itself."""
 
     def __init__(self) -> None:
         self.awake, self.error = asyncio.Event(), ""
@@ -30,6 +30,9 @@ class Apps:
 
     def is_asleep(self, app_id: str, address: str) -> bool:
         return not self.awake.is_set()
+
+    def is_suspended(self, address: tuple[str, str]) -> bool:
+        return address[0] == "suspended"
 
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         await self.awake.wait()
@@ -52,7 +55,7 @@ async def apps(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> AsyncIt
     monkeypatch.setattr(activator_module, "ACTIVATOR_PORT", unused_tcp_port)
     apps = Apps()
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    activator = Activator(cast("KubernetesApplier", apps), cast("SleepLimits", None))
+    activator = Activator(cast("Sleep", apps), cast("SleepLimits", None))
     running = asyncio.create_task(activator.run())
     try:
         yield apps, unused_tcp_port
@@ -95,6 +98,9 @@ async def test_what_cannot_be_answered_is_refused_at_once(
 ) -> None:
     own, port = apps
     assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
+    suspended = await ask(port, "suspended.example.com")
+    assert suspended.startswith(b"HTTP/1.1 503 ")
+    assert suspended.endswith(b"This app is suspended.\n")
     assert (await ask(port, more=b"Host: two.example.com\r\n")).startswith(b"HTTP/1.1 404 ")
     monkeypatch.setattr(activator_module, "HELD_OF_APP", 2)
     held = [asyncio.create_task(ask(port)) for _ in range(2)]

@@ -49,7 +49,7 @@ def describe_all() -> list[Object]:
         describe_endpoints(LIVE, "10.0.0.1", 8000),
         describe_service(RELEASE),
         describe_ingress(RELEASE, ["notes--p-a.example.com", "notes.example.org"], SETTINGS),
-        describe_policy(),
+        describe_policy(SETTINGS, "capsule"),
     ]
 
 
@@ -112,11 +112,6 @@ def test_secrets_are_in_the_secret_alone() -> None:
     assert secret["type"] == "Opaque"
 
 
-def test_a_suspended_app_runs_no_start_command() -> None:
-    pod = describe_deployment(msgspec.structs.replace(RELEASE, suspended=True), SETTINGS)["spec"]["template"]["spec"]
-    assert [each["name"] for each in pod["containers"]] == ["web"]
-
-
 @pytest.mark.parametrize(
     ("address", "reachable"),
     [
@@ -128,8 +123,8 @@ def test_a_suspended_app_runs_no_start_command() -> None:
     ],
 )
 def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> None:
-    rules = describe_policy()["spec"]["egress"]
-    blocks = [each["ipBlock"] for rule in rules for each in rule.get("to", [])]
+    rules = describe_policy(SETTINGS, "")["spec"]["egress"]
+    blocks = [each["ipBlock"] for rule in rules for each in rule["to"] if rule["ports"][0]["port"] != 53]
     inside = ipaddress.ip_address(address)
     found = any(
         inside in ipaddress.ip_network(block["cidr"])
@@ -137,7 +132,62 @@ def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> N
         for block in blocks
     )
     assert found is reachable
-    assert all(rule.get("to") or {port["port"] for port in rule["ports"]} == {53} for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("port", "namespace", "reaches"),
+    [(61080, "ingress", True), (61080, "capsule", True), (61080, "default", False)]
+    + [(port, namespace, namespace == "capsule") for port in (61081, 61082) for namespace in ("ingress", "capsule")],
+)
+def test_only_the_ingress_and_the_service_reach_apps(port: int, namespace: str, reaches: bool) -> None:
+    settings = msgspec.structs.replace(SETTINGS, kubernetes_ingress_namespace="ingress")
+    rules = describe_policy(settings, "capsule")["spec"]["ingress"]
+    allowed = [
+        each["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in rules
+        if port in [each["port"] for each in rule["ports"]]
+        for each in rule["from"]
+    ]
+    assert (namespace in allowed) is reaches
+
+
+def test_names_are_resolved_by_the_cluster_s_resolver_alone() -> None:
+    [names] = [rule for rule in describe_policy(SETTINGS, "")["spec"]["egress"] if rule["ports"][0]["port"] == 53]
+    cluster, local = names["to"]
+    assert cluster["podSelector"] == {"matchLabels": {"k8s-app": "kube-dns"}}
+    assert local == {"ipBlock": {"cidr": "169.254.20.10/32"}}
+
+
+def test_an_operator_s_own_networks_are_excluded() -> None:
+    settings = msgspec.structs.replace(SETTINGS, kubernetes_exclude=("51.15.0.0/16", "2001:bc8::/32"))
+    blocks = [each for rule in describe_policy(settings, "")["spec"]["egress"] for each in rule["to"]]
+    excluded = {each["ipBlock"]["cidr"]: each["ipBlock"].get("except", []) for each in blocks if "ipBlock" in each}
+    assert "51.15.0.0/16" in excluded["0.0.0.0/0"]
+    assert "2001:bc8::/32" in excluded["2000::/3"]
+
+
+@pytest.mark.parametrize("release", [LIVE, RELEASE, msgspec.structs.replace(RELEASE, runs=False)])
+def test_a_node_has_room_for_a_hundred_apps(release: PodRelease) -> None:
+    pod = describe_deployment(release, SETTINGS)["spec"]["template"]["spec"]
+    for resource, most in (("cpu", 20), ("memory", 128), ("ephemeral-storage", 64)):
+        used = [
+            [int(re.sub(r"\D", "", each["resources"]["requests"][resource])) for each in pod[kind]]
+            for kind in ("containers", "initContainers")
+        ]
+        assert max(sum(used[0]), *used[1]) <= most, resource
+
+
+def test_cert_manager_issues_a_certificate_for_each_host_name() -> None:
+    annotations = {"nginx.ingress.kubernetes.io/proxy-body-size": "0"}
+    settings = msgspec.structs.replace(
+        SETTINGS, kubernetes_tls_issuer="letsencrypt", kubernetes_ingress_annotations=annotations
+    )
+    ingress = describe_ingress(RELEASE, ["notes.example.com", "notes.example.org"], settings)
+    assert ingress["metadata"]["annotations"] == annotations | {"cert-manager.io/cluster-issuer": "letsencrypt"}
+    assert [(each["hosts"], each["secretName"]) for each in ingress["spec"]["tls"]] == [
+        (["notes.example.com"], "tls-notes.example.com"),
+        (["notes.example.org"], "tls-notes.example.org"),
+    ]
 
 
 def test_quantities_are_as_the_api_writes_them() -> None:

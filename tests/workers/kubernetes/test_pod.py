@@ -249,14 +249,6 @@ async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.Monkey
             assert (await pod.ask("/before.js")).status == 404
 
 
-async def test_a_suspended_app_s_pod_says_so() -> None:
-    with passable_folder() as folder:
-        pod = await make_pod(Hosting(folder / "host"), folder, FILES, suspended=True)
-        async with pod.container(f"serve.serve(r, folder=folder, port={pod.port}, host='127.0.0.1')"):
-            await pod.until(503)
-            assert (await pod.ask("/about")).body == b"This app is suspended.\n"
-
-
 async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_container_s() -> None:
     with passable_folder() as folder:
         hosting = Hosting(folder / "host")

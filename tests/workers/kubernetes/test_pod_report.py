@@ -1,6 +1,7 @@
 """The report of the pods: their states, what they take up on each node, and which of them wait for room."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from lightkube.resources.core_v1 import Pod
@@ -13,11 +14,11 @@ from gateway.keys import PODS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.polling import wait_until
-from workers.kubernetes.applier import explain_waiting, may_run
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import Object, describe_deployment
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.pod_report import describe_pods, keep_reporting
+from workers.kubernetes.pod_status import explain_waiting, may_run
 
 MIB = 1 << 20
 RELEASE = PodRelease(
@@ -184,8 +185,8 @@ def test_without_pods_there_is_a_report() -> None:
 
 async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.kubernetes.pod_report.REPORT_SECONDS", 0.05)
-    cluster = Cluster.__new__(Cluster)  # without a connection
-    cluster.present = {("Pod", "a"): make_pod(RUNNING), ("Service", "a"): None}
+    pods = [make_pod(RUNNING)]
+    cluster = cast("Cluster", SimpleNamespace(select={"Pod": pods}.__getitem__))  # without a connection
     assert await read_pod_report(store) == PodReport()
 
     async def states() -> PodStates:
@@ -196,7 +197,7 @@ async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypa
 
     async with run_in_background(keep_reporting(store, cluster)):
         await wait_until(lambda: reports(PodStates(running=1)))
-        cluster.present[("Pod", "b")] = make_pod(UNSCHEDULED, "")
+        pods.append(make_pod(UNSCHEDULED, ""))
         await wait_until(lambda: reports(PodStates(running=1, waitingForRoom=1)))
     assert 50 < await store.client.ttl(PODS_KEY) <= 60
 

@@ -6,8 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from gateway.accounts.jose import jwt
 from gateway.errors import TokenInvalid
-from gateway.inference.auth import jwt, key_sets
+from gateway.inference.auth import key_sets
 from gateway.inference.auth.users import TOKEN_SECONDS, Users
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk, private_key

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from gateway.accounts.jose.jwk import MAX_TRIED, Key
 from gateway.accounts.records import JwksAuth
 from gateway.errors import TokenInvalid
 from gateway.inference.auth import key_sets
-from gateway.inference.auth.key_sets import MAX_TRIED, Key, KeySet
+from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.users import Users
 from gateway.outbound.client import Client
 from tests.fakes import FakeAppBackend

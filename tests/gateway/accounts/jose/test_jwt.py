@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.accounts.jose import jwt as tokens
+from gateway.accounts.jose.jwk import EDWARDS, RSA
 from gateway.errors import TokenInvalid
-from gateway.inference.auth import jwt as tokens
-from gateway.inference.auth.key_sets import EDWARDS, RSA
 from tests.fakes.backend import private_key
 
 SECRET = b"a secret of more than 64 bytes, as HS512 asks for: 0123456789012345678901234567890"

@@ -2,18 +2,16 @@
 
 import base64
 import json
-import secrets
 import time
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.inference.auth import key_sets
-from gateway.inference.auth.key_sets import FETCH_BYTES, MAX_KEYS, Key, read_key, split_document
+from gateway.accounts.jose.jwk import MAX_KEYS, SLICE, Key, find_keys, public_part, read_key, split_document
+from gateway.inference.auth.key_sets import FETCH_BYTES
 from tests.fakes.backend import jwk, private_key
-
-EC, RSA, ED = (jwk(alg, private_key(alg), "good") for alg in ("ES256", "RS256", "EdDSA"))
+from tests.fakes.jwks import EC, ED, LEFT_OUT, READ, RSA, number, publish
 
 
 def read(document: Any) -> list[Key | None]:
@@ -21,54 +19,9 @@ def read(document: Any) -> list[Key | None]:
     return [read_key(text) for text in split_document(body)]
 
 
-def number(bits: int, last: int = 1) -> str:
-    value = secrets.randbits(bits) | 1 << (bits - 1) | 1
-    return base64.urlsafe_b64encode((value - 1 + last).to_bytes((bits + 7) // 8, "big")).rstrip(b"=").decode()
-
-
-FAULTS: dict[str, Any] = {
-    "key_ops are for something else": EC | {"key_ops": ["sign"]},
-    "key_ops is a text": EC | {"key_ops": "verify"},
-    "key_ops holds a number": EC | {"key_ops": ["verify", 5]},
-    "use is a list": EC | {"use": ["sig"]},
-    "use is encryption": EC | {"use": "enc"},
-    "use is for something else": EC | {"use": "SIG"},
-    "kid is a list": EC | {"kid": ["k"]},
-    "kid is true": EC | {"kid": True},
-    "kid is a fraction": EC | {"kid": 1.5},
-    "kid is a long number": EC | {"kid": 10**201},
-    "alg is a list": EC | {"alg": ["ES256"]},
-    "crv is a list": EC | {"crv": ["P-256"]},
-    "crv is an object": EC | {"crv": {}},
-    "x is a number": EC | {"x": 5},
-    "x is null": EC | {"x": None},
-    "x is no base64": EC | {"x": "ü" * 43},
-    "x is long": EC | {"x": "A" * 100_000},
-    "not on the curve": EC | {"y": EC["x"]},
-    "n is missing": {k: v for k, v in RSA.items() if k != "n"},
-    "n is a list": RSA | {"n": [1]},
-    "n is small": RSA | {"n": number(1024)},
-    "n is large": RSA | {"n": number(8193)},
-    "n is huge": RSA | {"n": number(200_000)},
-    "n is even": RSA | {"n": number(2048, last=0)},
-    "n is zero": RSA | {"n": "AA"},
-    "e is one": RSA | {"e": "AQ"},
-    "e is even": RSA | {"e": "AQAC"},
-    "e is large": RSA | {"e": number(33)},
-    "e is empty": RSA | {"e": ""},
-    "kty is a number": RSA | {"kty": 5},
-    "kty is missing": {k: v for k, v in RSA.items() if k != "kty"},
-    "a symmetric key": {"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"},
-    "a number": 5,
-    "null": None,
-    "a list": [EC],
-    "a text": "key",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", LEFT_OUT)
 def test_a_faulty_key_does_not_affect_the_others(fault: str) -> None:
-    before, faulty, after = read([EC, FAULTS[fault], RSA])
+    before, faulty, after = read([EC, LEFT_OUT[fault], RSA])
     assert faulty is None
     assert before is not None
     assert after is not None
@@ -99,20 +52,32 @@ def test_private_and_unknown_members_are_not_read(good: dict[str, Any]) -> None:
     assert not hasattr(key.key, "private_bytes")
 
 
-@pytest.mark.parametrize(
-    "member",
-    [{"kid": None}, {"alg": None}, {"use": None}, {"use": ""}, {"key_ops": None}, {"key_ops": []}],
-    ids=lambda member: json.dumps(member),
-)
-def test_some_members_may_be_null_or_empty(member: dict[str, Any]) -> None:
-    (key,) = read([EC | member])
+@pytest.mark.parametrize("name", READ)
+def test_a_key_is_read(name: str) -> None:
+    published = publish(name)
+    *others, other, key = read(published.document["keys"])
+    assert not any(others)
+    assert other is not None
     assert key is not None
+    assert key.kid == published.kid
+    assert key.key == published.private.public_key()
+    assert key in find_keys([other, key], published.kid, published.alg)
+    assert not {"HS256", "none", "ES256K"} & {*key.algorithms}
 
 
-def test_a_kid_that_is_a_number_is_a_text() -> None:
-    (key,) = read([EC | {"kid": 5}])
-    assert key is not None
-    assert key.kid == "5"
+@pytest.mark.parametrize("name", READ)
+def test_the_public_part_of_a_key_is_the_same_key(name: str) -> None:
+    published = publish(name)
+    text = msgspec.Raw(json.dumps(published.document["keys"][-1]).encode())
+    copy, key = read_key(msgspec.Raw(public_part(text))), read_key(text)
+    assert copy is not None
+    assert copy == key
+
+
+@pytest.mark.parametrize("fault", LEFT_OUT)
+def test_the_public_part_of_a_faulty_key_is_no_key(fault: str) -> None:
+    part = public_part(msgspec.Raw(json.dumps(LEFT_OUT[fault]).encode()))
+    assert not part or read_key(msgspec.Raw(part)) is None
 
 
 def test_a_byte_order_mark_is_skipped() -> None:
@@ -123,7 +88,10 @@ def test_a_byte_order_mark_is_skipped() -> None:
 def test_sizes_that_are_allowed() -> None:
     largest = RSA | {"n": number(8192), "e": base64.urlsafe_b64encode(b"\0\xff\xff\xff\xff").decode()}
     padded = RSA | {"n": base64.urlsafe_b64encode(b"\0" + base64.urlsafe_b64decode(RSA["n"] + "==")).decode()}
-    assert all(read([largest, padded, jwk("ES512", private_key("ES512"), "k")]))
+    longest_kid = EC | {"kid": "k" * 200}
+    assert all(
+        read([largest, padded, RSA | {"n": RSA["n"] + "=="}, longest_kid, jwk("ES512", private_key("ES512"), "k")])
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +130,7 @@ def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
     for _ in range(5):
         texts: list[msgspec.Raw] = []
         longest = 0.0
-        for start in range(-key_sets.SLICE, MAX_KEYS, key_sets.SLICE):
+        for start in range(-SLICE, MAX_KEYS, SLICE):
             began = time.thread_time()
             if start < 0:
                 try:
@@ -170,7 +138,7 @@ def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
                 except (ValueError, RecursionError):
                     break
             else:
-                for text in texts[start : start + key_sets.SLICE]:
+                for text in texts[start : start + SLICE]:
                     read_key(text)
             longest = max(longest, time.thread_time() - began)
         steps.append(longest)
@@ -178,7 +146,14 @@ def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
     assert min(steps) < 0.02, "8 ms at most where this was written"
 
 
-def test_a_long_kid_makes_a_key_unusable() -> None:
-    key = jwk("ES256", private_key("ES256"), "k" * 200)
-    assert read_key(msgspec.Raw(json.dumps(key).encode())) is not None
-    assert read_key(msgspec.Raw(json.dumps({**key, "kid": "k" * 201}).encode())) is None
+def test_keys_that_may_have_signed_a_token() -> None:
+    """At most four. Those with its `kid` come first, and those with another one never count."""
+    key = read_key(msgspec.Raw(json.dumps(EC).encode()))
+    assert key is not None
+    named = [msgspec.structs.replace(key, kid=kid) for kid in (None, "other", "mine", None, "mine", "mine", "mine")]
+    assert [each.kid for each in find_keys(named, "mine", "ES256")] == ["mine"] * 4
+    assert [each.kid for each in find_keys(named[:5], "mine", "ES256")] == ["mine", "mine", None, None]
+    assert [each.kid for each in find_keys(named, None, "ES256")] == [None, None, "other", "mine"]
+    assert [each.kid for each in find_keys(named, "unknown", "ES256")] == [None, None]
+    for alg in ("ES384", "RS256", "HS256", "none", "EdDSA", ""):
+        assert find_keys(named, "mine", alg) == []

@@ -13,7 +13,8 @@ from gateway.deploys.states import DeployError
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from tests.support.hosted_apps import Hosting
-from workers.hosting.serving import Serving
+from workers.engine.steps import ReleaseSteps
+from workers.hosting.driver import HostDriver
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 
@@ -33,17 +34,17 @@ async def test_the_deploy_of_a_deleted_app_gets_no_address(tmp_path: Path, found
     """The name may belong to another account's app by now."""
     hosting = Hosting(tmp_path)
     apps = Apps(APP)
-    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find)
+    steps = ReleaseSteps(HostDriver(Settings(data_dir=str(hosting.folder))), apps.find, "apps.test")
     deploy = hosting.deploy("dep_1")
     site = hosting.build(deploy, {"index.html": "x"})
     target = hosting.target(deploy, APP, "canary")
     apps.found = found
     with pytest.raises(DeployError, match="deleted"):
-        await serving.serve(target)
+        await steps.serve(target)
     assert site.current is None
     assert not list((hosting.folder / "addresses").iterdir())
     apps.found = APP
-    await serving.serve(target)
+    await steps.serve(target)
     assert site.current == "dep_1"
 
 
@@ -73,13 +74,13 @@ async def deploy_both(folder: Path, victim: App, attacker: App, kind: Kind) -> N
     async def find_app(app: str) -> App | None:
         return apps.get(app) or next((each for each in apps.values() if each.name == app), None)
 
-    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_app)
+    steps = ReleaseSteps(HostDriver(Settings(data_dir=str(hosting.folder))), find_app, "apps.test")
     try:
         for number, app in enumerate((victim, attacker)):
             deploy = hosting.deploy(f"dep_{number}", app.id, kind)
             deploy = msgspec.structs.replace(deploy, app=app.name, account=app.account)
             hosting.build(deploy, {"index.html": app.id})
-            await serving.serve(hosting.target(deploy, app, "live"))
+            await steps.serve(hosting.target(deploy, app, "live"))
     finally:
         served = hosting.folder / "addresses" / host(victim.name, kind, None, "apps.test")
         assert (served / "current" / "files" / "index.html").read_text() == victim.id

@@ -18,11 +18,12 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import DOMAIN, HOST, Hosting, hosted
 from tests.support.polling import wait_until
 from tests.support.watched_apps import Watch, watching
+from workers.engine import steps as module
+from workers.engine.driver import Target
+from workers.engine.steps import ReleaseSteps
 from workers.hosting import caddy
-from workers.hosting import serving as module
-from workers.hosting.applier import Target
+from workers.hosting.driver import HostDriver
 from workers.hosting.release_files import write_release_manifest
-from workers.hosting.serving import Serving
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 # It logs its life, and answers with the name of its release.
@@ -45,7 +46,7 @@ class Shop:
         self.watch, self.hosting = watch, hosting
         self.canary = 0.5
         settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
-        self.serving = Serving(settings, self.find_app)
+        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, DOMAIN)
         self.site = hosting.site(hosting.deploy("dep_1"))
         self.lines: list[str] = []
         self.answers: list[str] = []
@@ -67,15 +68,15 @@ class Shop:
     async def deploy(self, deploy_id: str, **more: str) -> None:
         self.build(deploy_id, **more)  # type: ignore[arg-type]
         try:
-            await self.serving.check(self.target(deploy_id))
+            await self.steps.check(self.target(deploy_id))
             canary, ends = self.target(deploy_id, "canary"), asyncio.get_running_loop().time() + self.canary
-            await self.serving.serve(canary)
+            await self.steps.serve(canary)
             while asyncio.get_running_loop().time() < ends:
-                await self.serving.probe(canary)
+                await self.steps.probe(canary)
                 await asyncio.sleep(0.1)
-            await self.serving.finish(self.target(deploy_id, "live"))
+            await self.steps.finish(self.target(deploy_id, "live"))
         except DeployError:
-            await self.serving.remove(self.target(deploy_id, "undo"))
+            await self.steps.remove(self.target(deploy_id, "undo"))
             raise
 
     async def visit(self, client: aiohttp.ClientSession, number: int) -> None:
@@ -140,10 +141,10 @@ async def test_a_deploy_that_fails_starts_the_former_release_again(shop: Shop, s
 
 async def test_a_builder_that_dies_leaves_no_app_stopped(shop: Shop) -> None:
     shop.build("dep_2")
-    checking = asyncio.create_task(shop.serving.check(shop.target("dep_2")))
+    checking = asyncio.create_task(shop.steps.check(shop.target("dep_2")))
     await wait_until(lambda: (shop.hosting.releases.running / "dep_2").is_symlink(), 20)
     await cancel(checking)
-    await shop.serving.resume(shop.target("dep_2"))
+    await shop.steps.resume(shop.target("dep_2"))
     assert shop.site.current == "dep_1"
     await wait_until(lambda: shop.watch.state("dep_1").socket, 10)
     count = len(shop.answers)

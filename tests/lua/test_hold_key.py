@@ -1,4 +1,4 @@
-"""One engine at a time serves the apps, and only one that has them."""
+"""One process at a time holds a key, such as that of the engine which serves the apps, and only one that has them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ WEEK = 7 * 86_400
 
 
 def test_one_engine_holds_the_lease_until_it_ends(client: Any) -> None:
-    script = client.register_script(source("deploys/hold_engine"))
+    script = client.register_script(source("hold_key"))
 
     def hold(engine: str, lifetime: int = 15_000) -> bytes:
         held: bytes = script([KEY, FOLDER], [engine, lifetime, "", WEEK])
@@ -24,9 +24,20 @@ def test_one_engine_holds_the_lease_until_it_ends(client: Any) -> None:
     assert hold("one") == b"one"
 
 
+def test_a_hold_without_a_location(client: Any) -> None:
+    script = client.register_script(source("hold_key"))
+
+    def hold(holder: str, lifetime: int = 15_000) -> bytes:
+        held: bytes = script(["lock"], [holder, lifetime])
+        return held
+
+    assert [hold("one"), hold("two"), hold("two", 0), hold("one", 0), hold("two")] == [b"one"] * 3 + [b"", b"two"]
+    assert 14_000 < client.pttl("lock") <= 15_000
+
+
 def test_only_one_data_folder_has_the_apps(client: Any) -> None:
     """The record outlives its host: neither a restart nor a stalled Redis may hand the apps over to another folder."""
-    script = client.register_script(source("deploys/hold_engine"))
+    script = client.register_script(source("hold_key"))
 
     def hold(engine: str, folder: str, lifetime: int = 15_000) -> bytes:
         held: bytes = script([KEY, FOLDER], [engine, lifetime, folder, WEEK])

@@ -202,7 +202,7 @@ async def test_a_release_that_fails_its_check_is_never_served(
         shop.commands.ending.add(SECOND)
     elif fault == "it answers 500":
         shop.commands.failing.add(SECOND)
-        for module in ("hosting.serving", "kubernetes.applier"):
+        for module in ("hosting.driver", "kubernetes.driver"):
             monkeypatch.setattr(f"workers.{module}.START_SECONDS", 0.5)
     else:
         await shop.engine.lose_release(APP, SECOND)
@@ -278,7 +278,7 @@ async def test_the_first_release_of_an_app_leaves_nothing_when_it_is_undone(shop
 # The releases must not run side by side, which is the harder way: there is nothing to go back to at once.
 
 
-@pytest.mark.parametrize("call", ["prepare", "fetch", "check"])
+@pytest.mark.parametrize("call", ["prepare", "place", "hold", "stop", "start", "until_answers"])
 async def test_a_worker_that_dies_in_a_check_checks_again(shop: Shop, call: str) -> None:
     await shop.open(overlap=False)
     await shop.builder.make(SECOND, overlap=False)
@@ -290,7 +290,7 @@ async def test_a_worker_that_dies_in_a_check_checks_again(shop: Shop, call: str)
     assert not shop.commands.ran_together(FIRST, SECOND)
 
 
-@pytest.mark.parametrize("call", ["prepare", "serve", "probe"])
+@pytest.mark.parametrize("call", ["prepare", "place", "route", "visit"])
 async def test_a_worker_that_dies_in_a_canary_goes_on(shop: Shop, call: str) -> None:
     await shop.open(overlap=False)
     await shop.builder.make(SECOND, overlap=False)
@@ -302,7 +302,7 @@ async def test_a_worker_that_dies_in_a_canary_goes_on(shop: Shop, call: str) -> 
     assert not shop.commands.ran_together(FIRST, SECOND)
 
 
-@pytest.mark.parametrize("call", ["prepare", "serve", "finish"])
+@pytest.mark.parametrize("call", ["prepare", "route", "retire"])
 async def test_a_worker_that_dies_at_the_end_of_a_deploy_ends_it(shop: Shop, call: str) -> None:
     await shop.open(overlap=False)
     await shop.builder.make(SECOND, overlap=False)
@@ -314,7 +314,7 @@ async def test_a_worker_that_dies_at_the_end_of_a_deploy_ends_it(shop: Shop, cal
     assert not shop.commands.ran_together(FIRST, SECOND)
 
 
-@pytest.mark.parametrize("call", ["prepare", "remove", "serve"])
+@pytest.mark.parametrize("call", ["prepare", "start", "route", "remove"])
 @pytest.mark.parametrize("step", ["check", "canary"])
 async def test_a_worker_that_dies_while_it_undoes_a_deploy_undoes_it(shop: Shop, call: str, step: Step) -> None:
     await shop.open(overlap=False)
@@ -346,7 +346,7 @@ async def die_in(shop: Shop, call: str, step: Step, deploy: str) -> None:
 async def test_a_release_whose_builder_has_died_after_its_check_gives_way_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
-    monkeypatch.setattr("workers.hosting.host_agent.NEXT_STEP_SECONDS", 0.2)
+    monkeypatch.setattr("workers.engine.reconciler.NEXT_STEP_SECONDS", 0.2)
     await shop.open(overlap=overlap)
     await shop.builder.make(SECOND, overlap=overlap)
     assert (await shop.builder.step("check", SECOND)).ok
@@ -401,8 +401,9 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
     if step == "canary":
         assert (await shop.builder.step("canary", SECOND)).ok
     await list_suspended(shop.store, APP.account, APP.id)
-    await wait_until(lambda: shop.visitors.answers[-AGAIN:], holds=lambda last: last == [(503, "")] * AGAIN)
+    await wait_until(lambda: [status for status, _ in shop.visitors.answers[-AGAIN:]] == [503] * AGAIN)
     await wait_until(lambda: not shop.commands.running)
+    assert not isinstance(shop.engine, ClusterEngine) or not shop.engine.cluster.pods, "open connections end"
     shop.visitors.forget()
     await shop.builder.write("live", SECOND)
     await asyncio.sleep(0.3)
@@ -410,6 +411,17 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
     assert not shop.commands.running
     await unlist_suspended(shop.store, APP.account, APP.id)
     await shop.until_only(SECOND)
+
+
+async def test_an_app_that_sleeps_is_woken_by_its_first_visitor(shop: Shop) -> None:
+    """While it sleeps, and afterwards, its address leads to one place alone."""
+    await shop.open()
+    await close_to_visitors(shop)
+    for _ in range(2):
+        await shop.engine.let_sleep(FIRST)
+        assert not shop.commands.running
+        assert [await shop.engine.visit(HOST) for _ in range(AGAIN)] == [(200, FIRST)] * AGAIN
+        assert shop.commands.running == {FIRST}
 
 
 async def test_a_deploy_of_an_app_that_sleeps_wakes_it(shop: Shop) -> None:

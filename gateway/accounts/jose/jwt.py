@@ -18,8 +18,8 @@ import msgspec
 from jwt.algorithms import Algorithm, OKPAlgorithm, get_default_algorithms
 from jwt.api_jws import PyJWS
 
+from gateway.accounts.jose.jwk import CURVES, EDWARDS, RSA
 from gateway.errors import TokenInvalid
-from gateway.inference.auth.key_sets import CURVES, EDWARDS, RSA
 
 LEEWAY_SECONDS = 10  # by which clocks may differ
 

@@ -1,0 +1,145 @@
+"""Which host names lead to which address of which app: those of its record now, unless another app has them.
+
+An app is renamed, gets a domain, moves to another account and is deleted elsewhere. Each change is announced, and what
+is announced while nobody listens is found in rounds over all apps.
+"""
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import msgspec
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.cancellation import end_if_canceled, run_in_background, run_in_thread
+from gateway.deploys.addresses import host, hosts_of
+from gateway.deploys.states import AppGone, DeployError
+from gateway.keys import APP
+from gateway.redis.client import Store, patient
+from gateway.redis.listener import Listener
+from gateway.redis.scripts import CHANGES_CHANNEL
+from workers.engine.driver import Place, Places, Target
+
+logger = structlog.get_logger()
+
+ROUNDS = 2  # of tidying, in which the names of all apps are looked at
+
+
+class Names:
+    def __init__(self, places: Places, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
+        """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
+        self._places, self._find_app, self._domain = places, find_app, domain
+        self._lock = asyncio.Lock()  # held while names are given and taken
+        self._left: list[str] = []  # the apps that are still to be followed in this turn
+        self._slice = 0  # how many of them in a round
+        self.gone: set[str] = set()  # the ids of deleted apps of which something is there
+
+    @asynccontextmanager
+    async def taken(self, target: Target) -> AsyncIterator[list[str]]:
+        """Yields the host names of an address, which nobody else gets meanwhile.
+
+        Raises DeployError if one is another app's.
+        """
+        async with self._lock:
+            wanted = target.wanted
+            # Another account may have taken the app's name since the deploy began.
+            app = await self._find_app(wanted.app)
+            if app is None or app.account != wanted.account:
+                raise AppGone
+            hosts = hosts_of(app, wanted.address, self._domain)
+            for name in hosts:
+                if await self._is_taken(name, app, wanted.address):
+                    raise DeployError(f"the address {name} belongs to another app; rename one of the two")
+            yield hosts
+
+    async def _is_taken(self, name: str, app: App, address: str) -> bool:
+        """Returns whether another app is served at the host name, or has it as its own name."""
+        for place in self._places.places_at(name):
+            owner = await self._find_app(place.app) if place.app != app.id else None
+            if owner is not None and owner.account == place.account and name in self._hosts(owner, place.address):
+                return True
+        namesake = await self._find_app(name.partition(".")[0]) if address != "live" else None
+        return namesake is not None and namesake.id != app.id
+
+    def _hosts(self, app: App, address: str) -> frozenset[str]:
+        return frozenset(hosts_of(app, address, self._domain))
+
+    # -- following the apps' records -------------------------------------------------------------------------
+
+    async def follow_app(self, name: str) -> None:
+        """Serves the app with this name or id, and one that had the name before, at their present addresses."""
+        app = await self._find_app(name)
+        ids = {app.id} if app is not None else {name}
+        ids |= {place.app for place in self._places.places_at(host(name, "live", None, self._domain))}
+        for app_id in ids:
+            await self._follow(app_id, await run_in_thread(self._places.list_places, app_id))
+
+    async def follow_some(self) -> None:
+        """Serves a part of the apps at their present addresses."""
+        if not self._left:
+            self._left = sorted(await run_in_thread(self._places.list_apps))
+            self._slice = math.ceil(len(self._left) / ROUNDS)
+            self.gone &= {*self._left}
+        places = defaultdict[str, list[Place]](list)
+        for place in await run_in_thread(self._places.list_places):
+            places[place.app].append(place)
+        for app_id in [self._left.pop() for _ in range(min(self._slice, len(self._left)))]:
+            try:
+                await self._follow(app_id, places[app_id])
+            except msgspec.MsgspecError as error:  # one damaged record must not affect the others
+                logger.error("app.unreadable", app=app_id, error=str(error))
+            except DeployError as error:
+                logger.error("sites.app_not_followed", app=app_id, reason=str(error))
+            await asyncio.sleep(0)  # what is known of an app is in memory: many would hold up the deploys of others
+
+    async def _follow(self, app_id: str, places: Collection[Place]) -> None:
+        async with self._lock:
+            app = await self._find_app(app_id)
+            (self.gone.add if app is None else self.gone.discard)(app_id)
+            for place in places:
+                if app is None or app.account != place.account:
+                    await self._places.leave(place)
+                elif place.hosts != (hosts := self._hosts(app, place.address)):
+                    free = [name for name in sorted(hosts) if not await self._is_taken(name, app, place.address)]
+                    await self._places.rename(place, app, free)
+
+
+async def find_app(registry: Registry, app: str) -> App | None:
+    """Returns the app. Waits for Redis if necessary. An app does not get a domain that another app claimed first."""
+    found = await patient(registry).find_app(app)
+    if found is None or not found.customDomainVerified:
+        return found
+    allowed = await patient(registry.domains).is_owner(found)
+    return found if allowed else msgspec.structs.replace(found, customDomainVerified=False)
+
+
+async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[None]]) -> NoReturn:
+    """Calls `follow_app` with the id or name of an app whose record has changed: its name, domain or account.
+
+    What is announced while there is no subscription, `Names.follow_some` finds.
+    """
+    changed, woken = set[str](), asyncio.Event()
+
+    def note(_: str, key: str) -> None:
+        prefix, _, name = key.partition(":")
+        if prefix == APP:
+            changed.add(name)
+            woken.set()
+
+    listener = Listener(store, CHANGES_CHANNEL, on_message=note, loss_event="sites.changes_lost")
+    async with run_in_background(listener.run()):
+        while True:
+            end_if_canceled()
+            await woken.wait()
+            woken.clear()
+            while changed:
+                name = changed.pop()
+                try:
+                    await follow_app(name)
+                except Exception as error:  # a damaged record or a full disk must not affect the other apps
+                    logger.error("sites.app_not_followed", app=name, exc_info=error)

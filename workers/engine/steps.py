@@ -1,0 +1,123 @@
+"""The steps of a release: check → swap → canary → live, and what undoes them (`gateway/deploys/serving.py`).
+
+Each step is one function, for every driver (`driver.py`). A worker may be killed at any time: each step can be repeated
+from its beginning, and visitors always get a release that has passed its checks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import aiohttp
+
+from gateway.accounts.records import App
+from gateway.deploys.states import DeployError
+from workers.engine.driver import Driver, Target
+from workers.engine.names import Names
+
+DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is stopped
+REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
+
+
+class ReleaseSteps:
+    """Every step may raise DeployError."""
+
+    def __init__(self, driver: Driver, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
+        """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
+        self.driver, self.names = driver, Names(driver.places, find_app, domain)
+        self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
+
+    async def check(self, target: Target) -> None:
+        """Starts the release, and waits until it answers. Visitors still get the one before, or wait."""
+        await self.driver.place(target)
+        await self._stop_first(target, self.driver.routed(target.wanted))
+        await self.driver.start(target)
+        if self.driver.is_suspended(target) and not target.is_new:
+            return  # it runs once the suspension is lifted
+        try:
+            await self.driver.until_answers(target)
+        finally:
+            target.output.extend(await self.driver.read_output(target))
+        self._checked.add(target.deploy)
+
+    async def serve(self, target: Target) -> None:
+        """Gives visitors the release. If it does not answer, a canary fails; other steps serve it anyway."""
+        if self.driver.routed(target.wanted) == target.deploy:
+            if self.driver.gives_way(target.wanted):
+                return
+            await self.driver.start(target)
+        elif target.deploy in self._checked:
+            await self.driver.place(target)
+        else:
+            await self.driver.place(target)
+            try:
+                await self.check(target)
+            except DeployError:
+                if target.is_new:
+                    raise
+        async with self.names.taken(target) as hosts:
+            await self.driver.route(target, hosts)
+
+    async def probe(self, target: Target) -> None:
+        """Requests `/` as visitors do. Raises DeployError unless it succeeds, and the start command keeps running."""
+        failure: DeployError | None = None
+        try:
+            await self.driver.visit(target)
+        except DeployError as error:
+            failure = error
+        if exits := self.driver.count_exits(target):
+            target.output.extend(await self.driver.read_output(target))
+            raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
+        if failure is not None:
+            raise failure
+
+    async def finish(self, target: Target) -> None:
+        """Ends the canary, and stops and removes what the release has replaced."""
+        self._checked.discard(target.deploy)
+        others = self.driver.list_others(target)
+        if others:
+            await asyncio.sleep(DRAIN_SECONDS)
+        await self.driver.retire(target, others)
+
+    async def resume(self, target: Target) -> None:
+        """Gives visitors the release again that this one has stopped or replaced."""
+        self._checked.discard(target.deploy)
+        was_routed = self.driver.routed(target.wanted) == target.deploy
+        if former := self.driver.find_former(target):
+            again = Target(target.wanted, target.app, former, target.output)
+            await self._stop_first(again, target.deploy)
+            await self.driver.start(again)
+            with suppress(DeployError, TimeoutError):
+                async with asyncio.timeout(self.driver.return_seconds):
+                    await self.driver.until_answers(again)
+            await self.driver.route(again, None)
+        elif was_routed:
+            await self.driver.unroute(target)
+        if was_routed:
+            await asyncio.sleep(DRAIN_SECONDS)
+
+    async def remove(self, target: Target) -> None:
+        """Gives visitors the release before again, and removes this one."""
+        await self.resume(target)
+        await self.driver.remove(target)
+
+    async def _stop_first(self, target: Target, former: str) -> None:
+        """Stops a release if the two must not run side by side. Its visitors wait."""
+        if former not in ("", target.deploy) and self.driver.excludes(target, former):
+            await self.driver.hold(target, former)
+            await self.driver.stop(target, former)
+
+
+async def request_root(url: str, host: str, connector: aiohttp.BaseConnector | None = None) -> None:
+    """Requests an app's `/`. Raises DeployError unless the status is 2xx or 3xx."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
+            client.get(url, headers={"Host": host}, allow_redirects=False) as answer,
+        ):
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError) as error:
+        late = isinstance(error, TimeoutError)
+        raise DeployError("GET / timed out" if late else "GET / got no answer") from None
+    if not 200 <= status < 400:
+        raise DeployError(f"GET / returned {status}")

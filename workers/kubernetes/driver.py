@@ -1,0 +1,418 @@
+"""Serves releases from a cluster (`workers/engine/driver.py`): each in a Deployment of its own, and each address by a
+Service that leads to one of them.
+
+A swap is one change of the Service, and so is its undoing. The cluster keeps serving while this worker and the API
+server are away. The worker sends each new pod its release, which waits for it (`pod.py`), so a pod needs no
+credentials.
+"""
+
+import asyncio
+import enum
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Collection, Set
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+from lightkube.utils.quantity import parse_quantity
+
+from gateway.accounts.records import App
+from gateway.accounts.suspended import SuspendedList
+from gateway.accounts.vault import Vault
+from gateway.deploys.addresses import hosts_of, url_of
+from gateway.deploys.manifest import Manifest
+from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
+from gateway.deploys.release import Release, ReleaseArchive
+from gateway.deploys.serving import Wanted
+from gateway.deploys.states import DeployError
+from gateway.errors import StorageUnavailable
+from gateway.settings import Settings
+from gateway.storage import open_storage, until_storage_answers
+from workers.engine.driver import Place, ReleaseMissing, Target
+from workers.engine.steps import request_root
+from workers.hosting.archives import archive_key
+from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
+from workers.hosting.releases import KEPT_PREVIEWS
+from workers.hosting.watchdog import LIMITS
+from workers.kubernetes.cluster import Cluster, Key, explain_refusal
+from workers.kubernetes.objects import (
+    address_name,
+    describe_claim,
+    describe_deployment,
+    describe_secret,
+    object_name,
+)
+from workers.kubernetes.places import ClusterPlaces
+from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.pod_status import (
+    address_of,
+    explain_waiting,
+    find_end,
+    has_ended,
+    is_ready,
+    may_run,
+    read_release,
+    statuses_of,
+)
+from workers.kubernetes.pods import Pods, ReportCrash
+
+logger = structlog.get_logger()
+
+PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its release
+RETURN_SECONDS = 30.0  # in which a release that is served again should answer
+POLL_SECONDS = 0.2  # between requests to an app that starts
+ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests to the activator, before a pod ends
+STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
+
+Address = tuple[str, str]  # the id of an app, and which of its addresses
+
+
+class State(enum.Enum):
+    """Whether an address sleeps (`sleep.py`). Visitors get answers while it is awake, or else wait at the activator.
+
+    After a restart of the worker, it is asleep if its Service leads to no pod, and otherwise awake.
+    """
+
+    AWAKE = enum.auto()
+    ENDING = enum.auto()  # its pod ends
+    ASLEEP = enum.auto()  # it has no pod
+    WAKING = enum.auto()  # its pod starts
+    HELD = enum.auto()  # its pod ends, because the next release must not run beside it
+    SUSPENDED = enum.auto()  # it has no pod, and visitors get 503
+
+
+class ClusterDriver:
+    """Serves releases from the cluster's namespace. Implements `Driver`.
+
+    `find_app` returns the record of an app by its id or name, and `find_data_limit` the bytes that the data of an
+    account's app may take. `activator` is the address of this worker (`activator.py`).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        find_app: Callable[[str], Awaitable[App | None]],
+        suspended: SuspendedList,
+        report_crash: ReportCrash,
+        find_data_limit: Callable[[str], Awaitable[int]],
+        activator: str,
+    ) -> None:
+        self._settings, self._cluster, self._find_app = settings, cluster, find_app
+        self._suspended, self._find_data_limit = suspended, find_data_limit
+        self.places = ClusterPlaces(settings, cluster, activator)
+        self._domain = settings.apps_domain.partition(":")[0]
+        self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
+        self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
+        self.records: dict[Address, Wanted] = {}
+        self.states: dict[Address, State] = {}  # other than ASLEEP and AWAKE
+        self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
+        self.outage = asyncio.Event()
+        self.return_seconds = RETURN_SECONDS
+
+    async def aclose(self) -> None:
+        await self._pods.aclose()
+        await self.places.aclose()
+
+    def lacks(self, wanted: Wanted) -> bool:
+        return False  # a pod whose release is lost is not ready, which its cluster's own monitoring shows
+
+    def note(self, wanted: Wanted) -> None:
+        self.records[wanted.app, wanted.address] = wanted
+        if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
+            self.states[wanted.app, wanted.address] = State.HELD
+
+    async def prepare(self, target: Target) -> None:
+        await self._cluster.until_synced()
+
+    # -- a release -------------------------------------------------------------------------------------------
+
+    async def place(self, target: Target) -> None:
+        """The worker sends it to its pod."""
+        if target.deploy not in target.wanted.releases:
+            raise ReleaseMissing(target.deploy)
+        try:
+            found = await until_storage_answers(lambda: self._is_stored(target.wanted.app, target.deploy))
+        except StorageUnavailable:
+            raise DeployError("the storage does not answer; deploy again later") from None
+        if not found:
+            raise ReleaseMissing(target.deploy)
+
+    async def _is_stored(self, app_id: str, deploy: str) -> bool:
+        try:
+            found = await self._storage.exists(archive_key(app_id, deploy))
+        except StorageUnavailable:
+            self.outage.set()
+            raise
+        self.outage.clear()
+        return found
+
+    def _find_archive(self, place: PodRelease, deploy: str) -> ReleaseArchive | None:
+        wanted = self.records.get((place.app, place.address))
+        return wanted.releases.get(deploy) if wanted is not None else None
+
+    async def start(self, target: Target) -> None:
+        release = self._describe(target.wanted, target.app, target.deploy)
+        sealed = target.wanted.releases[target.deploy].environment
+        variables = msgspec.json.decode(self._vault.open(sealed), type=dict[str, str]) if sealed else {}
+        if release.keeps_data:
+            await self.apply_claim(release, await self._find_data_limit(release.account))
+        await self._cluster.apply(
+            describe_secret(release, self._token(target.deploy), variables),
+            describe_deployment(release, self._settings, asleep=self._sleeps(target)),
+        )
+
+    async def apply_claim(self, release: PodRelease, limit: int) -> None:
+        """Makes the volume of an app's data, or a larger one. Raises DeployError.
+
+        A cluster that cannot enlarge volumes keeps it as it is.
+        """
+        claim, secret = describe_claim(release, limit, self.data_token(release.app, release.account), self._settings)
+        present = self._cluster.present.get(("PersistentVolumeClaim", claim["metadata"]["name"]))
+        if present is not None:
+            requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
+            claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
+            if present.status.phase == "Bound" and _count_bytes(size) < _count_bytes(requests["storage"]):
+                with suppress(DeployError):
+                    return await self._cluster.apply(claim, secret)
+            requests["storage"] = size
+        await self._cluster.apply(claim, secret)
+
+    async def until_answers(self, target: Target) -> None:
+        if self._sleeps(target):
+            return
+        pod = await self._until_pod(target.deploy, PLACE_SECONDS + START_SECONDS)
+        await self._until_it_answers(target, pod)
+        # An app may answer before the cluster counts its pod. The Service would lead nowhere meanwhile.
+        await self.until_ready(target.deploy, START_SECONDS)
+
+    async def until_ready(self, deploy: str, seconds: float) -> Any:
+        """Waits until Services lead to a pod of the release, and returns it. Raises DeployError."""
+        return await self._until_pod(deploy, seconds, whole=True)
+
+    async def _until_pod(self, deploy: str, seconds: float, *, whole: bool = False) -> Any:
+        """Waits until a pod of the release serves, and returns it. `whole`: until Services lead to it, too."""
+        ends, why = time.monotonic() + seconds, "it has no pod"
+        while time.monotonic() < ends:
+            if fault := self._find_fault(deploy):
+                raise DeployError(fault)
+            pods = [pod for pod in self._cluster.select("Pod", deploy=deploy) if not has_ended(pod)]
+            for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
+                if outcome := find_end(pod):
+                    raise DeployError(outcome.describe("the start command", LIMITS))
+                if is_ready(pod, whole=whole):
+                    return pod
+                why, is_final = explain_waiting(pod)
+                if is_final:
+                    raise DeployError(f"the cluster can't start the app: {why}; the operator must help")
+            await self._cluster.next_change(1.0)
+        raise DeployError(f"the cluster did not start the app within {seconds:.0f} seconds: {why}")
+
+    def _find_fault(self, deploy: str) -> str:
+        """Says why no pod can be made, such as a full quota; '' if one can."""
+        deployment = self._cluster.present.get(("Deployment", object_name(deploy)))
+        conditions = (deployment.status.conditions or []) if deployment is not None and deployment.status else []
+        failures = [
+            each.message or "" for each in conditions if each.type == "ReplicaFailure" and each.status == "True"
+        ]
+        if not failures:
+            return ""
+        logger.error("kubernetes.no_pod", deploy=deploy, reason=failures[0])
+        return explain_refusal(failures[0], "start")
+
+    async def _until_it_answers(self, target: Target, pod: Any) -> None:
+        """Requests `/` until the start command answers. Raises DeployError."""
+        ends, runs = time.monotonic() + START_SECONDS, bool(statuses_of(pod, APP_CONTAINER))
+        while True:
+            try:
+                return await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
+            except DeployError as error:
+                if not runs:
+                    raise
+                if time.monotonic() > ends:
+                    limit = f"{START_SECONDS:.0f} seconds"
+                    raise DeployError(f"the start command did not answer within {limit}: {error}") from None
+            now = self._cluster.present.get(("Pod", pod.metadata.name))
+            if now is not None and (outcome := find_end(now)):
+                raise DeployError(outcome.describe("the start command", LIMITS))
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def read_output(self, target: Target) -> list[str]:
+        found: list[str] = []
+        for pod in self._cluster.select("Pod", deploy=target.deploy):
+            for status in statuses_of(pod, APP_CONTAINER):
+                ended = status.lastState.terminated if status.lastState else None
+                lines = await self._cluster.read_log(pod.metadata.name, APP_CONTAINER, OUTPUT_LINES)
+                text = ended.message.splitlines() if ended is not None and ended.message else []
+                found.extend([*text, *lines][-OUTPUT_LINES:])
+        return found
+
+    def excludes(self, target: Target, former: str) -> bool:
+        release = self._read_deployed(former)
+        return release is not None and self._describe(target.wanted, target.app, target.deploy).excludes(release)
+
+    def gives_way(self, wanted: Wanted) -> bool:
+        if (own := self._read_deployed(served := self.routed(wanted))) is None:
+            return False
+        others = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
+        running = [read_release(each.spec.template) for each in others if each.spec.replicas]
+        return any(each.deploy != served and each.excludes(own) for each in running if each is not None)
+
+    def is_suspended(self, target: Target) -> bool:
+        return (target.app.account, target.app.id) in self._suspended
+
+    async def hold(self, target: Target, former: str) -> None:
+        """Requests wait at the activator."""
+        address = (target.wanted.app, target.wanted.address)
+        self.states[address] = State.HELD
+        release = self._read_deployed(former)
+        if release is not None and self.routed(target.wanted) == former and not self.places.is_asleep(*address):
+            await self.places.lead(release, asleep=True)
+        await asyncio.sleep(ACTIVATOR_SECONDS)
+
+    async def stop(self, target: Target, former: str) -> None:
+        if (release := self._read_deployed(former)) is not None:
+            await self._cluster.apply(describe_deployment(release, self._settings, asleep=True))
+        ends = time.monotonic() + STOP_SECONDS
+        while any(map(may_run, self._cluster.select("Pod", deploy=former))):
+            if time.monotonic() > ends:
+                raise DeployError("the release that it replaces could not be stopped; deploy again")
+            await self._cluster.next_change(1.0)
+
+    def list_others(self, target: Target) -> list[str]:
+        return [deploy for deploy in self._list_deploys(target.wanted) if deploy != target.deploy]
+
+    def find_former(self, target: Target) -> str:
+        served = target.wanted.served
+        return served if served in target.wanted.releases else ""
+
+    async def retire(self, target: Target, others: Collection[str]) -> None:
+        await self._cluster.delete(*_keys_of(others))
+
+    async def remove(self, target: Target) -> None:
+        await self._cluster.delete(*_keys_of([target.deploy]))
+
+    def _describe(self, wanted: Wanted, app: App, deploy: str) -> PodRelease:
+        expected = wanted.releases[deploy]
+        name = hosts_of(app, wanted.address, self._settings.apps_domain)[0]
+        archive, url = ReleaseArchive(expected.digest, expected.size), url_of(name, self._settings)
+        alone = not _may_overlap(expected)
+        return PodRelease(app.account, app.id, wanted.address, deploy, archive, url, expected.runs, alone)
+
+    def _token(self, deploy: str) -> str:
+        return hmac.digest(self._key, f"release {deploy}".encode(), "sha256").hex()
+
+    def data_token(self, app_id: str, account: str) -> str:
+        """Returns the token of those who may change an app's data."""
+        return hmac.digest(self._key, f"data {account} {app_id}".encode(), "sha256").hex()
+
+    def _list_deploys(self, wanted: Wanted) -> list[str]:
+        found = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
+        return [each.metadata.labels[DEPLOY_LABEL] for each in found]
+
+    def _read_deployed(self, deploy: str) -> PodRelease | None:
+        """Reads a release whose Deployment is present. The record of an `undo` does not know its own any more."""
+        present = self._cluster.present.get(("Deployment", object_name(deploy)))
+        return None if present is None else read_release(present.spec.template)
+
+    # -- sleep -----------------------------------------------------------------------------------------------
+
+    def state(self, address: Address) -> State:
+        wanted = self.records.get(address)
+        if wanted is not None and (wanted.account, wanted.app) in self._suspended:
+            return State.SUSPENDED
+        return self.states.get(address, State.ASLEEP if self.places.is_asleep(*address) else State.AWAKE)
+
+    def end_state(self, address: Address, state: State) -> None:
+        if self.states.get(address) is state:
+            del self.states[address]
+
+    def _sleeps(self, target: Target) -> bool:
+        """Returns whether a release gets no pod, because the app sleeps or is suspended."""
+        state = self.state((target.wanted.app, target.wanted.address))
+        sleeps = state in (State.ENDING, State.ASLEEP) and self.routed(target.wanted) == target.deploy
+        return sleeps or state is State.SUSPENDED
+
+    async def kill_pods(self, address: Address) -> None:
+        """Ends all pods of an address at once, with the connections of their visitors. Raises DeployError."""
+        labels = {"app": address[0], "address": address[1]}
+        releases = [read_release(each.spec.template) for each in self._cluster.select("Deployment", **labels)]
+        ended = [describe_deployment(each, self._settings, asleep=True) for each in releases if each is not None]
+        await self._cluster.apply(*ended)
+        await self._cluster.delete(*[("Pod", each.metadata.name) for each in self._cluster.select("Pod", **labels)])
+
+    # -- visitors --------------------------------------------------------------------------------------------
+
+    def routed(self, wanted: Wanted | PodRelease) -> str:
+        return self.places.routed(wanted)
+
+    async def route(self, target: Target, hosts: Collection[str] | None) -> None:
+        asleep = self._sleeps(target)
+        await self.lead(target, asleep=asleep)
+        if hosts is not None:
+            await self.places.name(self._describe(target.wanted, target.app, target.deploy), hosts)
+        if not asleep:
+            self.end_state((target.wanted.app, target.wanted.address), State.HELD)
+
+    async def lead(self, target: Target, *, asleep: bool) -> None:
+        """Leads the address to a release, or to the activator. Raises DeployError."""
+        await self.places.lead(self._describe(target.wanted, target.app, target.deploy), asleep=asleep)
+
+    async def unroute(self, target: Target) -> None:
+        name = address_name(target.wanted.app, target.wanted.address)
+        await self._cluster.delete(("Ingress", name), ("Service", name))
+
+    async def visit(self, target: Target) -> None:
+        pod = await self._until_pod(target.deploy, START_SECONDS)
+        await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
+
+    def count_exits(self, target: Target) -> int:
+        pods = [pod for pod in self._cluster.select("Pod", deploy=target.deploy) if not has_ended(pod)]
+        return sum(status.restartCount for pod in pods for status in statuses_of(pod, APP_CONTAINER))
+
+    async def find_target(self, address: Address) -> Target | None:
+        """Returns the release that visitors get; None if there is none, or the app belongs to another account now."""
+        app, wanted = await self._find_app(address[0]), self.records.get(address)
+        if app is None or wanted is None or app.account != wanted.account:
+            return None
+        served = self.routed(wanted)
+        return Target(wanted, app, served, []) if served in wanted.releases else None
+
+    # -- afterwards ------------------------------------------------------------------------------------------
+
+    async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
+        # A worker that ended between two deletions has left the Secret alone.
+        releases = [*self._cluster.select("Deployment"), *self._cluster.select("Secret")]
+        present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
+        kept = deploys | {wanted.served for wanted in self.records.values()}
+        await self._cluster.delete(*_keys_of(present - kept - {None}))
+        previews: dict[str, list[tuple[str, Place]]] = {}
+        for place in self.places.list_places():
+            if place.address != "live":
+                previews.setdefault(place.app, []).append((self.places.routed(place), place))
+        for places in previews.values():
+            for _, place in sorted(places, key=lambda each: each[0])[:-KEPT_PREVIEWS]:
+                await self.places.leave(place)
+        for address in [address for address in self.records if address[0] in gone]:
+            del self.records[address]
+
+
+def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
+    """Returns whether the two releases work with the same data and one of them forbids that."""
+    releases = [wanted.releases[deploy] for deploy in {*deploys} if deploy in wanted.releases]
+    both_run = wanted.address == "live" and len(releases) > 1 and all(release.runs for release in releases)
+    return both_run and not all(map(_may_overlap, releases))
+
+
+def _may_overlap(release: Release) -> bool:
+    return not release.manifest or msgspec.json.decode(release.manifest, type=Manifest).overlap
+
+
+def _count_bytes(quantity: str) -> int:
+    return int(parse_quantity(quantity) or 0)
+
+
+def _keys_of(deploys: Collection[str]) -> list[Key]:
+    return [(kind, object_name(deploy)) for deploy in deploys for kind in ("Deployment", "Secret")]

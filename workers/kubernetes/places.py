@@ -1,0 +1,141 @@
+"""Where visitors get releases in the cluster: the Service of each address, and the Ingress with its host names.
+
+A Service leads to the pods of a release, or to the worker's activator (`activator.py`). Whoever follows it reads its
+Endpoints or its EndpointSlices, so both say the same.
+"""
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+from gateway.accounts.records import App
+from gateway.deploys.pod_log import DEPLOY_LABEL
+from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.serving import Wanted
+from gateway.deploys.states import DeployError
+from gateway.settings import Settings
+from workers.engine.driver import Place
+from workers.kubernetes.cluster import SERVICE_LABEL, SLICE, Cluster, Key
+from workers.kubernetes.objects import (
+    ACCOUNT_LABEL,
+    ADDRESS_LABEL,
+    APP_LABEL,
+    address_name,
+    describe_endpoints,
+    describe_ingress,
+    describe_service,
+)
+from workers.kubernetes.pod import PodRelease
+
+ACTIVATOR_PORT = 61083
+# The controllers that make EndpointSlices, as their label names them.
+CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
+FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
+
+
+class ClusterPlaces:
+    """Implements `Places`. `activator` is the address of this worker."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, activator: str) -> None:
+        self._settings, self._cluster, self._activator = settings, cluster, activator
+        self._sweeping: set[asyncio.Task[None]] = set()
+        cluster.on_slice = self._note_slice
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*self._sweeping, return_exceptions=True)
+
+    # -- Services --------------------------------------------------------------------------------------------
+
+    def routed(self, wanted: Wanted | PodRelease | Place) -> str:
+        """Returns the deploy whose release visitors get; '' for none."""
+        service = self._read_service((wanted.app, wanted.address))
+        return service["metadata"].get("labels", {}).get(DEPLOY_LABEL, "") if service is not None else ""
+
+    def is_asleep(self, app_id: str, address: str) -> bool:
+        """Returns whether the address leads to the activator."""
+        service = self._read_service((app_id, address))
+        return service is not None and not service["spec"].get("selector")
+
+    def _read_service(self, address: tuple[str, str]) -> Any | None:
+        """Returns the Service of an address as it shall be, or as it is after a restart of this worker."""
+        key = ("Service", address_name(*address))
+        if key in self._cluster.wanted:
+            return self._cluster.wanted[key]
+        present = self._cluster.present.get(key)
+        return present.to_dict() if present is not None else None
+
+    async def lead(self, release: PodRelease, *, asleep: bool) -> None:
+        """Leads an address to a release, or to the activator. Raises DeployError."""
+        activator = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
+        name = activator["metadata"]["name"]
+        if not asleep:  # the cluster lists the pods there
+            self._cluster.leave(("Endpoints", name))
+        await self._cluster.apply(describe_service(release, asleep=asleep), *([activator] if asleep else []))
+        await self._cluster.delete(*self._list_strays(self._cluster.select(SLICE, service=name)))
+
+    def _list_strays(self, slices: Collection[Any]) -> list[Key]:
+        """Returns the EndpointSlices that lead elsewhere than their Service now.
+
+        A controller that makes slices of pods leaves them when the Service has no selector any more, and the one that
+        makes them of Endpoints leaves its own when there is a selector.
+        """
+        found = []
+        for each in slices:
+            service = self._cluster.wanted.get(("Service", each.metadata.labels[SERVICE_LABEL]))
+            if service is not None:
+                stray = FROM_ENDPOINTS if service["spec"]["selector"] else FROM_PODS
+                if each.metadata.labels.get(CONTROLLER_LABEL) == stray:
+                    found.append((SLICE, each.metadata.name))
+        return found
+
+    def _note_slice(self, found: Any) -> None:
+        """Deletes a slice that a controller has made too late."""
+        if strays := self._list_strays([found]):
+            self._sweeping.add(task := asyncio.create_task(self._sweep(strays)))
+            task.add_done_callback(self._sweeping.discard)
+
+    async def _sweep(self, strays: Collection[Key]) -> None:
+        with suppress(DeployError):  # which is logged where it is refused
+            await self._cluster.delete(*strays)
+
+    # -- host names ------------------------------------------------------------------------------------------
+
+    async def name(self, release: PodRelease, hosts: Collection[str]) -> None:
+        """Lets these host names lead to the address, and no others. Raises DeployError."""
+        ingress = describe_ingress(release, hosts, self._settings)
+        if hosts and self.routed(release):
+            await self._cluster.apply(ingress)
+        else:
+            await self._cluster.delete(("Ingress", ingress["metadata"]["name"]))
+
+    def list_apps(self) -> set[str]:
+        return {place.app for place in self.list_places()}
+
+    def list_places(self, app_id: str = "") -> list[Place]:
+        labels = {"app": app_id} if app_id else {}
+        found = [each for kind in ("Service", "Deployment") for each in self._cluster.select(kind, **labels)]
+        places = {_place_of(each) for each in found if ADDRESS_LABEL in each.metadata.labels}
+        return [Place(*place, frozenset(self._list_hosts(place))) for place in places]
+
+    def _list_hosts(self, place: tuple[str, str, str]) -> set[str]:
+        ingress = self._cluster.present.get(("Ingress", address_name(*place[1:])))
+        return set() if ingress is None else {rule.host for rule in ingress.spec.rules or []}
+
+    def places_at(self, host: str) -> list[Place]:
+        return [Place(*_place_of(ingress)) for ingress in self._cluster.select("Ingress", host=host)]
+
+    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
+        await self.name(PodRelease(place.account, place.app, place.address, "", ReleaseArchive("", 0), ""), hosts)
+
+    async def leave(self, place: Place) -> None:
+        labels = {"app": place.app, "account": place.account, "address": place.address}
+        kinds = ("Ingress", "Service", "Deployment", "Secret")
+        # What belongs to no address belongs to the data, which the agent keeps as a snapshot first.
+        selected = [(kind, each.metadata.name) for kind in kinds for each in self._cluster.select(kind, **labels)]
+        await self._cluster.delete(*selected)
+
+
+def _place_of(found: Any) -> tuple[str, str, str]:
+    labels = found.metadata.labels
+    return labels.get(ACCOUNT_LABEL, ""), labels.get(APP_LABEL, ""), labels.get(ADDRESS_LABEL, "")

@@ -1,0 +1,114 @@
+"""Reads what the API says of a pod: whether it is ready, why it is not, and how its start command ended."""
+
+import re
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gateway.deploys.pod_log import APP_CONTAINER
+from workers.kubernetes.pod import WEB_PORT, PodRelease
+from workers.sandbox.keeper import STOPPED_STATUS
+from workers.sandbox.sandbox import Outcome
+
+STARTS = 3  # of the container that waits for the release, after which its pod is given up
+OWN_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")  # in kubelets' words
+NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+
+
+def host_of(pod: Any) -> str:
+    ip: str = pod.status.podIP
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def address_of(pod: Any) -> str:
+    return f"{host_of(pod)}:{WEB_PORT}"
+
+
+def statuses_of(pod: Any, container: str) -> list[Any]:
+    """Returns the status of a container; an empty list if it has none."""
+    found = (pod.status.containerStatuses or []) if pod.status else []
+    return [status for status in found if status.name == container]
+
+
+def find_termination(status: Any) -> Any | None:
+    """Returns how a container ended: now, or before it was started again. None if it never did, or was told to."""
+    ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
+    return None if ended is None or ended.exitCode == STOPPED_STATUS else ended
+
+
+def is_ready(pod: Any, *, whole: bool = True) -> bool:
+    """Returns whether the pod serves. `whole`: whether Services lead to it, too."""
+    conditions = (pod.status.conditions or []) if pod.status else []
+    ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
+    return bool(pod.status and pod.status.podIP) and (
+        ready if whole else any(status.ready for status in statuses_of(pod, "web"))
+    )
+
+
+def read_release(pod: Any) -> PodRelease | None:
+    """Reads what a pod serves, or the template of one."""
+    with suppress(msgspec.MsgspecError, AttributeError, IndexError, TypeError):
+        values = {each.name: each.value for each in pod.spec.initContainers[0].env}
+        return msgspec.json.decode(values.get("CAPSULE_POD", ""), type=PodRelease)
+    return None
+
+
+def is_over(pod: Any) -> bool:
+    """Returns whether nothing of the pod runs any more. One that was evicted may be listed for long after."""
+    return bool(pod.status) and pod.status.phase in ("Failed", "Succeeded")
+
+
+def has_ended(pod: Any) -> bool:
+    """Returns whether the pod is over, or ends."""
+    return bool(pod.metadata.deletionTimestamp) or is_over(pod)
+
+
+def exceeded_limit(pod: Any) -> bool:
+    """Returns whether the cluster ended the pod because it used more disk than its own limits allow."""
+    evicted = pod.status and pod.status.reason == "Evicted"
+    return bool(evicted and OWN_LIMIT.search(pod.status.message or ""))
+
+
+def may_run(pod: Any) -> bool:
+    """Returns whether the start command of a pod may run."""
+    ended = [bool(status.state and status.state.terminated) for status in statuses_of(pod, APP_CONTAINER)]
+    return not (is_over(pod) or (pod.metadata.deletionTimestamp and ended and all(ended)))
+
+
+def is_waiting_for_release(pod: Any) -> bool:
+    statuses = (pod.status.initContainerStatuses or []) if pod.status else []
+    return bool(statuses and statuses[0].state and statuses[0].state.running and pod.status.podIP)
+
+
+def find_end(pod: Any) -> Outcome | None:
+    """Returns how the start command ended, if it did."""
+    for status in statuses_of(pod, APP_CONTAINER):
+        if ended := find_termination(status):
+            code = 128 - ended.exitCode if ended.exitCode > 128 else ended.exitCode
+            return Outcome(code, "memory" if ended.reason == "OOMKilled" else "")
+    return None
+
+
+def explain_waiting(pod: Any) -> tuple[str, bool]:
+    """Returns why a pod is not ready, and whether it will not be without help."""
+    receivers = (pod.status.initContainerStatuses or []) if pod.status else []
+    statuses = [*receivers, *(pod.status.containerStatuses or [])] if pod.status else []
+    for status in statuses:
+        if status.state and status.state.waiting and status.state.waiting.reason in NO_IMAGE:
+            return f"its image can't be had ({status.state.waiting.reason})", True
+    for status in receivers:
+        ended = status.lastState and status.lastState.terminated
+        if ended and status.state and status.state.waiting:
+            why = f"the container that takes its release ends with status {ended.exitCode}"
+            return why, status.restartCount >= STARTS
+    conditions = (pod.status.conditions or []) if pod.status else []
+    for each in conditions:
+        if each.type == "PodScheduled" and each.status == "False":
+            # The message names a PersistentVolumeClaim, or the "volume node affinity".
+            what = "there is no volume for its data" if "olume" in (each.message or "") else "no node has room for it"
+            return what, False
+    states = [status.state for status in statuses if status.state]
+    if not any(state.running or state.terminated for state in states):
+        return "its node does not have its image or its volumes yet", False
+    return "it waits for its release" if is_waiting_for_release(pod) else "it is starting", False

@@ -1,0 +1,182 @@
+"""An app that sleeps has no pod, and its address leads to the activator (`activator.py`), which wakes it."""
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from gateway.accounts.suspended import SuspendedList
+from gateway.deploys.states import AppGone, DeployError
+from workers.kubernetes.cluster import Cluster
+from workers.kubernetes.driver import ACTIVATOR_SECONDS, Address, ClusterDriver, State
+from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
+from workers.kubernetes.pod_status import has_ended, is_ready
+
+logger = structlog.get_logger()
+
+WAKE_SECONDS = 180.0  # in which an app must be ready that is woken
+ENDING_SECONDS = 20.0  # in which the cluster begins to end the pod of an app that sleeps
+IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
+
+
+class Sleep:
+    def __init__(self, cluster: Cluster, driver: ClusterDriver, suspended: SuspendedList) -> None:
+        self._cluster, self._driver, self._suspended = cluster, driver, suspended
+        self._changes = -1  # of the list of suspended apps, that have been followed
+        self._stopped: set[Address] = set()  # because they are suspended
+        self._waking_again: set[asyncio.Task[None]] = set()
+        self._waking: dict[Address, asyncio.Task[tuple[str, int]]] = {}
+        self._lock = asyncio.Lock()  # held while pods begin and end
+
+    async def aclose(self) -> None:
+        tasks: list[asyncio.Task[Any]] = [*self._waking.values(), *self._waking_again]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def is_asleep(self, app_id: str, address: str) -> bool:
+        return self._driver.places.is_asleep(app_id, address)
+
+    # -- suspension ------------------------------------------------------------------------------------------
+
+    def is_suspended(self, address: Address) -> bool:
+        return self._driver.state(address) is State.SUSPENDED
+
+    async def follow_suspensions(self) -> None:
+        """Ends the apps that were suspended since the last call, and starts those that no longer are.
+
+        Raises BackboneUnavailable.
+        """
+        await self._suspended.read_changes()
+        if self._changes == self._suspended.changes:
+            return
+        self._changes = self._suspended.changes
+        present = {address for address in self._driver.records if self.is_suspended(address)}
+        began, over = present - self._stopped, (self._stopped - present) & self._driver.records.keys()
+        self._stopped = present
+        for address in over:
+            self._waking_again.add(task := asyncio.create_task(self._wake_again(address)))
+            task.add_done_callback(self._waking_again.discard)
+        await asyncio.gather(*map(self._suspend, began))
+
+    async def _suspend(self, address: Address) -> None:
+        target = await self._driver.find_target(address)
+        try:
+            await asyncio.gather(
+                self._driver.kill_pods(address), *([self._driver.lead(target, asleep=True)] if target else [])
+            )
+        except DeployError as error:
+            logger.error("sites.suspensions_not_marked", app=address[0], reason=str(error))
+
+    async def _wake_again(self, address: Address) -> None:
+        try:
+            await self.wake(address)
+        except DeployError as error:
+            logger.warning("sites.not_awake", app=address[0], reason=str(error))
+
+    # -- falling asleep --------------------------------------------------------------------------------------
+
+    def list_awake(self) -> list[Address]:
+        """Returns the addresses whose start commands run and may sleep: no deploy is in progress."""
+        return [
+            address
+            for address, wanted in self._driver.records.items()
+            if wanted.step in ("live", "undo")
+            and (release := wanted.releases.get(wanted.serves)) is not None
+            and release.runs
+            and self._driver.routed(wanted) == wanted.serves
+            and not self._driver.places.is_asleep(*address)
+        ]
+
+    async def let_sleep(self, address: Address, seconds: float) -> float:
+        """Ends the pod of an app that nobody has asked for so many seconds. Requests come to the activator from now on.
+
+        Returns the seconds that are left if somebody has asked.
+        """
+        left, wanted = await self._read_seconds_left(address, seconds), self._driver.records[address]
+        if left > 0:
+            return left
+        try:
+            if (target := await self._driver.find_target(address)) is not None:
+                await self._driver.lead(target, asleep=True)
+            await asyncio.sleep(ACTIVATOR_SECONDS)  # until nobody asks the pod any more
+            async with self._lock:
+                left = await self._read_seconds_left(address, seconds)
+                is_same = self._driver.records.get(address) is wanted
+                if left <= 0 and is_same and self._driver.state(address) is State.ASLEEP:
+                    await self._end(address)
+                    return seconds
+            await self.wake(address)
+        except DeployError as error:
+            logger.error("sites.sleep_failed", app=address[0], reason=str(error))
+        return max(left, seconds)
+
+    async def _end(self, address: Address) -> None:
+        if (target := await self._driver.find_target(address)) is None:
+            return
+        self._driver.states[address] = State.ENDING
+        try:
+            await self._driver.start(target)
+            await self._until_ending(target.deploy)
+        finally:
+            self._driver.end_state(address, State.ENDING)
+        logger.info("app.asleep", app=address[0], address=address[1])
+
+    async def _until_ending(self, deploy: str) -> None:
+        """Waits until the cluster ends the pods of a release, which must not count when the app is woken."""
+        ends = time.monotonic() + ENDING_SECONDS
+        while any(not has_ended(pod) for pod in self._cluster.select("Pod", deploy=deploy)):
+            if time.monotonic() > ends:
+                return
+            await self._cluster.next_change(1.0)
+
+    async def _read_seconds_left(self, address: Address, seconds: float) -> float:
+        """Asks the pod how long it has been idle. If it does not answer, it is not."""
+        found = self._cluster.select("Pod", deploy=self._driver.routed(self._driver.records[address]))
+        pods = [pod for pod in found if is_ready(pod) and not has_ended(pod)]
+        left = seconds
+        for pod in pods[:1]:
+            with suppress(OSError, ValueError):
+                async with asyncio.timeout(IDLE_ANSWER_SECONDS):
+                    reader, writer = await asyncio.open_connection(pod.status.podIP, IDLE_PORT)
+                    left = seconds - float(await reader.readline())
+                    writer.close()
+        return left
+
+    # -- waking up -------------------------------------------------------------------------------------------
+
+    def find_address(self, host: str) -> Address | None:
+        """Returns the address that a host name leads to."""
+        found = [(place.app, place.address) for place in self._driver.places.places_at(host)]
+        return next((address for address in found if address in self._driver.records), None)
+
+    async def wake(self, address: Address) -> tuple[str, int]:
+        """Starts an app that sleeps. Returns where its pod answers. Raises DeployError."""
+        if self.is_suspended(address):
+            raise DeployError("the app is suspended")
+        while self._driver.state(address) is State.HELD or self._driver.gives_way(self._driver.records[address]):
+            await self._cluster.next_change(1.0)  # its next release starts it
+        if (waking := self._waking.get(address)) is None:
+            self._waking[address] = waking = asyncio.create_task(self._wake(address))
+            waking.add_done_callback(lambda ended: (self._waking.pop(address), ended.cancelled() or ended.exception()))
+        return await asyncio.shield(waking)
+
+    async def _wake(self, address: Address) -> tuple[str, int]:
+        began = time.monotonic()
+        async with self._lock:
+            if (target := await self._driver.find_target(address)) is None:
+                raise AppGone
+            if self._driver.state(address) is State.ASLEEP:
+                self._driver.states[address] = State.WAKING
+            await self._driver.start(target)
+        try:
+            pod = await self._driver.until_ready(target.deploy, WAKE_SECONDS)
+            again = await self._driver.find_target(address)
+            if again is not None and self._driver.state(address) not in (State.HELD, State.SUSPENDED):
+                await self._driver.lead(again, asleep=False)
+        finally:
+            self._driver.end_state(address, State.WAKING)
+        logger.info("app.awake", app=address[0], address=address[1], seconds=time.monotonic() - began)
+        return pod.status.podIP, WEB_PORT
