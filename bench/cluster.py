@@ -38,8 +38,8 @@ from gateway.keys import account_apps_key, account_key, app_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.kubeconfig import write_kubeconfig
+from workers.engine.data_keeper import DataReport
 from workers.hosting.archives import archive_key
-from workers.kubernetes.data_pod import DATA_PORT, DataReport
 from workers.kubernetes.objects import (
     Object,
     describe_claim,
@@ -48,7 +48,7 @@ from workers.kubernetes.objects import (
     describe_secret,
     describe_service,
 )
-from workers.kubernetes.pod import WEB_PORT, PodRelease
+from workers.kubernetes.pod import DATA_PORT, WEB_PORT, PodRelease
 from workers.sandbox.sandbox import MIB
 
 APPS = (100, 1_000, 5_000)
@@ -202,10 +202,15 @@ async def visit(_: web.Request) -> web.Response:
     return web.Response(text="hello")
 
 
-async def report_data(request: web.Request) -> web.Response:
-    if request.path != "/report":
-        return web.Response(status=204)  # no snapshot, because nothing has changed
-    return _json(DataReport(used=MIB, full=False, held=False, new=False))
+async def report_data(request: web.Request) -> web.StreamResponse:
+    if request.path == "/report":
+        return _json(DataReport(used=MIB, full=False, held=False, stale=False, replacements=[]))
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    for _ in range(2):  # no daily snapshot, because nothing has changed
+        await socket.receive()
+        await socket.send_json({})
+    return socket
 
 
 @asynccontextmanager

@@ -45,6 +45,7 @@ LONG = (  # tests that `make test` leaves out
     "test_package",
     "workers/backup/test_run_service",
     "workers/builds/",
+    "workers/engine/test_data",
     "workers/hosting/test_data",
     "workers/hosting/test_ownership",
     "workers/hosting/test_serving_overlap",

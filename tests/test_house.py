@@ -78,7 +78,8 @@ LAYERS = [
 # The workers know the gateway up to its operations, and each other in this order.
 WORKERS = [
     "workers.stream workers.heartbeat workers.child",
-    "workers.sandbox workers.webhooks workers.monitors workers.engine",
+    "workers.sandbox workers.webhooks workers.monitors",
+    "workers.engine",
     "workers.hosting",
     "workers.kubernetes workers.builds workers.backup",
     "workers.check workers.doctor workers.restarts",

@@ -74,7 +74,8 @@ def inherit_environment(data_dir: Path) -> dict[str, str]:
 @contextmanager
 def _serve_release(releases: Releases, layout: Layout, record: DemoApp) -> Iterator[socket.socket]:
     """Yields the listener of the release's socket, to which Caddy connects."""
-    from workers.hosting.releases import Site, remove_folder
+    from workers.hosting.releases import Site
+    from workers.sandbox.removal import remove_folder
 
     site = Site(releases.folder / "releases" / record.id / "live")
     for folder in (site.folder.parent, site.folder):
@@ -94,7 +95,8 @@ def _serve_release(releases: Releases, layout: Layout, record: DemoApp) -> Itera
 
 def remove_leftovers(data_dir: Path) -> None:
     """Removes the release of a run that was killed, and serves the one before."""
-    from workers.hosting.releases import Site, remove_folder
+    from workers.hosting.releases import Site
+    from workers.sandbox.removal import remove_folder
 
     for release in data_dir.glob(f"releases/*/live/{RELEASE}"):
         Site(release.parent).undo(RELEASE)

@@ -1,6 +1,6 @@
 """Commands to the host that has the data of an app: make a snapshot, restore one, clear the data.
 
-A command is a record that its host finds within a second (`workers/hosting/data_agent.py`). The host removes the
+A command is a record that its host finds within a second (`workers/engine/data.py`). The host removes the
 command together with writing its answer, so a host that is restarted carries it out again: every action can be
 repeated. A host ignores and removes a command after its end, when nobody waits for the answer any longer.
 

@@ -1,6 +1,6 @@
 """The records of apps' data: what the host of an app reports, the snapshots, and the data of deleted apps.
 
-The data themselves are on the host that runs the app (`workers/hosting/data.py`). A snapshot is an object in the
+The data themselves are on the host that runs the app (`workers/engine/app_data.py`). A snapshot is an object in the
 storage, and its record is in Redis. Records and objects are separate for each account, because an app of the same id
 may later belong to another account. Only the host of the data adds and removes snapshots.
 """

@@ -33,9 +33,9 @@ NAMESPACE = "capsule-apps"
 # Short intervals, so that no test waits long.
 OFTEN = {
     "workers.builds.builder.TIDY_SECONDS": 0.3,
+    "workers.engine.data.TIDY_SECONDS": 1.0,
     "workers.engine.reconciler.TIDY_SECONDS": 0.3,
-    "workers.kubernetes.data_agent.REPORT_SECONDS": 0.5,
-    "workers.kubernetes.data_agent.TIDY_SECONDS": 1.0,
+    "workers.kubernetes.data.REPORT_SECONDS": 0.5,
 }
 ACCESS = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "ResourceQuota"}
 

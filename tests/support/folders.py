@@ -44,3 +44,15 @@ def as_ordinary_user() -> Iterator[None]:
     finally:
         if root:
             os.seteuid(0)
+
+
+def nest(folder: Path, depth: int, name: str = "d") -> None:
+    """Nests folders deeper than any path can name."""
+    folder.mkdir(parents=True)
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=inner)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+        inner, outer = os.open(name, os.O_RDONLY, dir_fd=inner), inner
+        os.close(outer)
+    os.close(inner)

@@ -32,9 +32,8 @@ from workers.backup.files import copy_files, list_certificates, list_objects, re
 from workers.backup.names import CERTIFICATES
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
 from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
-from workers.hosting.data import AppData
-from workers.hosting.data_packer import DataPacker
-from workers.hosting.packing import DataError
+from workers.engine.packing import DataError
+from workers.hosting.data import HostData
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import APP_USERS, open_sandbox
 
@@ -245,9 +244,9 @@ class Backup:
         except Unsafe as error:
             self._notes.append(f"the data of apps were not unpacked, but their snapshots are there: {error}")
             return
-        packer = DataPacker(self._settings, self._registry, sandbox)
+        data = HostData(self._settings, self._registry, sandbox)
         for account, app_id in apps:
             try:
-                await packer.fetch_newest(AppData(Path(self._settings.data_dir), app_id), account)
+                await data.fetch_newest(account, app_id)
             except (DataError, StorageUnavailable) as error:
                 self._notes.append(f"the data of {app_id} were not unpacked: {error}")

@@ -12,8 +12,8 @@ from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.states import DeployError
 from workers.builds.registries import PUBLIC, Registries
 from workers.hosting.links import replace_link
-from workers.hosting.releases import remove_folder
 from workers.sandbox.output import make_concealer
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP, Command, Sandbox, SandboxLimits
 from workers.sandbox.versions import choose_versions
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation, run_in_thread
-from workers.hosting.releases import remove_folder
 from workers.sandbox.folders import walk
 from workers.sandbox.keeper import measure_disk
+from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
 

@@ -28,9 +28,10 @@ from workers.builds.registries import Registries
 from workers.hosting import archives, disk
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.release_files import write_release_manifest
-from workers.hosting.releases import Releases, remove_folder
+from workers.hosting.releases import Releases
 from workers.hosting.rules import compile_rules
 from workers.sandbox.machine import Unsafe
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import BUILD_USERS, MIB, open_sandbox
 
 logger = structlog.get_logger()

@@ -31,14 +31,8 @@ from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
 from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
-from workers.hosting.releases import (
-    KEPT_AFTER_DELETION_SECONDS,
-    KEPT_PREVIEWS,
-    KEPT_RELEASES,
-    Releases,
-    exclusive_lock,
-    remove_folder,
-)
+from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_PREVIEWS, KEPT_RELEASES, Releases, exclusive_lock
+from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
 

@@ -1,362 +1,264 @@
-"""The data of the apps on this host. A start command sees its app's data at the path in DATA_DIR.
+"""The data of the apps on this host, in its data folder (`workers/engine/app_data.py`).
 
-    data/<app id>/files/       what the app sees; the other files here belong to the worker
-    data/<app id>/account      the account whose app wrote the files
-    data/<app id>/limit        the bytes that they may take, by the account's plan
-    data/<app id>/used         the bytes that they take, as the app's keeper or a restore has measured them
-    data/<app id>/lock         locked, together with others, by each keeper of the app, and alone by `stopped`
-    data/<app id>/hold         while this file exists, no process of the app runs: keepers end, and none starts
-    data/<app id>/snapshot-ids the ids of the snapshots that were made of the files, and of the one that they come from
-    data/<app id>/stale        while this file exists, a newer snapshot has to replace the files, and no process runs
-    data/<app id>/stopped      the snapshot of the worker's last stop, and a fingerprint of its files
-    data/<app id>/replaced-<deploy id>   the files before a restore, until the deploy has succeeded
-    data/<app id>/gone-<account>         the files of another account, to which an app of this id belonged before
-
-If the worker is root, all processes of an app have one user id, which owns the files. Other users cannot enter the
-folder, and other apps do not see it. After a restart of the machine, or if the user id has another owner by now, the
-app gets another one, and its files too.
-
-Files in `files` may be anything that an app can make. No link among them is followed here.
+With a shared storage, the data may move: the newest snapshot is where the next host, or a cluster, goes on. Each host
+notes which snapshots its files were made from. So one that served before, and finds a newer snapshot, takes that
+instead of its own files. A clean stop of the worker makes a last snapshot of each app.
 """
 
+import asyncio
 import contextlib
-import fcntl
-import hashlib
 import os
-import threading
 import time
-from collections.abc import Container, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
 
 from gateway.accounts.records import SLUG
-from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Site, remove_folder
-from workers.sandbox.folders import walk
-from workers.sandbox.keeper import measure_data, read_number, write_number
-from workers.sandbox.sandbox import Sandbox
+from gateway.accounts.registry import Registry
+from gateway.cancellation import run_in_thread
+from gateway.data.records import DataState, DataStatus, Reason, Snapshot
+from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.ids import new_id
+from gateway.redis.client import patient
+from gateway.settings import Settings
+from workers.engine.app_data import FOLDER, GONE_SECONDS, AppData, is_empty, list_data
+from workers.engine.data import DataDriver, Start, describe_status
+from workers.engine.data_keeper import DataKeeper, Keeper, Packed
+from workers.engine.packing import DataError, SandboxPacker
+from workers.hosting.releases import Releases, Site
+from workers.hosting.watchdog import is_running, read_state
+from workers.sandbox.sandbox import MIB, Sandbox
 
-FOLDER = "data"  # in the data folder of the service
-REPLACED, GONE = "replaced-", "gone-"
-REPLACED_SECONDS = 86_400.0  # that files before a restore are kept if their deploy never ends
-DAILY_SECONDS = 86_400.0
-LISTED = 64  # snapshots whose ids are noted: more than are kept of an app
-STOP_SECONDS, STOP_POLL_SECONDS = 30.0, 0.1  # in which the processes of an app must end
+logger = structlog.get_logger()
 
-_one_at_a_time = threading.Lock()  # for user ids: two processes of an app must get the same one
+REPORT_SECONDS = 0.5  # between reports of what has changed
+REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
+PLANS_SECONDS = 5.0  # between looks at the plans of accounts
+LEAVE_SECONDS = 40.0  # in which a worker that stops makes its last snapshots
 
 
-class DataHeld(Exception):
-    """No process of the app may run at the moment."""
+class HostData(DataDriver):
+    def __init__(self, settings: Settings, registry: Registry, sandbox: Sandbox) -> None:
+        super().__init__(settings, registry)
+        self.report_seconds = REPORT_SECONDS
+        self._packer, self._may_move = SandboxPacker(sandbox), bool(settings.storage_url)
+        self._seen: dict[str, tuple[object, ...]] = {}  # by app: what its last report was made from
 
+    def _data(self, app_id: str) -> AppData:
+        return AppData(self._folder, app_id)
 
-class AppData:
-    """The data of one app on this host."""
+    def _site(self, app_id: str) -> Site:
+        return Site(self._folder / "releases" / app_id / "live")
 
-    def __init__(self, folder: Path, app_id: str) -> None:
-        """`folder` is the data folder of the service."""
-        if not SLUG.fullmatch(app_id):
-            raise ValueError(f"{app_id!r} is not the id of an app")
-        self.app_id = app_id
-        self.folder = folder.resolve() / FOLDER / app_id
-        self.files = self.folder / "files"
-        self._hold, self._stale = self.folder / "hold", self.folder / "stale"
+    def _list_present(self) -> list[AppData]:
+        return [data for data in list_data(self._folder) if data.exists]
 
-    @property
-    def exists(self) -> bool:
-        return self.files.is_dir()
+    @asynccontextmanager
+    async def reach(self, app_id: str, account: str, *, create: bool = False) -> AsyncIterator[Keeper | None]:
+        data = self._data(app_id)
+        app = await patient(self._registry).find_app(app_id) if create else None
+        if app is not None and app.account == account:
+            limit = await self.find_limit(account)
+            await run_in_thread(data.prepare, account, limit)
+            data.limit = limit
+        if data.account != account:
+            yield None
+            return
+        keeper = DataKeeper(data, self._packer)
+        await self.bring_newest(keeper, app_id, account)
+        yield keeper
 
-    @property
-    def account(self) -> str:
-        try:
-            return (self.folder / "account").read_text()
-        except FileNotFoundError:
-            return ""
+    def find_due(self, app_id: str, account: str) -> Keeper | None:
+        data = self._data(app_id)
+        is_due = data.exists and not data.is_stale and data.is_daily_due(time.time())
+        return DataKeeper(data, self._packer) if is_due else None
 
-    def set_aside(self, account: str) -> Path:
-        """Moves the files of the account away, and returns the folder that has them now, if there are any."""
-        gone = self.folder / f"{GONE}{account}"
-        if self.exists and self.account == account:
-            remove_folder(gone)
-            self.files.rename(gone)
-            for name in ("used", "snapshot-ids", "stale", "stopped"):
-                (self.folder / name).unlink(missing_ok=True)
-            (self.folder / "account").unlink()
-        return gone
+    @asynccontextmanager
+    async def forget(self, app_id: str, account: str) -> AsyncIterator[Packed | None]:
+        data, site = self._data(app_id), self._site(app_id)
+        if not data.folder.is_dir():
+            yield None
+            return
+        if site.account == account and site.current is not None:
+            Releases(self._folder).stop(site.current)
+        async with DataKeeper(data, self._packer).forget(account) as packed:
+            yield packed
+        self._seen.pop(app_id, None)
 
-    # -- how much --------------------------------------------------------------------------------------------
+    async def keep(
+        self, account: str, app_id: str, packed: Packed, reason: Reason, deploy: str, snapshot_id: str
+    ) -> Snapshot:
+        await run_in_thread(self._data(app_id).note_snapshot, snapshot_id)
+        return await super().keep(account, app_id, packed, reason, deploy, snapshot_id)
 
-    @property
-    def limit(self) -> int | None:
-        return read_number(self.folder / "limit")
+    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+        return ((PLANS_SECONDS, self._apply_plans),)
 
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        write_number(self.folder / "limit", limit)
+    # -- limits and reports ----------------------------------------------------------------------------------
 
-    @property
-    def used(self) -> int:
-        return read_number(self.folder / "used") or 0
+    async def _apply_plans(self) -> None:
+        """Sets the limits by the accounts' plans. While Redis is unavailable, the last ones apply."""
+        await self._set_limits(await run_in_thread(self._list_present))
 
-    @property
-    def is_full(self) -> bool:
-        limit = self.limit
-        return limit is not None and self.used > limit
+    async def _set_limits(self, apps: Collection[AppData]) -> None:
+        owned = {data.app_id: data for data in apps}
+        for app_id, (app, account) in (await self._registry.read_apps([*owned])).items():
+            if app.account == owned[app_id].account:
+                owned[app_id].limit = self._settings.app_data[account.plan] * MIB
 
-    def measure(self) -> None:
-        write_number(self.folder / "used", measure_data(self.files))
+    async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
+        changed = await run_in_thread(self._find_changes)
+        await self._set_limits([data for data, _, _ in changed if data.app_id not in self._seen])
+        self._seen |= {data.app_id: seen for data, _, seen in changed}
+        return {(data.account, data.app_id): status for data, status, _ in changed}
 
-    def fingerprint(self) -> str:
-        """Returns a text that changes when a file changes. Sorts nothing, because there may be millions of files."""
-        combined = 0
-        for path, _, _, status in walk(self.files):
-            described = repr((path, status.st_ino, status.st_size, status.st_mtime_ns))
-            combined ^= int.from_bytes(hashlib.sha256(described.encode()).digest())
-        return f"{combined:x}"
+    def _find_changes(self) -> list[tuple[AppData, DataStatus, tuple[object, ...]]]:
+        """Returns the apps to report. Compares only times, because most apps of a host may sleep."""
+        changed: list[tuple[AppData, DataStatus, tuple[object, ...]]] = []
+        top, due = self._folder / FOLDER, time.monotonic() // REPORT_ALL_SECONDS
+        for name in os.listdir(top) if top.is_dir() else ():
+            seen = (due, *self._read_times(f"{top}/{name}", name))
+            if self._seen.get(name) == seen or not SLUG.fullmatch(name):
+                continue
+            data = self._data(name)
+            if data.exists:
+                state = self._find_state(data)  # before the size, which the keeper may write meanwhile
+                changed.append((data, describe_status(data.used, data.limit or 0, state), seen))
+        return changed
 
-    def is_daily_due(self, now: float) -> bool:
-        """Returns whether a day has passed since the last daily snapshot, or since nothing had changed."""
-        at, _ = self._read_daily()
-        return not at or now - float(at) >= DAILY_SECONDS
+    def _read_times(self, folder: str, app_id: str) -> tuple[object, ...]:
+        """Returns the times of the last changes of what a report is made from."""
+        current, changed, stated = "", 0, 0
+        with contextlib.suppress(OSError):
+            changed = os.stat(folder).st_mtime_ns  # the files in it are replaced, never changed
+            current = os.readlink(f"{self._folder}/releases/{app_id}/live/current")
+            stated = os.stat(f"{self._folder}/running/{current}.state").st_mtime_ns
+        return changed, current, stated
 
-    def needs_daily(self, now: float) -> bool:
-        """Returns whether a daily snapshot is due, and something has changed. If not, notes that for a day."""
-        if not self.is_daily_due(now):
-            return False
-        at, before = self._read_daily()
-        if at and not is_empty(self.files) and self.fingerprint() != before:
+    def _find_state(self, data: AppData) -> DataState:
+        site = self._site(data.app_id)
+        if data.is_held:
+            return "restoring"
+        if site.current is None or not (site.release(site.current) / "start").exists():
+            return "none"
+        if data.is_full:
+            return "full"
+        return "asleep" if read_state(self._folder, site.current).asleep else "running"
+
+    async def has_started(self, app_id: str, account: str) -> bool:
+        return await run_in_thread(self._has_started, app_id)
+
+    def _has_started(self, app_id: str) -> bool:
+        if self._find_state(self._data(app_id)) != "running" or (current := self._site(app_id).current) is None:
             return True
-        (self.folder / "daily").write_text(f"{now} {before}")
-        return False
+        state = read_state(self._folder, current)
+        return is_running(state.keeper, state.began) and os.path.exists(state.socket)
 
-    def note_daily(self, now: float) -> None:
-        (self.folder / "daily").write_text(f"{now} {self.fingerprint()}")
+    # -- what is no longer needed ----------------------------------------------------------------------------
 
-    def _read_daily(self) -> tuple[str, str]:
-        """Returns when the last daily snapshot was made or not needed, and the fingerprint at that time."""
-        record = self.folder / "daily"
-        at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
-        return at, before
+    async def list_apps(self) -> list[tuple[str, str]]:
+        present = await run_in_thread(list_data, self._folder)
+        self._seen = {data.app_id: seen for data in present if (seen := self._seen.get(data.app_id)) is not None}
+        return [(data.app_id, data.account) for data in present]
 
-    # -- of which host ---------------------------------------------------------------------------------------
+    async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:
+        """Removes the data of an app a week after its deletion, and what was set aside."""
+        data = self._data(app_id)
+        gone = data.folder / "gone"
+        if not (data.exists and is_deleted):
+            gone.unlink(missing_ok=True)
+        elif not gone.exists():
+            gone.touch()
+        elif time.time() - gone.stat().st_mtime > GONE_SECONDS:
+            async with self.turns.exclusive(app_id, account):
+                await DataKeeper(data, self._packer).remove()
+        await run_in_thread(data.remove_leftovers)
 
-    def comes_from(self, snapshot_id: str) -> bool:
-        """Returns whether the files are as new as this snapshot of the app. If not, another host has made it."""
-        try:
-            return snapshot_id in (self.folder / "snapshot-ids").read_text().split()
-        except FileNotFoundError:
-            return self.exists  # the files of an app without a snapshot, or of a version that has kept no list
+    # -- from and to other engines ---------------------------------------------------------------------------
 
-    def note_snapshot(self, snapshot_id: str) -> None:
-        """Adds a snapshot to the list, before it is made."""
-        path = self.folder / "snapshot-ids"
-        known = path.read_text().split() if path.exists() else []
-        fresh = path.with_suffix(".new")
-        fresh.write_text("\n".join([*(each for each in known if each != snapshot_id), snapshot_id][-LISTED:]))
-        fresh.replace(path)
+    async def catch_up(self) -> None:
+        """Ends what was interrupted, and marks the files that are older than elsewhere. Before any app runs.
 
-    @property
-    def is_stale(self) -> bool:
-        return os.path.lexists(self._stale)
-
-    def mark_stale(self, account: str, limit: int) -> None:
-        """Lets no process of the app run until newer files have come. Creates the folder."""
-        self._make_folder()
-        with _one_at_a_time:
-            self._prepare(account, limit)
-        self._stale.touch()
-
-    def unmark_stale(self) -> None:
-        self._stale.unlink(missing_ok=True)
-
-    def is_as_stopped(self, snapshot_id: str, fingerprint: str) -> bool:
-        """Returns whether the worker's last stop has made this snapshot, of these files."""
-        path = self.folder / "stopped"
-        return path.exists() and path.read_text() == f"{snapshot_id} {fingerprint}"
-
-    def note_stop(self, snapshot_id: str, fingerprint: str) -> None:
-        (self.folder / "stopped").write_text(f"{snapshot_id} {fingerprint}")
-
-    # -- whose -----------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def user(self, sandbox: Sandbox, files: Path | None = None) -> Iterator[int | None]:
-        """Yields the user id of the app's processes, which owns the files; None if the worker can't change users.
-
-        Raises OSError when all users are taken.
+        While Redis is unavailable, all files count as the newest ones.
         """
-        files = files or self.files
-        with contextlib.ExitStack() as stack:
-            with _one_at_a_time:
-                former = files.stat().st_uid
-                uid = stack.enter_context(sandbox.share_user(str(files), former))
-                if uid is not None and uid != former:
-                    give_files(files, uid, {*sandbox.users, former} - {0})
-            yield uid
+        for data in await run_in_thread(list_data, self._folder):
+            await run_in_thread(data.recover)
+            self._site(data.app_id).unmark_stopped()  # the watchdog marks it again
+        if self._may_move:
+            with contextlib.suppress(BackboneUnavailable):
+                await self._mark_stale()
 
-    # -- whether processes of the app run --------------------------------------------------------------------
+    async def _mark_stale(self) -> None:
+        """Raises BackboneUnavailable."""
+        apps = await run_in_thread(self._list_to_run)
+        newest = await self.records.find_newest([(account, app_id) for app_id, account in apps.items()])
+        for (app_id, account), snapshot_id in zip(apps.items(), newest, strict=True):
+            data = self._data(app_id)
+            if snapshot_id and not data.comes_from(snapshot_id):
+                await run_in_thread(self._prepare_stale, data, account, self._settings.app_data["free"] * MIB)
+                logger.info("data.stale", app=app_id, newest=snapshot_id)
+            elif snapshot_id:
+                data.note_snapshot(snapshot_id)
 
-    @property
-    def is_held(self) -> bool:
-        return os.path.lexists(self._hold) or self.is_stale
+    def _prepare_stale(self, data: AppData, account: str, limit: int) -> None:
+        data.prepare(account, limit)
+        data.mark_stale()
 
-    def hold(self) -> None:
-        self._hold.touch()
+    def _list_to_run(self) -> dict[str, str]:
+        """Returns the apps with data or a start command here, with their accounts."""
+        sites = (Site(release.parent) for release in Releases(self._folder).releases_to_run().values())
+        apps = {site.app_id: site.account for site in sites if not site.is_preview}
+        return apps | {data.app_id: data.account for data in self._list_present()}
 
-    def release(self) -> None:
-        self._hold.unlink(missing_ok=True)
+    async def bring(self, account: str, app_id: str) -> None:
+        """Brings an app's newest snapshot here if this host has no files of it, or older ones. It does not run yet.
 
-    @contextlib.contextmanager
-    def running(self, account: str, limit: int) -> Iterator[int]:
-        """Yields a lock for a keeper of the account's app. Creates the folder. Raises DataHeld.
-
-        `limit` applies until the account's plan is known.
+        Raises DataError and StorageUnavailable.
         """
-        self._make_folder()
-        with self._open_lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataHeld from None
-            if self.is_held:
-                raise DataHeld
-            with _one_at_a_time:
-                self._prepare(account, limit)
-            yield lock
+        data = self._data(app_id)
+        if self._may_move and not (data.exists and data.account == account and not data.is_stale):
+            await self.fetch_newest(account, app_id)
 
-    def _make_folder(self) -> None:
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o711, exist_ok=True)
+    async def fetch_newest(self, account: str, app_id: str) -> None:
+        """Replaces the data by their newest snapshot, if there is one. Until that has succeeded, the app does not run.
 
-    def _prepare(self, account: str, limit: int) -> None:
-        """Creates what is missing, and sets the files of another account aside."""
-        if self.account not in ("", account):
-            self.set_aside(self.account)
-        if not self.exists:
-            (self.folder / "account").write_text(account)
-            self.files.mkdir(mode=0o700)
-        if self.limit is None:
-            self.limit = limit
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stops the processes of the app, and starts none within the context. Raises TimeoutError.
-
-        In a thread, because it waits for the processes.
+        Raises DataError and StorageUnavailable.
         """
-        with self._open_lock() as lock:
-            self.hold()
-            try:
-                _lock_alone(lock)
-                yield
-            finally:
-                self.release()
+        data = self._data(app_id)
+        async with self.turns.exclusive(app_id, account):
+            [newest] = await patient(self.records).find_newest([(account, app_id)])
+            if newest:
+                await run_in_thread(self._prepare_stale, data, account, await self.find_limit(account))
+            await self.bring_newest(DataKeeper(data, self._packer), app_id, account)
 
-    @contextlib.contextmanager
-    def _open_lock(self) -> Iterator[int]:
-        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    async def leave(self) -> None:
+        """Makes a last snapshot of each app's data that have changed, for the host that serves next."""
+        if not self._may_move:
+            return
+        present = [data for data in await run_in_thread(self._list_present) if not data.is_stale]
+        work = {asyncio.create_task(self._make_last(data)): data.app_id for data in present}
+        if not work:
+            return
+        _, late = await asyncio.wait(work, timeout=LEAVE_SECONDS)
+        for task in late:
+            logger.error("data.not_kept", app=work[task], reason=f"it took longer than {LEAVE_SECONDS:.0f} seconds")
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    async def _make_last(self, data: AppData) -> None:
+        account, app_id = data.account, data.app_id
         try:
-            yield lock
-        finally:
-            os.close(lock)
-
-    # -- replacing all files ---------------------------------------------------------------------------------
-
-    def replace(self, fresh: Path, deploy_id: str) -> None:
-        """Replaces the files, and keeps the former ones until the deploy has ended. Can be repeated."""
-        replaced = self.replaced(deploy_id)
-        if not replaced.exists():
-            self.files.rename(replaced)
-        fresh.rename(self.files)
-        self.measure()
-
-    def was_replaced(self, deploy_id: str) -> bool:
-        return self.replaced(deploy_id).is_dir()
-
-    def undo(self, deploy_id: str) -> None:
-        """Brings back the files before the deploy's restore."""
-        if self.was_replaced(deploy_id):
-            remove_folder(self.files)
-            self.replaced(deploy_id).rename(self.files)
-            self.measure()
-
-    def confirm(self, deploy_id: str) -> None:
-        remove_folder(self.replaced(deploy_id))
-
-    def clear(self) -> None:
-        """Makes the folder empty. The owner stays the same."""
-        owner, cleared = self.files.stat(), self.folder / "cleared"
-        remove_folder(cleared)
-        self.files.rename(cleared)
-        self.files.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            os.chown(self.files, owner.st_uid, owner.st_gid)
-        self.measure()
-        remove_folder(cleared)
-
-    def remove(self) -> None:
-        """Removes the files. The app must not run."""
-        if self.exists:
-            remove_folder(self.set_aside(self.account))
-
-    def recover(self) -> None:
-        """Ends what a worker that was killed has begun. The command that it carried out is still queued."""
-        for replaced in self.folder.glob(f"{REPLACED}*"):
-            if not self.exists:
-                replaced.rename(self.files)
-        if not self.exists and (cleared := self.folder / "cleared").is_dir():
-            cleared.rename(self.files)
-        self.release()
-
-    def remove_leftovers(self) -> None:
-        """Removes what was set aside long ago."""
-        for prefix, seconds in ((REPLACED, REPLACED_SECONDS), (GONE, KEPT_AFTER_DELETION_SECONDS)):
-            for path in self.folder.glob(f"{prefix}*"):
-                if time.time() - path.stat().st_ctime > seconds:
-                    remove_folder(path)
-
-    def replaced(self, deploy_id: str) -> Path:
-        """Returns the folder of the files before the deploy's restore."""
-        return self.folder / f"{REPLACED}{deploy_id}"
-
-
-def find_data(folder: Path, release: Path) -> AppData | None:
-    """Returns the data that the release works with; None for a preview, which has only a scratch folder."""
-    site = Site(release.parent)
-    return None if site.is_preview else AppData(folder, site.app_id)
-
-
-def is_empty(files: Path) -> bool:
-    try:
-        with os.scandir(files) as entries:
-            return next(entries, None) is None
-    except FileNotFoundError:
-        return True
-
-
-def list_data(folder: Path) -> list[AppData]:
-    """Returns the data of all apps on this host, by app."""
-    top = folder / FOLDER
-    names = sorted(os.listdir(top)) if top.is_dir() else []
-    return [AppData(folder, name) for name in names if SLUG.fullmatch(name) and (top / name).is_dir()]
-
-
-def give_files(files: Path, uid: int, owners: Container[int]) -> None:
-    """Gives a folder, and everything in it that belongs to one of the owners, to a user. The app must not run.
-
-    Follows no link. The folder itself belongs to root meanwhile: if this is interrupted, it is done again.
-    """
-    os.chown(files, 0, 0)
-    for entry in walk(files):
-        if entry.status.st_uid in owners:
-            os.chown(entry.name, uid, uid, dir_fd=entry.folder, follow_symlinks=False)
-    os.chown(files, uid, uid)
-
-
-def _lock_alone(lock: int) -> None:
-    ends = time.monotonic() + STOP_SECONDS
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > ends:
-                raise TimeoutError from None
-            time.sleep(STOP_POLL_SECONDS)
+            async with self.turns.exclusive(app_id, account):
+                app = await self._registry.find_app(app_id)
+                [newest] = await self.records.find_newest([(account, app_id)])
+                if app is None or app.account != account or (not newest and is_empty(data.files)):
+                    return
+                fingerprint = await run_in_thread(data.fingerprint)
+                if not data.is_as_stopped(newest, fingerprint):
+                    snapshot_id = new_id("snp")
+                    async with self._packer.packed(data, data.files) as (archive, notes):
+                        await self.keep(account, app_id, Packed(archive, notes), "stop", "", snapshot_id)
+                    data.note_stop(snapshot_id, fingerprint)
+        except (BackboneUnavailable, StorageUnavailable, DataError, OSError) as error:
+            logger.error("data.not_kept", app=app_id, reason=str(error))

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.deploys.states import DeployError
-from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site, remove_folder
+from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site
 from workers.sandbox.folders import walk
 from workers.sandbox.keeper import read_number, write_number
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
 
 _one_at_a_time = threading.Lock()  # two builds that end together must count each other's release

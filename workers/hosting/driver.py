@@ -25,15 +25,16 @@ from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.engine.driver import Place, ReleaseMissing, Target
+from workers.engine.packing import DataError
 from workers.engine.steps import request_root
 from workers.hosting import archives, caddy, disk
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
-from workers.hosting.packing import DataError
 from workers.hosting.release_files import read_release_manifest, write_environment, write_url
-from workers.hosting.releases import Releases, Site, link_folder, remove_folder
+from workers.hosting.releases import Releases, Site, link_folder
 from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()

@@ -30,14 +30,14 @@ from gateway.loops import raise_descriptor_limit
 from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
+from workers.engine.data import DataAgent
 from workers.engine.names import find_app, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
-from workers.hosting.data_agent import DataAgent
-from workers.hosting.data_packer import DataPacker
+from workers.hosting.data import HostData
 from workers.hosting.driver import HostDriver
 from workers.hosting.engine_lease import HostLease, ServedElsewhere
 from workers.hosting.host_watch import HostWatch
@@ -93,14 +93,14 @@ async def _run(settings: Settings, releases: Releases) -> None:
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
-            data = DataAgent(settings, registry, DataPacker(settings, registry, sandbox))
+            data = HostData(settings, registry, sandbox)
             await data.catch_up()
             vault = Vault(settings.encryption_key)
             sleep = SleepLimits(registry, settings.app_sleep)
             first_limit = max(settings.app_data.values()) * MIB  # the plan's limit follows within seconds
             watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault, sleep.find, first_limit)
             await start(watchdog.run())
-            await start(data.run())
+            await start(DataAgent(registry, data).run())
         find = partial(find_app, registry)
         driver = HostDriver(settings, suspensions.mark, None if data is None else data.bring)
         steps = ReleaseSteps(driver, find, settings.apps_domain)
@@ -121,7 +121,7 @@ async def _run(settings: Settings, releases: Releases) -> None:
         done.pop().result()
 
 
-async def _leave(data: DataAgent, kind: type[BaseException] | None, *_: object) -> None:
+async def _leave(data: HostData, kind: type[BaseException] | None, *_: object) -> None:
     """Keeps the apps' data when the worker is stopped, which cancels it."""
     if kind is not None and issubclass(kind, asyncio.CancelledError):
         await data.leave()

@@ -34,11 +34,12 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation, r
 from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.loops import every, pauses
-from workers.hosting.data import DataHeld, find_data
+from workers.engine.app_data import AppData, DataHeld
 from workers.hosting.release_files import read_environment, read_url
-from workers.hosting.releases import Releases, Site, remove_folder
+from workers.hosting.releases import Releases, Site
 from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox.keeper import listen_for_visitors
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import (
     APP,
     DATA,
@@ -308,9 +309,14 @@ class Watchdog:
         """Returns whether the release has its link, and is not suspended."""
         return not Site(release.parent).is_suspended and (self._releases.running / release.name).is_symlink()
 
+    def _find_data(self, release: Path) -> AppData | None:
+        """Returns the data that the release works with; None for a preview, which has only a scratch folder."""
+        site = Site(release.parent)
+        return None if site.is_preview else AppData(self._folder, site.app_id)
+
     async def _until_data_are_ready(self, release: Path, state: AppState) -> None:
         """Waits while the app's data are replaced, or are larger than they may be."""
-        data, site = find_data(self._folder, release), Site(release.parent)
+        data, site = self._find_data(release), Site(release.parent)
         if data is None or not (data.is_held or data.is_full):
             return
         full = AppState("", state.exits or 1, f"it was not started: {DATA_FULL}")
@@ -329,7 +335,7 @@ class Watchdog:
         scratch, listener = self._path(release, "scratch"), self._listeners.get(release.name)
         remove_folder(scratch)
         scratch.mkdir(mode=0o711)
-        data = find_data(self._folder, release)
+        data = self._find_data(release)
         folders = {scratch / name: place for name, place in SCRATCH.items()}
         folders |= {scratch / "data": DATA} if data is None else {}
         for folder in folders:
@@ -362,7 +368,7 @@ class Watchdog:
     @contextmanager
     def _prepare_data(self, release: Path, command: Command) -> Iterator[tuple[int | None, Command]]:
         """Yields the app's user, and the command with the app's data. Raises DataHeld, and OSError."""
-        data = find_data(self._folder, release)
+        data = self._find_data(release)
         if data is None:
             with self._sandbox.reserve_user() as uid:
                 yield uid, command

@@ -1,54 +1,55 @@
 """Keeps the data of an app, in the container `data`: of the app's pod, or of a pod of its own beside them (`pod.py`).
 
-It measures the files, packs and replaces them when the worker `sites` asks (`data_agent.py`), and stops the start
-command meanwhile. It is the same user as the start command, which sees only `files` (`workers/hosting/data.py`).
+A `DataKeeper` measures, packs and replaces the files when the worker `sites` asks (`data_client.py`), and stops the
+start command meanwhile. It is the same user as the start command, which sees only `files`.
 
-Every request has the token of the data. An answer is 204 without a body, or 200 with an archive or a report, or 409
-with a reason for account holders. All requests can be repeated.
+Every request has the token of the data. Its path is a method of the keeper, and `arguments` are the method's as JSON.
 
-    POST /report?limit=BYTES            reports how large the files are; sets the limit if there is one
-    POST /begin                         lets the app start on a new volume, which may have got a snapshot
-    POST /snapshot                      packs the files. 204: there are none
-    POST /daily                         packs them if that is due, and something has changed
-    POST /daily/done                    notes that this snapshot is stored
-    PUT  /restore?deploy=ID&limit=BYTES replaces the files by the archive in the body, and packs those from before
-    POST /clear?deploy=ID               removes the files, and packs them
-    POST /undo?deploy=ID                brings back the files from before the restore
-    POST /confirm?deploy=ID             removes the files from before a restore or a clear
+`POST /report`, `/undo`, `/confirm` and `/begin` are answered with what the method returns, or with 409 and a reason for
+account holders. `/snapshot`, `/daily`, `/restore` and `/clear` are WebSockets, because they hand files over before they
+take effect. If the connection ends, they take none:
+
+    worker   the archive for a restore; for the others, an empty one
+    pod      a `Reply` with the notes of the packed files, and their archive; without notes, there are no files
+    worker   `STORED`
+    pod      an empty `Reply`, when the files are replaced
+
+A `Reply` with an error ends this. An archive is sent in binary messages, of which the last one is empty.
+
+One thing is done at a time. A new WebSocket ends the one before, whose worker has been replaced.
 """
 
 import asyncio
 import contextlib
 import hmac
 import signal
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
 from gateway.cancellation import run_in_background, run_in_thread
-from workers.hosting.data import AppData, is_empty
-from workers.hosting.packing import NOT_STOPPED, DataError, SandboxPacker
+from workers.engine.app_data import AppData
+from workers.engine.data_keeper import DataKeeper
+from workers.engine.packing import DataError, SandboxPacker
 from workers.kubernetes.pod import DATA_PORT
-from workers.kubernetes.volume import begin, is_new, prepare_volume
+from workers.kubernetes.volume import prepare_volume
 from workers.sandbox.keeper import DataFolder
 from workers.sandbox.sandbox import APP_USERS, TMP, Sandbox
 
-P = ParamSpec("P")
-
-CHUNK_BYTES = 1 << 18  # per read of an archive
+CHUNK_BYTES = 1 << 18  # per message of an archive
 MEASURE_SECONDS = 1.0  # between looks whether the files must be measured
-NOTES, NOTES_BYTES = "Capsule-Notes", 4_000  # the header with what an archive lacks, as JSON
+WORK_SECONDS = 1_800.0  # in which the other side must go on
+STORED = "stored"
 
 
-class DataReport(msgspec.Struct, frozen=True):
-    used: int  # bytes
-    full: bool
-    held: bool  # nothing of the app runs
-    new: bool  # nothing has run on this volume; nothing does until `/begin`
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    error: str = ""
+    notes: list[str] | None = None  # what the archive lacks that follows; None: none follows
 
 
 async def keep_data(
@@ -61,11 +62,10 @@ async def keep_data(
     await run_in_thread(prepare_volume, data)
     sandbox = Sandbox(development=True, users=APP_USERS, trusted=True)  # the container is the sandbox
     await run_in_thread(sandbox.check, scratch)
-    requests = _Requests(data, SandboxPacker(sandbox, scratch), scratch)
+    requests = _Requests(DataKeeper(data, SandboxPacker(sandbox, scratch)), scratch)
     application = web.Application(client_max_size=0, middlewares=[_authorize(token)])
-    for path in ("report", "begin", "snapshot", "daily", "daily/done", "clear", "undo", "confirm"):
-        application.router.add_post(f"/{path}", getattr(requests, path.replace("/", "_")))
-    application.router.add_put("/restore", requests.restore)
+    application.router.add_post("/{method:report|undo|confirm|begin}", requests.call)
+    application.router.add_get("/{method:snapshot|daily|restore|clear}", requests.hand_over)
     folder = DataFolder(str(data.folder))
 
     async def keep_measuring() -> None:
@@ -108,85 +108,76 @@ def check_token(request: web.Request, token: str) -> None:
 
 
 class _Requests:
-    """What each path does."""
+    def __init__(self, keeper: DataKeeper, scratch: Path) -> None:
+        self._keeper, self._scratch = keeper, scratch
+        self._current: asyncio.Task[object] | None = None  # of the last WebSocket
 
-    def __init__(self, data: AppData, packer: SandboxPacker, scratch: Path) -> None:
-        self._data, self._packer, self._scratch = data, packer, scratch
+    async def call(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=msgspec.json.encode(await self._call(request)))
 
-    async def report(self, request: web.Request) -> web.StreamResponse:
-        if limit := request.query.get("limit"):
-            self._data.limit = int(limit)
-        report = DataReport(self._data.used, self._data.is_full, self._data.is_held, is_new(self._data))
-        return web.Response(body=msgspec.json.encode(report))
+    def _call(self, request: web.Request, *archive: Path) -> Any:
+        """Calls the method. An archive, if there is one, is its first argument."""
+        arguments = msgspec.json.decode(request.query["arguments"])
+        return getattr(self._keeper, request.match_info["method"])(*archive, *arguments)
 
-    async def begin(self, _: web.Request) -> web.StreamResponse:
-        begin(self._data)
-        return web.Response(status=204)
-
-    async def snapshot(self, request: web.Request) -> web.StreamResponse:
-        return await self._send(request, self._data.files)
-
-    async def daily(self, request: web.Request) -> web.StreamResponse:
-        await run_in_thread(self._data.remove_leftovers)
-        due = await run_in_thread(self._data.needs_daily, time.time())
-        return await self._send(request, self._data.files) if due else web.Response(status=204)
-
-    async def daily_done(self, _: web.Request) -> web.StreamResponse:
-        await run_in_thread(self._data.note_daily, time.time())
-        return web.Response(status=204)
-
-    async def restore(self, request: web.Request) -> web.StreamResponse:
-        deploy, limit = request.query["deploy"], int(request.query["limit"])
-        if not self._data.was_replaced(deploy):
+    async def hand_over(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async with self._taking_over():
             archive = self._scratch / "incoming.tar.gz"
             try:
-                with archive.open("wb") as file:
-                    async for chunk in request.content.iter_any():
-                        await run_in_thread(file.write, chunk)
-                async with self._packer.unpacked(self._data, archive, limit) as incoming:
-                    await self._stop_and(self._data.replace, incoming, deploy)
+                await receive_file(socket, archive, most=None)
+                given = [archive] if request.match_info["method"] == "restore" else []
+                async with self._call(request, *given) as packed:
+                    await _reply(socket, Reply(notes=None if packed is None else packed.notes))
+                    if packed is not None:
+                        await send_file(socket, packed.archive)
+                    if await socket.receive_str(timeout=WORK_SECONDS) != STORED:
+                        raise ConnectionError
+                await _reply(socket, Reply())
+            except DataError as error:
+                await _reply(socket, Reply(error=str(error)))
+            except (aiohttp.WSMessageTypeError, ConnectionError, TimeoutError):
+                pass  # the worker has gone, and nothing has happened
             finally:
                 archive.unlink(missing_ok=True)
-        return await self._send(request, self._data.replaced(deploy))
+        await socket.close()
+        return socket
 
-    async def clear(self, request: web.Request) -> web.StreamResponse:
-        deploy = request.query["deploy"]
-        if not self._data.was_replaced(deploy) and not await run_in_thread(is_empty, self._data.files):
-            empty = self._data.folder / "empty"
-            empty.mkdir(mode=0o700, exist_ok=True)
-            await self._stop_and(self._data.replace, empty, deploy)
-        return await self._send(request, self._data.replaced(deploy))
-
-    async def undo(self, request: web.Request) -> web.StreamResponse:
-        if self._data.was_replaced(request.query["deploy"]):
-            await self._stop_and(self._data.undo, request.query["deploy"])
-        return web.Response(status=204)
-
-    async def confirm(self, request: web.Request) -> web.StreamResponse:
-        await run_in_thread(self._data.confirm, request.query["deploy"])
-        return web.Response(status=204)
-
-    async def _stop_and(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        def stop_and_work() -> None:
-            with self._data.stopped():
-                work(*args, **kwargs)
-
+    @asynccontextmanager
+    async def _taking_over(self) -> AsyncIterator[None]:
+        """Ends what the WebSocket before is doing."""
+        former, self._current = self._current, asyncio.current_task()
+        if former is not None:
+            former.cancel()
+            await asyncio.wait([former])
         try:
-            await run_in_thread(stop_and_work)
-        except TimeoutError:
-            raise DataError(NOT_STOPPED) from None
+            yield
+        finally:
+            if self._current is asyncio.current_task():
+                self._current = None
 
-    async def _send(self, request: web.Request, files: Path) -> web.StreamResponse:
-        """Answers with the files in an archive."""
-        if await run_in_thread(is_empty, files):
-            return web.Response(status=204)
-        async with self._packer.packed(self._data, files) as (packed, notes):
-            while len(header := msgspec.json.encode(notes).decode().encode("ascii", "backslashreplace")) > NOTES_BYTES:
-                notes.pop()
-            size = (await run_in_thread(packed.stat)).st_size
-            answer = web.StreamResponse(headers={NOTES: header.decode(), "Content-Length": str(size)})
-            await answer.prepare(request)
-            with packed.open("rb") as file:
-                while chunk := await run_in_thread(file.read, CHUNK_BYTES):
-                    await answer.write(chunk)
-        return answer
+
+async def _reply(socket: web.WebSocketResponse, reply: Reply) -> None:
+    await socket.send_str(msgspec.json.encode(reply).decode())
+
+
+Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def send_file(socket: Socket, path: Path) -> None:
+    with path.open("rb") as file:
+        while chunk := await run_in_thread(file.read, CHUNK_BYTES):
+            await socket.send_bytes(chunk)
+    await socket.send_bytes(b"")
+
+
+async def receive_file(socket: Socket, path: Path, *, most: int | None) -> None:
+    """Raises DataError for more bytes."""
+    size = 0
+    with path.open("wb") as file:
+        while chunk := await socket.receive_bytes(timeout=WORK_SECONDS):
+            size += len(chunk)
+            if most is not None and size > most:
+                raise DataError("The snapshot would be too large.")
+            await run_in_thread(file.write, chunk)

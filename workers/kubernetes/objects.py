@@ -23,7 +23,7 @@ import msgspec
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.settings import Settings
-from workers.hosting.data import AppData
+from workers.engine.app_data import AppData
 from workers.hosting.watchdog import LIMITS, PORTS
 from workers.kubernetes.pod import DATA_PORT, FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
 from workers.sandbox.bwrap import DATA_FILES

@@ -6,15 +6,16 @@ from pathlib import Path
 from aiohttp import web
 
 from gateway.deploys.release import ReleaseArchive
+from workers.engine.app_data import AppData
 from workers.hosting import archives, caddy
 from workers.hosting.archive_files import BadArchive
-from workers.hosting.data import AppData
-from workers.hosting.releases import Releases, Site, remove_folder
+from workers.hosting.releases import Releases, Site
 from workers.kubernetes.data_pod import check_token
 from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, PodRelease
 from workers.kubernetes.serve import lay_out
 from workers.kubernetes.volume import prepare_volume
 from workers.sandbox.keeper import measure_disk
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
 
 PREVIOUS_FILES_BYTES = 256 * MIB  # of the previous release's files, at most; a pod keeps them until it ends

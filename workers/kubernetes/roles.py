@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from workers.hosting.data import AppData
+from workers.engine.app_data import AppData
 from workers.kubernetes.pod import FOLDER, SECRETS, TOKEN, VARIABLES, PodRelease
 
 

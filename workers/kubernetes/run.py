@@ -19,17 +19,17 @@ from gateway.errors import BackboneUnavailable
 from gateway.loops import every
 from gateway.redis.client import patient
 from gateway.settings import Settings
+from workers.engine.data import DataAgent, find_data_limit
 from workers.engine.names import find_app, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
-from workers.hosting.data_packer import find_data_limit
 from workers.hosting.engine_lease import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, find_own_address
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.data_agent import ClusterDataAgent
+from workers.kubernetes.data import ClusterData
 from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
@@ -91,7 +91,7 @@ async def run(settings: Settings) -> None:
         await reconciler.catch_up()
         changes = follow_changes(reporter.store, steps.names.follow_app)
         activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
-        data = ClusterDataAgent(settings, reporter.registry, cluster, driver, find_limit)
+        data = DataAgent(reporter.registry, ClusterData(settings, reporter.registry, cluster, driver))
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
         for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports):

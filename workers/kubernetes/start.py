@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import msgspec
 
-from workers.hosting.data import AppData
+from workers.engine.app_data import AppData
 from workers.hosting.releases import Releases
 from workers.hosting.watchdog import LIMITS, PORT, make_command
 from workers.kubernetes.pod import FOLDER, PodRelease, start_address

@@ -1,30 +1,34 @@
-"""The volume of an app's data, which the containers of its pods share (`workers/hosting/data.py`): who may use it when.
+"""The volume of an app's data, which the containers of its pods share: who may use it when.
 
-data/<app id>/new    nothing has run on the volume: the worker may bring a snapshot before it begins
+Nothing runs on a new volume until the worker has brought the newest snapshot, if there is one (`AppData.is_stale`).
 """
 
 import fcntl
 import os
 import time
 
-from workers.hosting.data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
-
-NEW = "new"
+from workers.engine.app_data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
 
 
 def prepare_volume(data: AppData) -> None:
-    """Creates what is missing on the volume. Brings back the files if a pod ended while it replaced them."""
+    """Creates what is missing on the volume. Takes back what a container that was killed has begun.
+
+    It may have left the app held, and the app may be about to end.
+    """
     data.folder.mkdir(parents=True, exist_ok=True)  # it is the volume
     lock = os.open(data.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
     try:
         ends = time.monotonic() + STOP_SECONDS
-        while not _try_to_lock(lock) and time.monotonic() < ends:
-            if data.exists:  # another pod of the app uses it
+        while not _try_to_lock(lock):
+            is_late = time.monotonic() > ends
+            if data.exists and (is_late or not data.is_held):  # another pod of the app uses it
                 return
+            if is_late:
+                break
             time.sleep(STOP_POLL_SECONDS)
         data.recover()
         if not data.exists:
-            (data.folder / NEW).touch()
+            data.mark_stale()
             data.files.mkdir()
         # Who made one of them gives the group the right to it: files that were restored are the start command's.
         for path, mode in ((data.files, 0o2770), (data.folder / "lock", 0o660)):
@@ -39,19 +43,10 @@ def wait_for_data(data: AppData) -> int:
     lock = os.open(data.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     while True:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        if not (data.is_held or data.is_full or is_new(data)):
+        if not (data.is_held or data.is_full):
             return lock
         fcntl.flock(lock, fcntl.LOCK_UN)
         time.sleep(STOP_POLL_SECONDS)
-
-
-def is_new(data: AppData) -> bool:
-    return (data.folder / NEW).exists()
-
-
-def begin(data: AppData) -> None:
-    """Lets the app run from now on."""
-    (data.folder / NEW).unlink(missing_ok=True)
 
 
 def _try_to_lock(lock: int) -> bool:

@@ -408,7 +408,7 @@ class Keeper:
 
 
 class DataFolder:
-    """The folder of an app's data: `files`, and beside them files of the worker (`workers/hosting/data.py`).
+    """The folder of an app's data: `files`, and beside them files of the worker (`workers/engine/app_data.py`).
 
     If the keeper cannot write to it, another process measures the files.
     """

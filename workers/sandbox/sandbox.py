@@ -125,7 +125,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[Endpoint] = ()  # hosts that may be reached at one port each, whatever their addresses are
     limits: SandboxLimits = SandboxLimits()
     secrets: Mapping[str, str] = {}  # variables whose values the output must not show
-    data: Path | None = None  # the folder of the app's data (`workers/hosting/data.py`)
+    data: Path | None = None  # the folder of the app's data (`workers/engine/app_data.py`)
     locks: Sequence[int] = ()  # descriptors of locked files, which the keeper holds open until it ends
 
 

@@ -164,7 +164,7 @@ async def test_the_data_of_a_deleted_app_are_restored_in_another_one(host: Host)
 
 async def test_the_host_is_asked_for_data_that_nothing_tells_of(own: Host) -> None:
     """Neither the app's record nor a report does so yet."""
-    await own.worker("deploys", constants={"workers.hosting.data_agent.REPORT_SECONDS": 600.0})
+    await own.worker("deploys", constants={"workers.hosting.data.REPORT_SECONDS": 600.0})
     capsule = await Capsule.create(own)
     assert (await own.gateway.platform("PUT", f"apps/{capsule.name}", {"account": own.account.id})).is_success
     assert (await own.account.call("POST", f"{capsule.at}/snapshots")).status_code == 404

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -15,9 +14,8 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.sandbox import ORDINARY, ROOT, as_ordinary_user, checked_sandbox
-from workers.hosting import data as data_module
+from workers.engine.app_data import AppData, DataHeld
 from workers.hosting import watchdog
-from workers.hosting.data import AppData, DataHeld, give_files
 from workers.hosting.watchdog import Watchdog, is_running, output_path, read_state
 from workers.sandbox.sandbox import MIB, Sandbox
 
@@ -206,19 +204,6 @@ async def test_files_change_their_owner_when_another_app_has_the_user(apps: Apps
     assert target.stat().st_uid == 0, "the link is not followed"
 
 
-@pytest.mark.skipif(not ROOT, reason="only root can give files away")
-def test_only_files_of_its_owners_are_given(tmp_path: Path) -> None:
-    host, files = tmp_path / "host", tmp_path / "files"
-    files.mkdir()
-    host.write_text("the host's")
-    os.link(host, files / "linked")  # no app can make this link
-    (files / "own").touch()
-    os.chown(files / "own", USERS[0], USERS[0])
-    give_files(files, USERS[1], USERS)
-    assert (files / "own").stat().st_uid == files.stat().st_uid == USERS[1]
-    assert host.stat().st_uid == 0
-
-
 async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, hosting: Hosting) -> None:
     hosting.releases.serve_as(HOST, hosting.site(hosting.deploy("dep_1")))
     began = asyncio.get_running_loop().time()
@@ -277,51 +262,9 @@ async def test_while_the_files_are_held_no_process_runs(apps: Apps, hosting: Hos
     with pytest.raises(DataHeld), data.running("acc_1", MIB):
         pass
     await asyncio.sleep(0.5)
-    data.clear()
+    data.clear("dat_1")
     held.close()
     output_path(hosting.folder, "dep_1").write_text("")
     await apps.output("dep_1")
     assert os.listdir(data.files) == []
     assert apps.crashes == []
-
-
-def test_the_files_of_another_account_are_never_seen(tmp_path: Path) -> None:
-    data = AppData(tmp_path, "shop")
-    with data.running("acc_1", MIB):
-        (data.files / "note").write_text("mine")
-    with data.running("acc_2", MIB):
-        assert os.listdir(data.files) == []
-    assert data.account == "acc_2"
-    assert (data.folder / "gone-acc_1" / "note").read_text() == "mine"
-
-
-def test_what_a_killed_worker_has_begun_is_ended(tmp_path: Path) -> None:
-    data = AppData(tmp_path, "shop")
-    with data.running("acc_1", MIB):
-        (data.files / "note").write_text("before")
-    data.hold()
-    data.files.rename(data.folder / "replaced-dep_1")
-    data.recover()
-    assert (data.files / "note").read_text() == "before"
-    assert not data.is_held
-    fresh = data.folder / "incoming"
-    fresh.mkdir()
-    data.replace(fresh, "dep_1")
-    assert (os.listdir(data.files), data.was_replaced("dep_1")) == ([], True)
-    data.undo("dep_1")
-    data.undo("dep_1")
-    assert (data.files / "note").read_text() == "before"
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "A"])
-def test_an_id_is_never_a_path(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="is not the id of an app"):
-        AppData(tmp_path, name)
-
-
-async def test_a_command_that_does_not_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_module, "STOP_SECONDS", 0.1)
-    data = AppData(tmp_path, "shop")
-    with data.running("acc_1", MIB), pytest.raises(TimeoutError), data.stopped():
-        pass
-    assert not data.is_held

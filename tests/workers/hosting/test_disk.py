@@ -6,7 +6,8 @@ import time
 
 from tests.support.hosted_apps import Hosting
 from workers.hosting.disk import make_room, read_size
-from workers.hosting.releases import PREVIOUS_SECONDS, Site, remove_folder, replace_link
+from workers.hosting.releases import PREVIOUS_SECONDS, Site, replace_link
+from workers.sandbox.removal import remove_folder
 
 MIB = 1 << 20
 

@@ -36,7 +36,7 @@ from workers.hosting import host_watch
 from workers.hosting.driver import HostDriver
 from workers.hosting.engine_lease import HostLease
 from workers.hosting.host_watch import HostWatch, read_certificate_left
-from workers.hosting.releases import remove_folder
+from workers.sandbox.removal import remove_folder
 
 
 class Machine:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.folders import passable_folder
+from tests.support.folders import nest
 from tests.support.hosted_apps import Hosting
 from workers.hosting.releases import (
     KEPT_AFTER_DELETION_SECONDS,
@@ -21,9 +21,9 @@ from workers.hosting.releases import (
     Site,
     exclusive_lock,
     link_folder,
-    remove_folder,
     replace_link,
 )
+from workers.sandbox.removal import remove_folder
 
 
 def test_each_kind_of_deploy_has_its_own_site(hosting: Hosting) -> None:
@@ -133,69 +133,6 @@ def test_other_users_can_enter_folders_but_not_list_them(tmp_path: Path) -> None
     assert stat.S_IMODE((site.release("dep_1") / "files" / "index.html").stat().st_mode) == 0o644
     if os.geteuid() == 0:
         assert stat.S_IMODE((hosting.folder / "sources").stat().st_mode) == 0o700
-
-
-def test_folders_without_permissions_are_removed(tmp_path: Path) -> None:
-    inner = tmp_path / "build" / "closed" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "file").touch()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (inner / "link").symlink_to(outside)
-    for folder in (inner, inner.parent, tmp_path / "build"):
-        folder.chmod(0)
-    remove_folder(tmp_path / "build")
-    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
-
-
-def nest(folder: Path, depth: int, name: str = "d") -> None:
-    """Nests folders deeper than any path can name."""
-    folder.mkdir(parents=True)
-    inner = os.open(folder, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir(name, dir_fd=inner)
-        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
-        inner, outer = os.open(name, os.O_RDONLY, dir_fd=inner), inner
-        os.close(outer)
-    os.close(inner)
-
-
-@pytest.mark.parametrize(("depth", "name"), [(1_200, "d"), (3_000, "d" * 200)], ids=["deep", "longer-than-a-path"])
-def test_a_deep_folder_is_removed(tmp_path: Path, depth: int, name: str) -> None:
-    try:
-        nest(tmp_path / "build", depth, name)
-        remove_folder(tmp_path / "build")
-        assert list(tmp_path.iterdir()) == []
-    finally:
-        subprocess.run(["rm", "-rf", tmp_path / "build"], check=False)  # pytest's own cleaning recurses
-
-
-def test_an_ordinary_user_removes_folders_without_permissions() -> None:
-    with passable_folder() as folder:
-        folder.chmod(0o777)
-        if (child := os.fork()) == 0:
-            ended = 1
-            try:
-                if os.geteuid() == 0:
-                    os.setgroups([])
-                    os.setgid(65_534)
-                    os.setuid(65_534)
-                build_closed_folders(folder / "build")
-                remove_folder(folder / "build")
-                ended = 0
-            finally:
-                os._exit(ended)
-        assert os.waitpid(child, 0)[1] == 0
-        assert list(folder.iterdir()) == []
-
-
-def build_closed_folders(build: Path) -> None:
-    folders = [build, build / "a", build / "a" / "b", build / "a" / "b" / "c", build / "z"]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "file").touch()
-    for folder in reversed(folders):
-        folder.chmod(0)
 
 
 def test_tidying_continues_after_a_failed_step(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:

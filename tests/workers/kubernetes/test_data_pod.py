@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import io
 import os
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,14 +14,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.fakes.cluster import ADDRESSES
 from tests.support.folders import passable_folder
-from tests.support.redis_servers import free_port
 from tests.support.sandbox import ROOT
-from workers.hosting.data import AppData
-from workers.hosting.packing import DataError
+from workers.engine.app_data import AppData
+from workers.engine.data_keeper import DataReport, Handover
+from workers.engine.packing import DataError
 from workers.kubernetes import volume as volume_module
-from workers.kubernetes.data_agent import DataPod
-from workers.kubernetes.data_pod import DataReport, keep_data
+from workers.kubernetes.data_client import DataClient
+from workers.kubernetes.data_pod import keep_data
+from workers.kubernetes.pod import DATA_PORT
 from workers.kubernetes.volume import prepare_volume
 from workers.sandbox.keeper import ENTRY_BYTES
 
@@ -29,10 +31,9 @@ TOKEN = "t" * 32
 
 
 class Volume:
-    def __init__(self, folder: Path, port: int) -> None:
-        self.data, self.folder, self.port = AppData(folder, "shop"), folder, port
-        self.pod = DataPod("127.0.0.1", TOKEN, folder)
-        self.pod._url = f"http://127.0.0.1:{port}"
+    def __init__(self, folder: Path) -> None:
+        self.data, self.folder, self.ip = AppData(folder, "shop"), folder, next(ADDRESSES)
+        self.pod = DataClient(self.ip, TOKEN, folder / "packed.tar.gz")
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
@@ -41,28 +42,13 @@ class Volume:
     def read(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in self.data.files.iterdir()}
 
-    async def fetch(self, path: str, archive: bytes | None = None, **parameters: str) -> dict[str, str] | None:
-        """Returns the files in the archive of the answer."""
-        body = None
-        if archive is not None:
-            (body := self.folder / "body").write_bytes(archive)
-        async with self.pod.fetch(path, body, **parameters) as found:
-            return None if found is None else unpack(found[0].read_bytes())
 
-
-def pack(**files: str) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return packed.getvalue()
-
-
-def unpack(packed: bytes) -> dict[str, str]:
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        return {each.name: tar.extractfile(each).read().decode() for each in tar}  # type: ignore[union-attr]
+async def unpack(handover: Handover) -> dict[str, str]:
+    """Returns the files that are handed over."""
+    async with handover as packed:
+        assert packed is not None
+        with tarfile.open(packed.archive) as tar:
+            return {each.name: tar.extractfile(each).read().decode() for each in tar}  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -70,9 +56,9 @@ async def volume() -> AsyncIterator[Volume]:
     with passable_folder() as folder:
         (folder / "scratch").mkdir()
         (folder / "token").write_text(TOKEN)
-        volume = Volume(folder, free_port())
+        volume = Volume(folder)
         keeping = asyncio.create_task(
-            keep_data(volume.data, folder / "token", scratch=folder / "scratch", port=volume.port, host="127.0.0.1")
+            keep_data(volume.data, folder / "token", scratch=folder / "scratch", host=volume.ip)
         )
         async with asyncio.timeout(20):
             while True:
@@ -88,33 +74,21 @@ async def volume() -> AsyncIterator[Volume]:
             await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def test_files_are_packed_restored_undone_and_cleared(volume: Volume) -> None:
-    assert await volume.fetch("/snapshot") is None
-    volume.write(a="first", b="b")
-    assert await volume.fetch("/snapshot") == {"a": "first", "b": "b"}
-    for _ in range(2):  # a repeated request changes nothing, and answers the same
-        former = await volume.fetch("/restore", pack(a="older"), deploy="dep_1", limit="10000")
-        assert (former, volume.read()) == ({"a": "first", "b": "b"}, {"a": "older"})
-    for _ in range(2):
-        await volume.pod.do("/undo", deploy="dep_1")
-        assert volume.read() == {"a": "first", "b": "b"}
-    for _ in range(2):
-        assert await volume.fetch("/clear", deploy="dat_1") == {"a": "first", "b": "b"}
-        assert volume.read() == {}
-    await volume.pod.do("/confirm", deploy="dat_1")
-    assert await volume.fetch("/clear", deploy="dat_2") is None
-    assert sorted(path.name for path in volume.data.folder.iterdir() if path.is_dir()) == ["files"]
-
-
-@pytest.mark.parametrize(
-    ("archive", "limit", "words"),
-    [(b"no archive", "10000", "can't be restored"), (pack(a="x" * 20_000), "10000", "can't be restored")],
-)
-async def test_what_cannot_be_restored_changes_nothing(volume: Volume, archive: bytes, limit: str, words: str) -> None:
+async def test_a_new_worker_ends_what_the_one_before_has_begun(volume: Volume) -> None:
+    await volume.pod.begin("")
     volume.write(a="first")
-    with pytest.raises(DataError, match=words):
-        await volume.fetch("/restore", archive, deploy="dep_1", limit=limit)
-    assert volume.read() == {"a": "first"}
+
+    async def clear_slowly() -> None:
+        async with volume.pod.clear("dat_1"):
+            assert volume.data.is_held
+            assert await unpack(volume.pod.clear("dat_2")) == {"a": "first"}
+            volume.write(b="second")
+
+    with pytest.raises(DataError):
+        await clear_slowly()
+    assert volume.read() == {"b": "second"}
+    assert volume.data.replacements == ["dat_2"]
+    assert not volume.data.is_held
 
 
 async def test_the_files_are_measured_against_the_limit(volume: Volume) -> None:
@@ -123,14 +97,14 @@ async def test_the_files_are_measured_against_the_limit(volume: Volume) -> None:
         while (report := await volume.pod.report(1 << 20)).used != 5_000 + ENTRY_BYTES + 3_192:
             assert report.used < 20_000
             await asyncio.sleep(0.1)
-    assert await volume.pod.report(5_000) == DataReport(report.used, full=True, held=False, new=True)
+    assert await volume.pod.report(5_000) == DataReport(report.used, full=True, held=True, stale=True, replacements=[])
 
 
 async def test_only_the_worker_is_answered(volume: Volume) -> None:
     for token in ("", "wrong"):
         headers = {"Authorization": f"Bearer {token}"}
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{volume.port}", headers=headers) as client:
-            for method, path in (("POST", "/snapshot"), ("PUT", "/restore"), ("POST", "/clear")):
+        async with aiohttp.ClientSession(f"http://{volume.ip}:{DATA_PORT}", headers=headers) as client:
+            for method, path in (("GET", "/snapshot"), ("GET", "/restore"), ("POST", "/undo")):
                 async with client.request(method, path) as answer:
                     assert answer.status == 401
     (volume.folder / "token").write_text("another one")  # the service's key was replaced
@@ -141,9 +115,9 @@ async def test_only_the_worker_is_answered(volume: Volume) -> None:
 async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume) -> None:
     """It holds the lock while it runs, as the keeper does, and ends when it is told to."""
     volume.write(a="first")
-    await volume.pod.do("/begin")
+    await volume.pod.begin("")
     program = (
-        "import sys, time; from pathlib import Path; from workers.hosting.data import AppData;"
+        "import sys, time; from pathlib import Path; from workers.engine.app_data import AppData;"
         "from workers.kubernetes.volume import wait_for_data;"
         f"data = AppData(Path({str(volume.folder)!r}), 'shop'); lock = wait_for_data(data); print('runs', flush=True);"
         "[time.sleep(0.01) for _ in iter(lambda: data.is_held, True)]; (data.files / 'last').write_text('words')"
@@ -151,33 +125,19 @@ async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert await asyncio.to_thread(process.stdout.readline) == "runs\n"
-    assert await volume.fetch("/restore", pack(a="older"), deploy="dep_1", limit="10000") == {
-        "a": "first",
-        "last": "words",
-    }
+    assert await unpack(volume.pod.clear("dat_1")) == {"a": "first", "last": "words"}
     assert await asyncio.to_thread(process.wait, 10) == 0
     process.stdout.close()
     assert not volume.data.is_held
 
 
-async def test_daily_snapshots_are_of_what_has_changed(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.hosting.data.DAILY_SECONDS", 0.2)
-    volume.write(a="first")
-    assert await volume.fetch("/daily") is None  # the first day begins
-    await asyncio.sleep(0.3)
-    for _ in range(2):  # until it is stored
-        assert await volume.fetch("/daily") == {"a": "first"}
-    await volume.pod.do("/daily/done")
-    await asyncio.sleep(0.3)
-    assert await volume.fetch("/daily") is None
-
-
-def test_a_pod_that_starts_brings_back_files_that_were_being_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_starts_brings_back_files_that_were_being_replaced() -> None:
     with passable_folder() as folder:
         data = AppData(folder, "shop")
         prepare_volume(data)
+        data.unmark_stale()
         (data.files / "a").write_text("first")
-        data.files.rename(data.replaced("dep_1"))
+        data.files.rename(data.folder / "former")
         data.hold()
         prepare_volume(data)
         assert (data.files / "a").read_text() == "first"
@@ -189,11 +149,35 @@ def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them(mo
     with passable_folder() as folder:
         data = AppData(folder, "shop")
         prepare_volume(data)
+        data.unmark_stale()
         with data.stopped():
-            began = time.monotonic()
             prepare_volume(data)
-            assert time.monotonic() - began < 0.3
             assert data.is_held
+
+
+def test_a_pod_that_starts_while_the_app_runs_does_not_wait() -> None:
+    with passable_folder() as folder:
+        data = AppData(folder, "shop")
+        prepare_volume(data)
+        data.unmark_stale()
+        began = time.monotonic()
+        with data.running("", 1):
+            prepare_volume(data)
+        assert time.monotonic() - began < 1
+
+
+def test_a_container_that_starts_again_ends_the_hold_that_it_has_left() -> None:
+    """The app has noticed the hold, and is about to end."""
+    with passable_folder() as folder:
+        data = AppData(folder, "shop")
+        prepare_volume(data)
+        data.unmark_stale()
+        app = data.running("", 1)
+        app.__enter__()
+        data.hold()
+        threading.Timer(0.3, app.__exit__, (None, None, None)).start()
+        prepare_volume(data)
+        assert not data.is_held
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.processes import list_children
 from tests.support.redis_servers import free_port
+from workers.engine.app_data import AppData
 from workers.hosting.archives import pack
-from workers.hosting.data import AppData
 from workers.hosting.releases import PREVIOUS_SECONDS
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.receive import receive
@@ -247,7 +247,7 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
     with passable_folder() as folder:
         hosting = Hosting(folder / "host")
         pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")
-        (pod.folder / "data/shop/new").unlink()  # as the worker does, by the container `data`
+        AppData(pod.folder, "shop").unmark_stale()  # as the worker does, by the container `data`
         app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
         scratch.mkdir()
         run = (

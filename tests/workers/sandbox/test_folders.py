@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.hosting.data import AppData, give_files
+from workers.engine.app_data import AppData, give_files
 from workers.sandbox import keeper
 from workers.sandbox.folders import walk
 

@@ -1,4 +1,4 @@
-"""Packs the data of apps into archives, and unpacks them (`data_packer.py` stores them).
+"""Packs the data of apps into archives, and unpacks them (`data.py` stores them).
 
 A process in the sandbox packs them, as the app's user, while the app runs (`workers/sandbox/pack.py`). What that
 process writes is as little trusted as the app: it is unpacked in the sandbox too.
@@ -14,9 +14,9 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import run_in_thread
-from workers.hosting.data import AppData
-from workers.hosting.releases import remove_folder
+from workers.engine.app_data import AppData
 from workers.sandbox.keeper import measure_data, measure_disk
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import ARCHIVES, MIB, PACK, Command, Sandbox, SandboxLimits
 
 logger = structlog.get_logger()

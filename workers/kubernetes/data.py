@@ -1,0 +1,254 @@
+"""The data of the apps in the cluster, in volumes.
+
+The container `data` of an app's pod has the volume and does the work (`data_pod.py`). While an app does not run, a pod
+is started for that.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.data.commands import DataCommands
+from gateway.data.records import DataState, DataStatus
+from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
+from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.states import DeployError
+from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.loops import until
+from gateway.settings import Settings
+from workers.engine.data import DataDriver, Start, describe_status
+from workers.engine.data_keeper import Keeper, Packed
+from workers.engine.packing import DataError
+from workers.kubernetes.cluster import Cluster
+from workers.kubernetes.data_client import DataClient
+from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
+from workers.kubernetes.objects import (
+    ACCOUNT_LABEL,
+    APP_LABEL,
+    DATA_CONTAINER,
+    claim_name,
+    describe_data_deployment,
+)
+from workers.kubernetes.pod import PodRelease
+from workers.sandbox.sandbox import MIB
+
+logger = structlog.get_logger()
+
+BEGIN_SECONDS = 0.5  # between looks for new volumes
+REPORT_SECONDS = 15.0  # between reports of how large the data are
+REPORTS = 50  # pods that are asked at once
+REPORTS_PER_SECOND = 50  # so that of thousands of apps, each reports less often
+REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
+LISTEN_SECONDS, LISTEN_POLL_SECONDS = 30.0, 0.5  # in which a container that has started must answer
+
+
+class ClusterData(DataDriver):
+    def __init__(self, settings: Settings, registry: Registry, cluster: Cluster, driver: ClusterDriver) -> None:
+        super().__init__(settings, registry)
+        self.report_seconds = REPORT_SECONDS
+        self._cluster, self._driver, self._commands = cluster, driver, DataCommands(registry.store)
+        self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
+        self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    # -- pods ------------------------------------------------------------------------------------------------
+
+    def _find_pod(self, app_id: str, account: str, *, without_app: bool = False) -> DataClient | None:
+        """Returns the newest ready pod with the data of an app. `without_app`: in which the app does not run."""
+        pods = [
+            pod
+            for pod in self._cluster.select("Pod", data=claim_name(app_id, account))
+            if not pod.metadata.deletionTimestamp
+            and _is_ready(pod)
+            and not (without_app and DEPLOY_LABEL in pod.metadata.labels)
+        ]
+        if not pods:
+            return None
+        newest = max(pods, key=lambda pod: str(pod.metadata.creationTimestamp))
+        archive = self._folder / f"packed-{app_id}.tar.gz"
+        return DataClient(newest.status.podIP, self._driver.data_token(app_id, account), archive)
+
+    def _has_claim(self, app_id: str, account: str) -> bool:
+        return ("PersistentVolumeClaim", claim_name(app_id, account)) in self._cluster.present
+
+    @asynccontextmanager
+    async def reach(self, app_id: str, account: str, *, create: bool = False) -> AsyncIterator[Keeper | None]:
+        if self._has_claim(app_id, account):
+            async with self._running_pod(app_id, account) as pod:
+                await self.bring_newest(pod, app_id, account)
+                yield pod
+        elif create:
+            raise DataError("The app has no volume for data yet; deploy it first.")
+        else:
+            yield None
+
+    @asynccontextmanager
+    async def _running_pod(self, app_id: str, account: str, *, without_app: bool = False) -> AsyncIterator[DataClient]:
+        """Yields a pod with the data of an app, and starts one if necessary."""
+        async with AsyncExitStack() as stack:
+            pod = self._find_pod(app_id, account, without_app=without_app)
+            if pod is None:
+                stack.push_async_callback(self._cluster.delete, ("Deployment", claim_name(app_id, account)))
+                pod = await self._start_pod(app_id, account, without_app=without_app)
+            await _until_it_answers(pod)
+            yield pod
+
+    async def _start_pod(self, app_id: str, account: str, *, without_app: bool) -> DataClient:
+        release = PodRelease(account, app_id, "live", "", ReleaseArchive("", 0), "", runs=True)
+        limit = await self.find_limit(account)
+        try:
+            await self._driver.apply_claim(release, limit)
+            await self._cluster.apply(describe_data_deployment(release, self._settings))
+        except DeployError as error:
+            raise DataError(str(error)) from None
+        ends = time.monotonic() + PLACE_SECONDS
+        while (pod := self._find_pod(app_id, account, without_app=without_app)) is None:
+            if time.monotonic() > ends:
+                raise DataError("The cluster has no room for a pod with the app's data; try again later.")
+            await self._cluster.next_change(1.0)
+        return pod
+
+    def find_due(self, app_id: str, account: str) -> Keeper | None:
+        return self._find_pod(app_id, account)  # without a pod, nothing changes
+
+    async def has_started(self, app_id: str, account: str) -> bool:
+        """Returns whether the start command runs in all pods that have one."""
+        pods = self._cluster.select("Pod", data=claim_name(app_id, account))
+        statuses = [each for pod in pods for each in pod.status.containerStatuses or [] if each.name == APP_CONTAINER]
+        return all(each.state and each.state.running for each in statuses)
+
+    # -- new volumes -----------------------------------------------------------------------------------------
+
+    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+        return ((BEGIN_SECONDS, partial(self._begin_volumes, start)),)
+
+    async def _begin_volumes(self, start: Start) -> None:
+        """Lets apps begin on their new volumes, with the newest snapshot if they have one.
+
+        They come from another engine, or their volume was lost.
+        """
+        for claim in self._list_claims():
+            uid, labels = claim.metadata.uid, claim.metadata.labels
+            if uid not in self._begun:
+                start(uid, self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]))
+
+    async def _begin(self, uid: str, app_id: str, account: str) -> None:
+        if (pod := self._find_pod(app_id, account)) is None:
+            return
+        try:
+            if (await pod.report()).stale:
+                async with self.turns.exclusive(app_id, account):
+                    await self.bring_newest(pod, app_id, account)
+        except (DataError, StorageUnavailable, BackboneUnavailable) as error:
+            logger.warning("data.not_begun", app=app_id, reason=str(error), action="it is tried again")
+            await asyncio.sleep(1.0)
+        else:
+            self._begun.add(uid)
+
+    # -- limits and reports ----------------------------------------------------------------------------------
+
+    async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
+        claims, due = {*await self.list_apps()}, time.monotonic() // REPORT_ALL_SECONDS
+        found = await self._registry.read_apps([app_id for app_id, _ in claims])
+        room = asyncio.Semaphore(REPORTS)
+
+        async def ask(app: App, limit: int) -> DataStatus | None:
+            if (pod := self._find_pod(app.id, app.account)) is None:
+                return await self._describe_sleep(app)
+            async with room:
+                try:
+                    report = await pod.report(limit)
+                except DataError:
+                    return None
+                finally:
+                    if len(found) > REPORTS:
+                        await asyncio.sleep(REPORTS / REPORTS_PER_SECOND)
+            state: DataState = "restoring" if report.held else "full" if report.full else "running"
+            return describe_status(report.used, limit, state)
+
+        asked = [
+            (app, self._settings.app_data[account.plan] * MIB)
+            for app, account in found.values()
+            if (app.id, app.account) in claims
+        ]
+        statuses = await asyncio.gather(*(ask(app, limit) for app, limit in asked))
+        found_now = zip(asked, statuses, strict=True)
+        seen = {(app.account, app.id): (due, status) for (app, _), status in found_now if status is not None}
+        changed = {key: status for key, (_, status) in seen.items() if self._seen.get(key) != seen[key]}
+        self._seen |= seen
+        return changed
+
+    async def _describe_sleep(self, app: App) -> DataStatus | None:
+        if not self._driver.places.is_asleep(app.id, "live"):
+            return None
+        _, status = self._seen.get((app.account, app.id)) or (0.0, await self.records.read_status(app))
+        return msgspec.structs.replace(status, state="asleep")
+
+    # -- what is no longer needed ----------------------------------------------------------------------------
+
+    def _list_claims(self) -> list[Any]:
+        return [each for each in self._cluster.select("PersistentVolumeClaim") if APP_LABEL in each.metadata.labels]
+
+    async def list_apps(self) -> list[tuple[str, str]]:
+        return [(each.metadata.labels[APP_LABEL], each.metadata.labels[ACCOUNT_LABEL]) for each in self._list_claims()]
+
+    @asynccontextmanager
+    async def forget(self, app_id: str, account: str) -> AsyncIterator[Packed | None]:
+        """Hands over the data, and removes their volume."""
+        deployments = self._cluster.select("Deployment", app=app_id, account=account)
+        names = [each.metadata.name for each in deployments if DEPLOY_LABEL in each.metadata.labels]
+        await self._cluster.delete(*[("Deployment", name) for name in names])
+        if not self._has_claim(app_id, account):
+            yield None
+            return
+        async with self._running_pod(app_id, account, without_app=True) as pod, pod.snapshot() as packed:
+            yield packed
+        await self._remove(app_id, account)
+
+    async def _remove(self, app_id: str, account: str) -> None:
+        name = claim_name(app_id, account)
+        await self._cluster.delete(("Deployment", name), ("PersistentVolumeClaim", name), ("Secret", name))
+        self._seen.pop((account, app_id), None)
+
+    async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:
+        """Removes the pod that a worker which was killed has left, and the volume of an app that was deleted.
+
+        A deletion writes its command before the app is gone, and then the command removes the volume.
+        """
+        left = ("Deployment", claim_name(app_id, account))
+        if not is_deleted and left not in self._cluster.present:
+            return
+        if any((each.app, each.account) == (app_id, account) for each in await self._commands.list_commands()):
+            return
+        if is_deleted:
+            await self._remove(app_id, account)
+        else:
+            await self._cluster.delete(left)
+
+
+async def _until_it_answers(pod: DataClient) -> None:
+    """Waits for a pod that has just started. Raises DataError."""
+
+    async def look() -> bool:
+        with suppress(DataError):
+            await pod.report()
+            return True
+        return False
+
+    if not await until(look, LISTEN_POLL_SECONDS, LISTEN_SECONDS):
+        raise DataError("The app's pod did not answer; try again shortly.")
+
+
+def _is_ready(pod: Any) -> bool:
+    statuses = (pod.status.containerStatuses or []) if pod.status else []
+    return bool(pod.status and pod.status.podIP) and any(
+        status.name == DATA_CONTAINER and status.ready for status in statuses
+    )
