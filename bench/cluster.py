@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hmac
 import itertools
 import json
 import os
@@ -40,7 +41,9 @@ from gateway.settings import Settings
 from tests.support.kubeconfig import write_kubeconfig
 from workers.engine.data_keeper import DataReport
 from workers.hosting.archives import archive_key
+from workers.kubernetes.data_pod import NONCE, PROOF, sign
 from workers.kubernetes.objects import (
+    APP_LABEL,
     Object,
     describe_claim,
     describe_deployment,
@@ -147,11 +150,17 @@ def _make_pod(deployment: Object) -> Object:
         "spec": template["spec"],
         "status": {
             "phase": "Running",
-            "podIP": "127.0.0.1",
+            "podIP": _address_of(template["metadata"]["labels"][APP_LABEL]),
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [{"name": name, **running} for name in names],
         },
     }
+
+
+def _address_of(app_id: str) -> str:
+    """Returns an address of this machine for each app, by which its pod is known."""
+    number = int(app_id.removeprefix("app-")) + 1
+    return f"127.1.{number >> 8}.{number & 255}"
 
 
 def _json(found: Any) -> web.Response:
@@ -203,10 +212,17 @@ async def visit(_: web.Request) -> web.Response:
 
 
 async def report_data(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    _, _, high, low = map(int, request.transport.get_extra_info("sockname")[0].split("."))
+    name = f"app-{(high << 8 | low) - 1}"
+    token = hmac.digest(KEY.encode(), f"data acc_{name} {name}".encode(), "sha256").hex()
+    proof = sign(token, request.headers[NONCE], PROOF)
     if request.path == "/report":
-        return _json(DataReport(used=MIB, full=False, held=False, stale=False, replacements=[]))
+        report = DataReport(used=MIB, full=False, held=False, stale=False, replacements=[])
+        return web.Response(body=msgspec.json.encode(report), headers={PROOF: proof})
     socket = web.WebSocketResponse()
     await socket.prepare(request)
+    await socket.send_str(proof)
     for _ in range(2):  # no daily snapshot, because nothing has changed
         await socket.receive()
         await socket.send_json({})
@@ -219,7 +235,7 @@ async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.TCPSite(runner, "0.0.0.0" if port in (WEB_PORT, DATA_PORT) else "127.0.0.1", port).start()
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ from workers.engine.data import DataDriver, Start, describe_status
 from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.data_client import DataClient
+from workers.kubernetes.data_client import NO_ANSWER, DataClient
 from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
@@ -45,7 +45,7 @@ logger = structlog.get_logger()
 BEGIN_SECONDS = 0.5  # between looks for new volumes
 REPORT_SECONDS = 15.0  # between reports of how large the data are
 REPORTS = 50  # pods that are asked at once
-REPORTS_PER_SECOND = 50  # so that of thousands of apps, each reports less often
+REPORTS_PER_SECOND = 10  # so that of thousands of apps, each reports less often
 REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
 LISTEN_SECONDS, LISTEN_POLL_SECONDS = 30.0, 0.5  # in which a container that has started must answer
 
@@ -55,6 +55,7 @@ class ClusterData(DataDriver):
         super().__init__(settings, registry)
         self.report_seconds = REPORT_SECONDS
         self._cluster, self._driver, self._commands = cluster, driver, DataCommands(registry.store)
+        self._room = asyncio.Semaphore(REPORTS)
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,12 @@ class ClusterData(DataDriver):
         if (pod := self._find_pod(app_id, account)) is None:
             return
         try:
-            if (await pod.report()).stale:
+            async with self._room:
+                report = await pod.report()
+            # At once, because an app has data to be kept as soon as they are reported.
+            status = describe_status(report.used, await self.find_limit(account), "running")
+            await self.records.write_statuses([(account, app_id, status)])
+            if report.stale:
                 async with self.turns.exclusive(app_id, account):
                     await self.bring_newest(pod, app_id, account)
         except (DataError, StorageUnavailable, BackboneUnavailable) as error:
@@ -158,12 +164,11 @@ class ClusterData(DataDriver):
     async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
         claims, due = {*await self.list_apps()}, time.monotonic() // REPORT_ALL_SECONDS
         found = await self._registry.read_apps([app_id for app_id, _ in claims])
-        room = asyncio.Semaphore(REPORTS)
 
         async def ask(app: App, limit: int) -> DataStatus | None:
             if (pod := self._find_pod(app.id, app.account)) is None:
                 return await self._describe_sleep(app)
-            async with room:
+            async with self._room:
                 try:
                     report = await pod.report(limit)
                 except DataError:
@@ -244,7 +249,7 @@ async def _until_it_answers(pod: DataClient) -> None:
         return False
 
     if not await until(look, LISTEN_POLL_SECONDS, LISTEN_SECONDS):
-        raise DataError("The app's pod did not answer; try again shortly.")
+        raise DataError(NO_ANSWER)
 
 
 def _is_ready(pod: Any) -> bool:

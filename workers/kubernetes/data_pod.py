@@ -3,12 +3,15 @@
 A `DataKeeper` measures, packs and replaces the files when the worker `sites` asks (`data_client.py`), and stops the
 start command meanwhile. It is the same user as the start command, which sees only `files`.
 
-Every request has the token of the data. Its path is a method of the keeper, and `arguments` are the method's as JSON.
+The path of a request is a method of the keeper, and `arguments` are the method's as JSON. Worker and pod share a token,
+which neither sends: the app in the pod may have taken the port. A request is signed with it, and what answers proves
+that it has it.
 
 `POST /report`, `/undo`, `/confirm` and `/begin` are answered with what the method returns, or with 409 and a reason for
 account holders. `/snapshot`, `/daily`, `/restore` and `/clear` are WebSockets, because they hand files over before they
 take effect. If the connection ends, they take none:
 
+    pod      its proof
     worker   the archive for a restore; for the others, an empty one
     pod      a `Reply` with the notes of the packed files, and their archive; without notes, there are no files
     worker   `STORED`
@@ -45,6 +48,7 @@ CHUNK_BYTES = 1 << 18  # per message of an archive
 MEASURE_SECONDS = 1.0  # between looks whether the files must be measured
 WORK_SECONDS = 1_800.0  # in which the other side must go on
 STORED = "stored"
+NONCE, PROOF = "Capsule-Nonce", "Capsule-Proof"  # headers
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -91,20 +95,25 @@ def _authorize(token: Path) -> Callable[..., Awaitable[web.StreamResponse]]:
     async def authorize(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        check_token(request, await run_in_thread(token.read_text))
+        secret, nonce = await run_in_thread(token.read_text), request.headers.get(NONCE, "")
+        wanted, given = sign(secret, nonce, request.path_qs), request.headers.get("Authorization", "")
+        if not secret or not hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode()):
+            raise web.HTTPUnauthorized
+        request[PROOF] = sign(secret, nonce, PROOF)
         try:
-            return await handler(request)
+            answer = await handler(request)
         except DataError as error:
-            raise web.HTTPConflict(text=str(error)) from None
+            answer = web.Response(status=409, text=str(error))
+        if not answer.prepared:
+            answer.headers[PROOF] = request[PROOF]
+        return answer
 
     return authorize
 
 
-def check_token(request: web.Request, token: str) -> None:
-    """Raises HTTPUnauthorized for another token, and for an empty one."""
-    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-    if not token or not hmac.compare_digest(given, f"Bearer {token}".encode()):
-        raise web.HTTPUnauthorized
+def sign(token: str, nonce: str, text: str) -> str:
+    """Returns what only those can make who have the token: of a request, or of what answers it."""
+    return hmac.digest(token.encode(), f"{nonce} {text}".encode(errors="surrogateescape"), "sha256").hex()
 
 
 class _Requests:
@@ -123,6 +132,7 @@ class _Requests:
     async def hand_over(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
+        await socket.send_str(request[PROOF])
         async with self._taking_over():
             archive = self._scratch / "incoming.tar.gz"
             try:

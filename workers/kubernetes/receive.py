@@ -1,6 +1,7 @@
 """Takes the release of a pod from the worker `sites` (`pods.py`), in the pod's first container (`pod.py`)."""
 
 import asyncio
+import hmac
 from pathlib import Path
 
 from aiohttp import web
@@ -10,7 +11,6 @@ from workers.engine.app_data import AppData
 from workers.hosting import archives, caddy
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.releases import Releases, Site
-from workers.kubernetes.data_pod import check_token
 from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, PodRelease
 from workers.kubernetes.serve import lay_out
 from workers.kubernetes.volume import prepare_volume
@@ -71,6 +71,13 @@ async def receive(
         await received.wait()
     finally:
         await runner.cleanup()
+
+
+def check_token(request: web.Request, token: str) -> None:
+    """Raises HTTPUnauthorized for another token, and for an empty one."""
+    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+    if not token or not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise web.HTTPUnauthorized
 
 
 async def _store(request: web.Request, site: Site, deploy: str, archive: ReleaseArchive) -> None:

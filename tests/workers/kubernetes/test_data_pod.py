@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.fakes.cluster import ADDRESSES
 from tests.support.folders import passable_folder
@@ -22,7 +23,7 @@ from workers.engine.data_keeper import DataReport, Handover
 from workers.engine.packing import DataError
 from workers.kubernetes import volume as volume_module
 from workers.kubernetes.data_client import DataClient
-from workers.kubernetes.data_pod import keep_data
+from workers.kubernetes.data_pod import NONCE, PROOF, keep_data, sign
 from workers.kubernetes.pod import DATA_PORT
 from workers.kubernetes.volume import prepare_volume
 from workers.sandbox.keeper import ENTRY_BYTES
@@ -102,7 +103,7 @@ async def test_the_files_are_measured_against_the_limit(volume: Volume) -> None:
 
 async def test_only_the_worker_is_answered(volume: Volume) -> None:
     for token in ("", "wrong"):
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": token and sign(token, "1", "/undo"), NONCE: "1"}
         async with aiohttp.ClientSession(f"http://{volume.ip}:{DATA_PORT}", headers=headers) as client:
             for method, path in (("GET", "/snapshot"), ("GET", "/restore"), ("POST", "/undo")):
                 async with client.request(method, path) as answer:
@@ -110,6 +111,64 @@ async def test_only_the_worker_is_answered(volume: Volume) -> None:
     (volume.folder / "token").write_text("another one")  # the service's key was replaced
     with pytest.raises(DataError):
         await volume.pod.report()
+
+
+class Impostor:
+    """An app that has taken the port of its container `data`."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.ip = how, next(ADDRESSES)
+        self.asked: list[str] = []  # headers, and what was asked elsewhere
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[DataClient]:
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self.answer)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            for ip, port in ((self.ip, DATA_PORT), (self.ip, DATA_PORT + 1)):
+                await web.TCPSite(runner, ip, port).start()
+            with passable_folder() as folder:
+                yield DataClient(self.ip, TOKEN, folder / "packed.tar.gz")
+        finally:
+            await runner.cleanup()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(str(request.headers))
+        if request.url.port != DATA_PORT:
+            self.asked.append("elsewhere")
+        if self.how == "redirects":
+            raise web.HTTPFound(f"http://{self.ip}:{DATA_PORT + 1}/internal")
+        if self.how == "repeats the signature":
+            return web.json_response({}, headers={PROOF: request.headers["Authorization"]})
+        if self.how == "answers for ever":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            while True:
+                await response.write(bytes(1 << 20))
+        if self.how == "takes the socket":
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            await socket.send_str("0" * 64)
+            await socket.receive()
+            return socket
+        return web.Response(status=409, text="x" * 10_000_000)
+
+
+@pytest.mark.parametrize(
+    "how", ["redirects", "repeats the signature", "answers for ever", "takes the socket", "gives a long reason"]
+)
+async def test_an_app_that_takes_the_port_is_not_believed(how: str) -> None:
+    impostor = Impostor(how)
+    async with impostor.listening() as pod, asyncio.timeout(20):
+        with pytest.raises(DataError, match="did not answer") as error:
+            await pod.report()
+        assert len(str(error.value)) < 1_000
+        with pytest.raises(DataError, match="did not answer"):
+            await unpack(pod.snapshot())
+    assert "elsewhere" not in impostor.asked
+    assert not any(TOKEN in headers for headers in impostor.asked)
 
 
 async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume) -> None:
