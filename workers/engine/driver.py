@@ -54,16 +54,16 @@ class ReleaseMissing(DeployError):
 class Places(Protocol):
     """Where visitors get releases, and the host names that lead there. Methods that wait may raise DeployError."""
 
-    def list_apps(self) -> set[str]:
-        """Returns the ids of the apps of which something is there. May take long with many apps."""
+    async def list_apps(self) -> set[str]:
+        """Returns the ids of the apps of which something is there."""
 
-    def list_places(self, app_id: str = "") -> list[Place]:
-        """Returns the places of an app, or of all. May take long with many apps."""
+    async def list_places(self, app_id: str = "") -> list[Place]:
+        """Returns the places of an app, or of all."""
 
     def places_at(self, host: str) -> list[Place]:
         """Returns the places to which a host name leads. They lack their other names."""
 
-    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
+    async def rename(self, place: Place, hosts: Collection[str]) -> None:
         """Lets these host names lead to the place, and no others."""
 
     async def leave(self, place: Place) -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_canceled, run_in_background, run_in_thread
+from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.addresses import host, hosts_of
 from gateway.deploys.states import AppGone, DeployError
 from gateway.keys import APP
@@ -27,7 +27,7 @@ from workers.engine.driver import Place, Places, Target
 
 logger = structlog.get_logger()
 
-ROUNDS = 2  # of tidying, in which the names of all apps are looked at
+ROUNDS = 4  # of tidying, in which the names of all apps are looked at
 
 
 class Names:
@@ -77,16 +77,16 @@ class Names:
         ids = {app.id} if app is not None else {name}
         ids |= {place.app for place in self._places.places_at(host(name, "live", None, self._domain))}
         for app_id in ids:
-            await self._follow(app_id, await run_in_thread(self._places.list_places, app_id))
+            await self._follow(app_id, await self._places.list_places(app_id))
 
     async def follow_some(self) -> None:
         """Serves a part of the apps at their present addresses."""
         if not self._left:
-            self._left = sorted(await run_in_thread(self._places.list_apps))
+            self._left = sorted(await self._places.list_apps())
             self._slice = math.ceil(len(self._left) / ROUNDS)
             self.gone &= {*self._left}
         places = defaultdict[str, list[Place]](list)
-        for place in await run_in_thread(self._places.list_places):
+        for place in await self._places.list_places():
             places[place.app].append(place)
         for app_id in [self._left.pop() for _ in range(min(self._slice, len(self._left)))]:
             try:
@@ -106,7 +106,7 @@ class Names:
                     await self._places.leave(place)
                 elif place.hosts != (hosts := self._hosts(app, place.address)):
                     free = [name for name in sorted(hosts) if not await self._is_taken(name, app, place.address)]
-                    await self._places.rename(place, app, free)
+                    await self._places.rename(place, free)
 
 
 async def find_app(registry: Registry, app: str) -> App | None:

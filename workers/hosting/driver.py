@@ -14,7 +14,6 @@ import aiohttp
 import structlog
 
 from gateway import storage
-from gateway.accounts.records import App
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import url_of
 from gateway.deploys.release import ReleaseArchive
@@ -56,33 +55,36 @@ class HostPlaces:
     def __init__(self, releases: Releases) -> None:
         self._releases = releases
 
-    def list_apps(self) -> set[str]:
-        return {*self._releases.list_apps()} | {place.app for place in self.list_places()}
+    async def list_apps(self) -> set[str]:
+        return {*self._releases.list_apps()} | {place.app for place in await self.list_places()}
 
-    def list_places(self, app_id: str = "") -> list[Place]:
+    async def list_places(self, app_id: str = "") -> list[Place]:
+        return await run_in_thread(self._list_places, app_id)
+
+    def _list_places(self, app_id: str) -> list[Place]:
         names = self._releases.list_names()
         sites = self._releases.sites_of(app_id) if app_id else self._releases.sites()
-        served = {site.folder: site for site in sites if site.current is not None}
-        served |= {folder: Site(folder) for folder in names if app_id in ("", Site(folder).app_id)}
-        return [
-            Place(site.account, site.app_id, site.variant, frozenset(names.get(folder, ())))
-            for folder, site in served.items()
+        found = [
+            Place(site.account, site.app_id, site.variant, frozenset(names.pop(site.folder, ())))
+            for site in sites
+            if site.current is not None
         ]
+        left = [Site(folder) for folder in names if app_id in ("", Site(folder).app_id)]  # which serve nothing
+        return found + [Place("", site.app_id, site.variant, frozenset(names[site.folder])) for site in left]
 
     def places_at(self, host: str) -> list[Place]:
         site = self._releases.site_at(host)
         return [] if site is None else [Place(site.account, site.app_id, site.variant)]
 
-    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
-        site = self._releases.site(place.account, place.app, place.address)
+    async def rename(self, place: Place, hosts: Collection[str]) -> None:
+        site = self._releases.find_site(place.app, place.address)
         if site.current is not None:
             for name in hosts:
                 self._releases.serve_as(name, site)
         await run_in_thread(self._releases.serve_no_more, site, place.hosts.difference(hosts))
 
     async def leave(self, place: Place) -> None:
-        site = self._releases.live_site(place.app).folder.with_name(place.address)
-        await run_in_thread(self._releases.serve_no_more, Site(site), place.hosts)
+        await self.rename(place, ())
 
 
 class HostDriver:

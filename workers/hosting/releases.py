@@ -223,9 +223,9 @@ class Releases:
             (folder.parent / "account").write_text(account)
         return site
 
-    def live_site(self, app_id: str) -> Site:
-        """Returns the site of the app's live address. Its folder may not exist."""
-        return Site(self._sites / app_id / "live")
+    def find_site(self, app_id: str, address: str = "live") -> Site:
+        """Returns the site of an address. Its folder may not exist."""
+        return Site(self._sites / app_id / address)
 
     def has(self, app_id: str, address: str, deploy_id: str) -> bool:
         """Returns whether the release is on this host."""

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import structlog
@@ -28,11 +28,12 @@ from workers.sandbox.relay import FROM_MONITOR
 
 logger = structlog.get_logger()
 
-LOOK_SECONDS = 1.0  # between looks for apps whose idleness is to be checked
-CHECK_SECONDS = 60.0  # at most, between checks whether an app may sleep
+LOOK_SECONDS = 5.0  # between looks for apps whose idleness is to be checked
+CHECK_SECONDS = 300.0  # at most, between checks whether an app may sleep
 CHECKS = 50  # at once
 HEAD_BYTES, HEAD_SECONDS = 65_536, 10.0  # of a request
-HELD, HELD_OF_APP = 2_000, 128  # requests
+HELD, HELD_OF_APP = 2_000, 128  # requests. Accounts share all: each may have as many as the others that have some
+CONNECTIONS = 4_000  # at once; each may send a head of so many bytes
 HOLD_SECONDS = 55.0  # that a request waits; usual ingress controllers wait for 60 seconds
 IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
 NO_APP = "404 Not Found", "There is no app at this address."
@@ -48,6 +49,7 @@ class Activator:
         self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
         self._checking: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._held: Counter[str] = Counter()  # requests, by app
+        self._held_of_account: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
     async def run(self) -> NoReturn:
@@ -88,6 +90,8 @@ class Activator:
     # -- waking up -------------------------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTIONS:
+            return writer.transport.abort()
         self._tasks.add(task := asyncio.create_task(self._answer((reader, writer))))
         task.add_done_callback(self._tasks.discard)
 
@@ -103,21 +107,36 @@ class Activator:
                 return await refuse(writer, *SUSPENDED)
             if FROM_MONITOR.search(head) and self._sleep.is_asleep(*key):
                 return writer.write(UNASKED)
-            if self._held[key[0]] >= HELD_OF_APP or self._held.total() >= HELD:
+            account = self._sleep.account_of(key)
+            if not self._has_room(key[0], account):
                 return await refuse(writer, *BUSY)
-            self._held[key[0]] += 1
             try:
-                async with asyncio.timeout(HOLD_SECONDS):
-                    app = await asyncio.open_connection(*await self._sleep.wake(key))
+                with self._holding(key[0], account):
+                    async with asyncio.timeout(HOLD_SECONDS):
+                        app = await asyncio.open_connection(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
                 return await refuse(writer, *NOT_AWAKE)
-            finally:
-                self._held[key[0]] -= 1
-                self._held += Counter()  # without those that have none
             app[1].write(close_afterwards(head))
             with contextlib.closing(app[1]):
                 await splice(visitor, app, IDLE_SECONDS)
+
+    def _has_room(self, app: str, account: str) -> bool:
+        accounts = len(self._held_of_account.keys() | {account})
+        return self._held[app] < HELD_OF_APP and self._held_of_account[account] < HELD // accounts
+
+    @contextlib.contextmanager
+    def _holding(self, app: str, account: str) -> Iterator[None]:
+        counted = ((self._held, app), (self._held_of_account, account))
+        for counter, name in counted:
+            counter[name] += 1
+        try:
+            yield
+        finally:
+            for counter, name in counted:
+                counter[name] -= 1
+                if not counter[name]:
+                    del counter[name]
 
 
 def find_host(head: bytes) -> str:

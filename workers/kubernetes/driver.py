@@ -389,7 +389,7 @@ class ClusterDriver:
         kept = deploys | {wanted.served for wanted in self.records.values()}
         await self._cluster.delete(*_keys_of(present - kept - {None}))
         previews: dict[str, list[tuple[str, Place]]] = {}
-        for place in self.places.list_places():
+        for place in await self.places.list_places():
             if place.address != "live":
                 previews.setdefault(place.app, []).append((self.places.routed(place), place))
         for places in previews.values():

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from gateway.accounts.records import App
 from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.serving import Wanted
@@ -109,10 +108,10 @@ class ClusterPlaces:
         else:
             await self._cluster.delete(("Ingress", ingress["metadata"]["name"]))
 
-    def list_apps(self) -> set[str]:
-        return {place.app for place in self.list_places()}
+    async def list_apps(self) -> set[str]:
+        return {place.app for place in await self.list_places()}
 
-    def list_places(self, app_id: str = "") -> list[Place]:
+    async def list_places(self, app_id: str = "") -> list[Place]:
         labels = {"app": app_id} if app_id else {}
         found = [each for kind in ("Service", "Deployment") for each in self._cluster.select(kind, **labels)]
         places = {_place_of(each) for each in found if ADDRESS_LABEL in each.metadata.labels}
@@ -125,7 +124,7 @@ class ClusterPlaces:
     def places_at(self, host: str) -> list[Place]:
         return [Place(*_place_of(ingress)) for ingress in self._cluster.select("Ingress", host=host)]
 
-    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
+    async def rename(self, place: Place, hosts: Collection[str]) -> None:
         await self.name(PodRelease(place.account, place.app, place.address, "", ReleaseArchive("", 0), ""), hosts)
 
     async def leave(self, place: Place) -> None:

@@ -147,6 +147,9 @@ class Sleep:
 
     # -- waking up -------------------------------------------------------------------------------------------
 
+    def account_of(self, address: Address) -> str:
+        return self._driver.records[address].account
+
     def find_address(self, host: str) -> Address | None:
         """Returns the address that a host name leads to."""
         found = [(place.app, place.address) for place in self._driver.places.places_at(host)]

@@ -63,7 +63,7 @@ class Machine:
         return app
 
     def release(self, name: str) -> Any:
-        return self.hosting.releases.live_site(name).release(f"dep_{name}")
+        return self.hosting.releases.find_site(name).release(f"dep_{name}")
 
     async def report(self) -> HostReport:
         await self.watch.report()

@@ -34,6 +34,9 @@ class Apps:
     def is_suspended(self, address: tuple[str, str]) -> bool:
         return address[0] == "suspended"
 
+    def account_of(self, address: tuple[str, str]) -> str:
+        return address[0].partition("-")[0]
+
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         await self.awake.wait()
         if self.error:
@@ -114,6 +117,21 @@ async def test_what_cannot_be_answered_is_refused_at_once(
     for answer in await asyncio.gather(*held, other):
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"no node" not in answer
+
+
+async def test_no_account_takes_all_places(apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    own, port = apps
+    monkeypatch.setattr(activator_module, "HELD", 8)
+    flooding = [asyncio.create_task(ask(port, f"flood-{number}.example.com")) for number in range(12)]
+    await asyncio.sleep(0.3)
+    assert sum(each.done() for each in flooding) == 4, "it has all places while nobody else wants one"
+    others = [asyncio.create_task(ask(port, f"other-{number}.example.com")) for number in range(4)]
+    await asyncio.sleep(0.3)
+    assert not any(each.done() for each in others)
+    own.awake.set()
+    for answer in await asyncio.gather(*others):
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+    await asyncio.gather(*flooding)
 
 
 async def test_uptime_probes_wake_no_app(apps: tuple[Apps, int]) -> None:
