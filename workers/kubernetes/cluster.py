@@ -1,8 +1,9 @@
 """What the service wants of a cluster, and what is there: applies objects, watches them, and heals them.
 
 Objects are applied on the server's side (https://kubernetes.io/docs/reference/using-api/server-side-apply/), with the
-field manager `capsule`. What somebody changes or deletes is applied again at once, and everything is compared every
-half minute, a slice at a time. While the API server is away, every call waits.
+field manager `capsule`. What somebody changes or deletes is applied again at once, and what somebody adds to a
+Deployment, Service or Ingress is taken away. Everything is compared every half minute, a slice at a time. While the API
+server is away, every call waits.
 
 An event costs the same however many objects there are: an index finds objects by their labels, and a queue has the keys
 of those to compare. An object is compared only if it or what is wanted of it has changed since.
@@ -52,13 +53,14 @@ SERVICE_LABEL = "kubernetes.io/service-name"
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
 WRITES = ("create", "list", "patch", "watch")
 CHANGES = (*WRITES, "delete")
+OWN_SPECS = ("Deployment", "Service", "Ingress")  # in which nobody else sets anything
 RIGHTS = (
     ("", "persistentvolumeclaims", "", CHANGES),
     ("", "secrets", "", CHANGES),
-    ("", "services", "", CHANGES),
+    ("", "services", "", (*CHANGES, "update")),
     ("", "endpoints", "", WRITES),
-    ("apps", "deployments", "", CHANGES),
-    ("networking.k8s.io", "ingresses", "", CHANGES),
+    ("apps", "deployments", "", (*CHANGES, "update")),
+    ("networking.k8s.io", "ingresses", "", (*CHANGES, "update")),
     ("networking.k8s.io", "networkpolicies", "", WRITES),
     ("", "pods", "", ("delete", "list", "watch")),
     ("", "pods", "log", ("get",)),
@@ -199,6 +201,10 @@ class Cluster:
         async def attempt() -> Any | None:
             if (wanted := self.wanted.get(key)) is None:  # it was deleted meanwhile
                 return None
+            present = self.present.get(key)
+            if present is not None and _is_shared(key[0], present):
+                fresh = _without_others(key[0], present, wanted)
+                return await self._client.replace(from_dict(fresh), field_manager=MANAGER)
             return await self._client.apply(from_dict(wanted), field_manager=MANAGER, force=True)
 
         try:
@@ -355,7 +361,7 @@ class Cluster:
         version, compared = self._matching.get(key, ("", None))
         if compared is wanted and "" != version == _version_of(present):
             return True
-        if not _covers(present.to_dict(), wanted):
+        if _is_shared(key[0], present) or not _covers(present.to_dict(), wanted):
             return False
         self._matching[key] = _version_of(present), wanted
         return True
@@ -393,6 +399,26 @@ def explain_refusal(reason: str, what: str) -> str:
     if "exceeded quota" in reason:
         return "the cluster's quota for apps is used up; stop an app, or try again later"
     return f"the cluster refused to {what} the app; the operator's log says why"
+
+
+def _is_shared(kind: str, present: Any) -> bool:
+    """Returns whether somebody else has set a part of a specification that is ours alone."""
+    return kind in OWN_SPECS and any(map(_is_other_s, present.metadata.managedFields or []))
+
+
+def _is_other_s(entry: Any) -> bool:
+    return "f:spec" in (entry.fieldsV1 or {}) and (entry.manager, entry.operation) != (MANAGER, "Apply")
+
+
+def _without_others(kind: str, present: Any, wanted: Object) -> Object:
+    """Describes what is wanted so that it replaces what is present. To apply it would leave what others have added."""
+    entries = [each.to_dict() for each in present.metadata.managedFields if not _is_other_s(each)]
+    kept = {"resourceVersion": present.metadata.resourceVersion, "managedFields": entries}
+    replacement = {**wanted, "metadata": wanted["metadata"] | kept}
+    if kind == "Service":  # what cannot change
+        fixed = {name: getattr(present.spec, name) for name in ("clusterIP", "clusterIPs")}
+        replacement["spec"] = wanted["spec"] | {name: value for name, value in fixed.items() if value}
+    return replacement
 
 
 def _covers(present: Any, wanted: Any) -> bool:

@@ -54,6 +54,7 @@ from workers.kubernetes.pod_status import (
     is_ready,
     may_run,
     read_release,
+    serves,
     statuses_of,
 )
 from workers.kubernetes.pods import Pods, ReportCrash
@@ -190,10 +191,10 @@ class ClusterDriver:
 
     async def until_ready(self, deploy: str, seconds: float) -> Any:
         """Waits until Services lead to a pod of the release, and returns it. Raises DeployError."""
-        return await self._until_pod(deploy, seconds, whole=True)
+        return await self._until_pod(deploy, seconds, is_ready)
 
-    async def _until_pod(self, deploy: str, seconds: float, *, whole: bool = False) -> Any:
-        """Waits until a pod of the release serves, and returns it. `whole`: until Services lead to it, too."""
+    async def _until_pod(self, deploy: str, seconds: float, is_fit: Callable[[Any], bool] = serves) -> Any:
+        """Waits until a pod of the release is fit, and returns it."""
         ends, why = time.monotonic() + seconds, "it has no pod"
         while time.monotonic() < ends:
             if fault := self._find_fault(deploy):
@@ -202,7 +203,7 @@ class ClusterDriver:
             for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
                 if outcome := find_end(pod):
                     raise DeployError(outcome.describe("the start command", LIMITS))
-                if is_ready(pod, whole=whole):
+                if is_fit(pod):
                     return pod
                 why, is_final = explain_waiting(pod)
                 if is_final:

@@ -37,13 +37,15 @@ def find_termination(status: Any) -> Any | None:
     return None if ended is None or ended.exitCode == STOPPED_STATUS else ended
 
 
-def is_ready(pod: Any, *, whole: bool = True) -> bool:
-    """Returns whether the pod serves. `whole`: whether Services lead to it, too."""
+def is_ready(pod: Any) -> bool:
+    """Returns whether Services lead to the pod."""
     conditions = (pod.status.conditions or []) if pod.status else []
-    ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
-    return bool(pod.status and pod.status.podIP) and (
-        ready if whole else any(status.ready for status in statuses_of(pod, "web"))
-    )
+    return serves(pod) and any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+
+def serves(pod: Any) -> bool:
+    """Returns whether the pod's Caddy listens. Its app may not answer yet."""
+    return bool(pod.status and pod.status.podIP) and any(each.ready for each in statuses_of(pod, "web"))
 
 
 def read_release(pod: Any) -> PodRelease | None:

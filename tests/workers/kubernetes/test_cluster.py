@@ -181,6 +181,38 @@ async def test_what_is_changed_or_deleted_is_healed(healing: Any, monkeypatch: p
         await wait_until(lambda: sorted(healing.applied) == ["app-7", "app-7", "app-8"])
 
 
+def managed_by(manager: str, operation: str, *fields: str) -> dict[str, Any]:
+    return {"manager": manager, "operation": operation, "fieldsV1": {f"f:{name}": {} for name in fields}}
+
+
+async def test_what_somebody_adds_is_taken_away(api: FakeApi) -> None:
+    own, status = managed_by("capsule", "Apply", "spec"), managed_by("kube-controller-manager", "Update", "status")
+    intruder = managed_by("kubectl-patch", "Update", "spec")
+    ports = [{"name": "http", "port": 80}]
+    wanted = {**SERVICE, "metadata": {"name": "app-1"}, "spec": {"ports": ports}}
+    found = an_object("Service", "app-1", 1) | {"spec": {"ports": ports, "clusterIP": "10.0.0.7"}}
+    replaced: list[Any] = []
+
+    async def replace(each: Any, **_: Any) -> Any:
+        replaced.append(each.to_dict())
+        return each
+
+    async with Cluster("apps") as cluster:
+        cluster._client.replace = replace  # type: ignore[method-assign,assignment]
+        found["metadata"]["managedFields"] = [own, status]
+        cluster._note(("Service", "app-1"), from_dict(found))
+        await cluster.apply(wanted)
+        assert not replaced, "a controller may set the status"
+        found["metadata"] |= {"managedFields": [own, status, intruder], "resourceVersion": "2"}
+        found["spec"]["externalIPs"] = ["203.0.113.9"]
+        cluster._note(("Service", "app-1"), from_dict(found))
+        await cluster.apply(wanted)
+    [service] = replaced
+    assert service["spec"] == {"ports": ports, "clusterIP": "10.0.0.7"}
+    assert service["metadata"]["resourceVersion"] == "2", "what has changed meanwhile is not overwritten"
+    assert [each["manager"] for each in service["metadata"]["managedFields"]] == ["capsule", "kube-controller-manager"]
+
+
 async def test_everything_is_compared_in_slices(healing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finds what no event has told of."""
     monkeypatch.setattr(module, "HEAL_SECONDS", 0.6)
