@@ -146,7 +146,7 @@ class Releases(RuleBasedStateMachine):
     def tidy(self, numbers: set[int]) -> None:
         """What is served again if the canary or its deploy fails keeps running."""
         in_progress = {self.pick(number) for number in numbers} if self.kept else set()
-        self.hosting.releases.tidy(["shop"], in_progress)
+        self.hosting.releases.tidy(set(), in_progress)
         unverified = self.current is not None and self.current in (self.canary, *in_progress)
         self.running &= in_progress | {self.current, self.previous if unverified else None}
 

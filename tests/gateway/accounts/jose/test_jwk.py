@@ -121,6 +121,14 @@ HOSTILE = {
 }
 
 
+def time_additions() -> float:
+    """Returns how long 200,000 additions take: some 20 ms, or more on a slow machine."""
+    began, total = time.thread_time(), 0
+    for number in range(200_000):
+        total += number & 3
+    return time.thread_time() - began
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
     """Other work runs between slices of ten keys."""
@@ -143,7 +151,7 @@ def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
             longest = max(longest, time.thread_time() - began)
         steps.append(longest)
     assert len(texts) <= MAX_KEYS
-    assert min(steps) < 0.02, "8 ms at most where this was written"
+    assert min(steps) < time_additions(), "at most half as long where this was written"
 
 
 def test_keys_that_may_have_signed_a_token() -> None:
