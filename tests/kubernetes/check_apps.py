@@ -315,6 +315,32 @@ async def test_what_somebody_deletes_or_changes_is_healed(host: Host, cluster: C
     await serves(host, app, "one", 60)
 
 
+# By kind: what somebody adds, and where it would be found.
+ADDED: dict[str, Any] = {
+    "deployments": {"spec": {"template": {"spec": {"hostNetwork": True}}}},
+    "services": {"spec": {"externalIPs": ["203.0.113.9"]}},
+    "ingresses": {"spec": {"tls": [{"hosts": ["other.example.org"], "secretName": "other"}]}},
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+async def test_what_somebody_adds_is_taken_away(host: Host, cluster: Cluster, kind: str) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    own = await app_id(host, app)
+    [name] = [each["metadata"]["name"] for each in find(cluster, kind, own)]
+    cluster.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=strategic", "-p", json.dumps(ADDED[kind]))
+
+    def is_gone() -> bool:
+        text = json.dumps([each["spec"] for each in find(cluster, kind, own)])
+        return not any(word in text for word in ("hostNetwork", "203.0.113.9", "other.example.org"))
+
+    await wait_until(is_gone, HEAL_SECONDS)
+    await serves(host, app, "one", 60)
+    await publish(host, app, server("two"))  # it can still be changed
+    await serves(host, app, "two", 60)
+
+
 async def test_a_suspended_app_says_so_and_comes_back(host: Host, cluster: Cluster) -> None:
     app = await host.app(build=START)
     await publish(host, app, server("one"))
