@@ -174,9 +174,7 @@ def fill(api: FakeApi, wanted: list[Wanted], settings: Settings) -> None:
         hosts = hosts_of(app, each.address, DOMAIN)
         archive = ReleaseArchive(RELEASE.digest, RELEASE.size)
         url = f"https://{hosts[0]}"
-        release = PodRelease(
-            each.account, each.app, each.address, each.deploy, archive, url, RELEASE.runs, False, False
-        )
+        release = PodRelease(each.account, each.app, each.address, each.deploy, archive, url, RELEASE.runs)
         for described in (
             *describe_claim(release, settings.app_data["max"] * MIB, "token", settings),
             describe_secret(release, "token", {}),

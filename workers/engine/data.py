@@ -43,6 +43,7 @@ Start = Callable[[str, Coroutine[object, object, None]], None]
 
 POLL_SECONDS = 0.5  # between looks for commands
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
+TIDY_PAUSE_SECONDS = 0.1  # between two apps, so that thousands of them take minutes
 COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
 REPEATED = ("undo", "forget")  # commands that nobody waits for long enough, and that are repeated until they succeed
 REPEAT_SECONDS = 30.0
@@ -309,6 +310,7 @@ class DataAgent:
                 logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
             except Exception as error:  # one app must not stop the others
                 logger.error("data.not_tidied", app=app_id, exc_info=error)
+            await asyncio.sleep(TIDY_PAUSE_SECONDS)
         await self._driver.remove_expired()
 
     async def _make_daily(self, app_id: str, account: str) -> None:
