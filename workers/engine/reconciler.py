@@ -44,9 +44,8 @@ class State(enum.Enum):
 class Step:
     """The newest step of an address, and the task that applies it."""
 
-    def __init__(self, wanted: Wanted, *, lacked: bool = False) -> None:
-        self.wanted, self.lacked = wanted, lacked  # `lacked`: its release was missing when last looked for
-        self.state = State.APPLYING
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted, self.state = wanted, State.APPLYING
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -68,6 +67,7 @@ class Reconciler:
         self._canary_pause = min(1.0, canary / 10)
         self._steps: dict[tuple[str, str], Step] = {}  # by app and address
         self._deploys: set[str] = set()  # of these steps
+        self._lacking: set[str] = set()  # tokens of records whose release was missing when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition
         self._quick_until = 0.0  # until when the records are read more often
         self.is_synced = False  # whether all records have been read once
@@ -119,8 +119,7 @@ class Reconciler:
         if former is not None:
             self._deploys.discard(former.wanted.deploy)
         self._deploys.add(wanted.deploy)
-        lacked = former is not None and former.wanted.token == wanted.token and former.lacked
-        self._steps[wanted.app, wanted.address] = step = Step(wanted, lacked=lacked)
+        self._steps[wanted.app, wanted.address] = step = Step(wanted)
         self._driver.note(wanted)
         self._quick_until = time.monotonic() + QUICK_SECONDS
         step.task = asyncio.create_task(self._follow(step, former))
@@ -131,17 +130,17 @@ class Reconciler:
         The next reading of all records repeats their steps. Steps in progress count only then. Raises
         BackboneUnavailable.
         """
-        before = [step for step in self._steps.values() if step.lacked]
-        looked_at = [step for step in self._steps.values() if step.is_over or step.lacked]
-        lacking = await run_in_thread(lambda: [step for step in looked_at if self._driver.lacks(step.wanted)])
-        for step in before:
-            step.lacked = False
-        for step in lacking:
-            wanted = step.wanted
+        missing = []
+        steps = self._steps.values()
+        applied = [step.wanted for step in steps if step.is_over or step.wanted.token in self._lacking]
+        for wanted in await run_in_thread(lambda: list(filter(self._driver.lacks, applied))):
             present = await self._records.read(wanted.account, wanted.app)  # the app may have been deleted
-            if wanted.address in present and present[wanted.address][1].token == wanted.token:
-                step.state, step.lacked = State.FAILED, True
-        return [step.wanted for step in before if step.lacked]
+            step = self._steps[wanted.app, wanted.address]  # which may have been repeated meanwhile
+            if wanted.address in present and present[wanted.address][1].token == wanted.token == step.wanted.token:
+                step.state = State.FAILED
+                missing.append(wanted)
+        before, self._lacking = self._lacking, {wanted.token for wanted in missing}
+        return [wanted for wanted in missing if wanted.token in before]
 
     async def _until_applied(self) -> None:
         """Waits until all steps are applied or have failed, so that visitors get what they should. Not for checks."""

@@ -107,6 +107,25 @@ async def test_missing_releases_are_one_line_until_they_are_back(
     running.cancel()
 
 
+async def test_a_step_that_is_repeated_during_a_look_stays_missing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await machine.serve("one")
+    await machine.reconciler.catch_up()
+    remove_folder(machine.release("one"))
+    assert await machine.reconciler.find_missing() == [], "a swap may be in progress"
+    read = machine.records.read
+
+    async def read_and_repeat(*of: str) -> Any:
+        machine.reconciler._seen = {}
+        await machine.reconciler._sync()
+        return await read(*of)
+
+    monkeypatch.setattr(machine.records, "read", read_and_repeat)
+    for _ in range(3):
+        assert [wanted.app for wanted in await machine.reconciler.find_missing()] == ["one"]
+
+
 async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     with captured(host_watch) as lines:
         assert 0 < (await machine.report()).disk_free < 1
