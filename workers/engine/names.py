@@ -40,7 +40,7 @@ class Names:
         self.gone: set[str] = set()  # the ids of deleted apps of which something is there
 
     @asynccontextmanager
-    async def taken(self, target: Target) -> AsyncIterator[list[str]]:
+    async def reserved(self, target: Target) -> AsyncIterator[list[str]]:
         """Yields the host names of an address, which nobody else gets meanwhile.
 
         Raises DeployError if one is another app's.

@@ -30,6 +30,9 @@ class ReleaseSteps:
     async def check(self, target: Target) -> None:
         """Starts the release, and waits until it answers. Visitors still get the one before, or wait."""
         await self.driver.place(target)
+        await self._check_placed(target)
+
+    async def _check_placed(self, target: Target) -> None:
         await self._stop_first(target, self.driver.routed(target.wanted))
         await self.driver.start(target)
         if self.driver.is_suspended(target) and not target.is_new:
@@ -46,16 +49,15 @@ class ReleaseSteps:
             if self.driver.gives_way(target.wanted):
                 return
             await self.driver.start(target)
-        elif target.deploy in self._checked:
-            await self.driver.place(target)
         else:
             await self.driver.place(target)
             try:
-                await self.check(target)
+                if target.deploy not in self._checked:
+                    await self._check_placed(target)
             except DeployError:
                 if target.is_new:
                     raise
-        async with self.names.taken(target) as hosts:
+        async with self.names.reserved(target) as hosts:
             await self.driver.route(target, hosts)
 
     async def probe(self, target: Target) -> None:
