@@ -106,7 +106,7 @@ class ClusterDriver:
         self.places = ClusterPlaces(settings, cluster, activator)
         self._domain = settings.apps_domain.partition(":")[0]
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
-        self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
+        self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
