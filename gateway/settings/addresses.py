@@ -286,13 +286,14 @@ def read_mail_from(text: str) -> str:
 
 
 def read_storage_url(text: str) -> str:
+    """Reads the address of the storage. The messages never repeat it, because it may contain a password."""
     parts = _split(text)
-    if "@" in parts.netloc:  # the message must not repeat credentials
+    if "@" in parts.netloc:
         raise ValueError("must not contain credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
     bucket = parts.scheme == "s3" and parts.netloc
     if not (folder or bucket) or parts.query or parts.fragment:
-        raise ValueError(f"{text!r} is not file:///folder or s3://bucket/prefix")
+        raise ValueError("must be file:///folder or s3://bucket/prefix")
     return text
 
 

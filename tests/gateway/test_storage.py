@@ -245,9 +245,9 @@ async def test_waiting_work_continues_when_the_storage_is_back(tmp_path: Path) -
         ("s3://bucket/prefix", {}, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         ("s3://bucket", {"AWS_ACCESS_KEY_ID": "a"}, "also needs AWS_SECRET_ACCESS_KEY"),
         ("s3://id:hidden@bucket", {}, "must not contain credentials"),
-        ("s3://", {}, "is not file:///folder or"),
-        ("file://host/folder", {}, "is not file:///folder or"),
-        ("ftp://host", {}, "is not file:///folder or"),
+        ("s3://", {}, "must be file:///folder or"),
+        ("file://host/folder", {}, "must be file:///folder or"),
+        ("ftp://host", {}, "must be file:///folder or"),
     ],
 )
 async def test_an_invalid_storage_url_is_explained_in_one_line(url: str, more: dict[str, str], words: str) -> None:
