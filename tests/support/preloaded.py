@@ -7,6 +7,7 @@ project's own modules are imported by each process, after its constants are chan
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import select
@@ -39,13 +40,37 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
 
 
 def make_script(module: str, constants: Mapping[str, float]) -> str:
-    lines = ["import importlib, runpy"]
-    for path, value in constants.items():
+    for path in constants:
         owner, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
-        lines.append(f"importlib.import_module({owner!r}).{name} = {value!r}")
-    lines.append(f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
-    return "; ".join(lines)
+    change = f"{inspect.getsource(change_constants)}\nchange_constants({dict(constants)!r})\n" if constants else ""
+    return f"{change}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+
+
+def change_constants(constants: "dict[str, float]") -> None:
+    """Changes constants where their modules define them, so that defaults of parameters have the new values too."""
+    import ast
+    from importlib.machinery import SourceFileLoader
+
+    load = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, module: str) -> object:
+        values = {path.rpartition(".")[2]: constants[path] for path in constants if path.rpartition(".")[0] == module}
+        source = self.get_source(module) if values else None
+        if source is None:
+            return load(self, module)
+        tree = ast.parse(source)
+        body: list[ast.stmt] = []
+        for statement in tree.body:
+            body.append(statement)
+            stored = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
+            if isinstance(statement, ast.Assign) and (names := stored & values.keys()):
+                body += ast.parse("; ".join(f"{name} = {values.pop(name)!r}" for name in names)).body
+        assert not values, f"{module} does not define {[*values]}"
+        tree.body = body
+        return compile(tree, self.path, "exec")
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
 def launch(
