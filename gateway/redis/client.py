@@ -37,7 +37,7 @@ logger = structlog.get_logger()
 FIRST_PAUSE_SECONDS = 0.1
 LUA_FOLDER = Path(__file__).parents[2] / "lua"
 SCANNED = 500  # keys that one SCAN looks at
-COMMAND_SECONDS = 2.0  # that one command may take before Redis counts as unreachable
+COMMAND_SECONDS = 2.0  # that one command may take by default
 
 T = TypeVar("T")
 
@@ -103,12 +103,17 @@ class Script:
 class Store:
     """A client for all commands and scripts. Reads that block (subscriptions, streams) get connections of their own."""
 
-    def __init__(self, url: str, *, ca_file: str = "", replicas: int = 0) -> None:
-        """`ca_file` has certificates to trust beside the public ones. `replicas` must confirm each durable write."""
-        self.url, self.replicas = url, replicas
+    def __init__(
+        self, url: str, *, ca_file: str = "", replicas: int = 0, command_seconds: float = COMMAND_SECONDS
+    ) -> None:
+        """`ca_file` has certificates to trust beside the public ones. `replicas` must confirm each durable write.
+
+        A command may take `command_seconds` before Redis counts as unreachable.
+        """
+        self.url, self.replicas, self.command_seconds = url, replicas, command_seconds
         self._servers = servers.parse(url, ca_file)
         self.cluster = self._servers.kind == "cluster"
-        self._sentinels = self._servers.sentinels(COMMAND_SECONDS)
+        self._sentinels = self._servers.sentinels(command_seconds)
         self._listeners: list[Callable[[], None]] = []
         self._clients: WeakSet[Any] = WeakSet()  # of redis-py; their connections move with the primary
         self._primary: object = None  # the last result of `_find_primary`
@@ -121,22 +126,22 @@ class Store:
         if self._commands is not None:
             self.client = ClusterClient(self._commands)
         else:
-            self.client = self._new_client(COMMAND_SECONDS, 1024)
+            self.client = self._new_client(command_seconds, 1024)
         self._pipeline.on_change = self._notify_change
 
     def _make_pipeline(self, replicas: int = 0) -> Pipeline | ClusterPipeline:
         if self.cluster:
             return self._make_cluster_pipeline(replicas)
         find = None if self._sentinels is None else self._ask_sentinels
-        pipeline = make_pipeline(self._servers.url, COMMAND_SECONDS, find, replicas)
+        pipeline = make_pipeline(self._servers.url, self.command_seconds, find, replicas)
         pipeline.request_check = self._watch.request_check
         return pipeline
 
     def _make_cluster_pipeline(self, replicas: int = 0) -> ClusterPipeline:
-        return ClusterPipeline(self._servers.url, self._servers.nodes, COMMAND_SECONDS, replicas=replicas)
+        return ClusterPipeline(self._servers.url, self._servers.nodes, self.command_seconds, replicas=replicas)
 
     def _new_client(self, timeout: float | None, connections: int) -> Any:
-        client = self._servers.client(timeout, COMMAND_SECONDS, connections, self._sentinels)
+        client = self._servers.client(timeout, self.command_seconds, connections, self._sentinels)
         self._clients.add(client)
         return client
 
@@ -181,7 +186,7 @@ class Store:
         """Returns what identifies the primary: its address, or without Sentinels the id of its run."""
         if self._sentinels is not None:
             return await self._ask_sentinels()
-        probe = Pipeline(self._servers.url, COMMAND_SECONDS)
+        probe = Pipeline(self._servers.url, self.command_seconds)
         try:
             with map_redis_errors():
                 return parse_run_id(await probe.call("INFO", "server"))
@@ -214,7 +219,7 @@ class Store:
     def blocking_client(self) -> Any:
         """Returns a client for reads that block, without a deadline for commands. The caller closes it."""
         if self._commands is not None:
-            return BlockingReads(self._commands, lambda node: self._servers.node_client(*node, COMMAND_SECONDS))
+            return BlockingReads(self._commands, lambda node: self._servers.node_client(*node, self.command_seconds))
         return self._new_client(None, 64)
 
     async def get(self, key: str) -> str | None:
@@ -351,14 +356,14 @@ class Store:
         if self._commands is not None:
             with map_redis_errors():
                 node = await self._commands.find_any_address()
-            client = self._servers.node_client(*node, COMMAND_SECONDS)
+            client = self._servers.node_client(*node, self.command_seconds)
         else:
             client = self._new_client(None, 1)
         try:
             with map_redis_errors():
                 async with client.pubsub() as subscription:
                     # The client itself has no timeout, because messages may be rare.
-                    async with asyncio.timeout(COMMAND_SECONDS):
+                    async with asyncio.timeout(self.command_seconds):
                         await subscription.subscribe(*channels)
                     yield subscription
         except Exception:

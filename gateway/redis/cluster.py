@@ -32,8 +32,7 @@ from gateway.redis.pipeline import NOT_PRIMARY_CODES, Notice, Pipeline
 from gateway.redis.replication import make_pipeline
 
 SLOTS = 16_384
-ATTEMPTS = 40  # for one call
-TRY_AGAIN_SECONDS = 0.05  # between two attempts: a call waits for a migrating slot for up to two seconds
+ATTEMPTS = 40  # for one call; for a migrating slot, they are spread over its time limit
 REFRESH_SECONDS = 0.5  # at least, between two reads of the owners because of errors that hint at a failover
 FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
 LOST_CODES = ("CLUSTERDOWN", *NOT_PRIMARY_CODES)  # codes of a node that is not a primary now
@@ -79,7 +78,7 @@ class ClusterPipeline:
                 elif code == "ASK":
                     pipeline, asking = self._redirect(rest.split()[1], pipeline), True
                 elif code == "TRYAGAIN":
-                    await asyncio.sleep(TRY_AGAIN_SECONDS)
+                    await asyncio.sleep(self._timeout / ATTEMPTS)
                 else:
                     if code in LOST_CODES:
                         self._forget(pipeline)

@@ -23,14 +23,19 @@ class Change(NamedTuple, Generic[T]):
 
 
 async def change_record(
-    store: Store, key: str, compute: Callable[[str], Awaitable[Change[T]]], *, subject: str = "this record"
+    store: Store,
+    key: str,
+    compute: Callable[[str], Awaitable[Change[T]]],
+    *,
+    subject: str = "this record",
+    attempts: int = ATTEMPTS,
 ) -> T:
     """Returns the result of `compute`, which gets the record's text ('' if there is none) and may run several times.
 
-    Raises what `compute` raises, without changing anything, and BackboneUnavailable after too many attempts. Its
+    Raises what `compute` raises, without changing anything, and BackboneUnavailable after so many attempts. Its
     message names the `subject`.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         present = await store.get(key) or ""
         change = await compute(present)
         if change.record is None or await compare_and_set(

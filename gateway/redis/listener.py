@@ -15,7 +15,7 @@ from redis.asyncio.client import PubSub
 
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.redis.client import COMMAND_SECONDS, Store
+from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 
 logger = structlog.get_logger()
@@ -68,19 +68,17 @@ class Listener:
     async def _receive(self, subscription: PubSub) -> None:
         """Raises TimeoutError, or redis-py's errors, when the subscription is lost."""
         unanswered = 0
-        while True:
+        while unanswered <= UNANSWERED_PINGS:
             end_if_canceled()
-            async with asyncio.timeout(COMMAND_SECONDS):
+            async with asyncio.timeout(self._store.command_seconds):
                 message = await subscription.get_message(timeout=HEARTBEAT_SECONDS)
             if message is not None:
                 unanswered = 0
                 self._handle(message)
-                continue
-            if unanswered == UNANSWERED_PINGS:
-                raise TimeoutError("the subscription does not answer")
-            unanswered += 1
-            async with asyncio.timeout(COMMAND_SECONDS):
-                await subscription.ping()
+            elif (unanswered := unanswered + 1) <= UNANSWERED_PINGS:
+                async with asyncio.timeout(self._store.command_seconds):
+                    await subscription.ping()
+        raise TimeoutError("the subscription does not answer")
 
     def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "message":

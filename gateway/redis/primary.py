@@ -96,7 +96,7 @@ class PrimaryWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _check_repeatedly(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 await self._check()
             except Exception as error:  # without the watch, connections would stay at a former primary
@@ -108,7 +108,7 @@ class PrimaryWatch:
             self._check_requested.clear()
 
     async def _follow_sentinel(self, sentinel: Any) -> None:
-        while True:
+        while not self._closed:
             try:
                 async with sentinel.pubsub() as subscription:
                     await subscription.subscribe(*CHANNELS)

@@ -37,8 +37,8 @@ ENDED: collections.Counter[str] = collections.Counter()  # since the last sweep,
 class ConnectionLimit:
     """The number of connections that this process accepts."""
 
-    def __init__(self) -> None:
-        self.maximum = max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
         self._no_victims_until = 0.0  # on the loop's clock: until then, no connection can be evicted
 
     def make_room(self, now: float) -> bool:
@@ -64,7 +64,7 @@ def max_connections(descriptors: int) -> int:
     return max((usable - min(RESERVED_DESCRIPTORS, usable // 4)) // 2, 1)
 
 
-CONNECTION_LIMIT = ConnectionLimit()
+CONNECTION_LIMIT = ConnectionLimit(max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
 def raise_connection_limit() -> None:
@@ -72,9 +72,12 @@ def raise_connection_limit() -> None:
     CONNECTION_LIMIT.maximum = max_connections(raise_descriptor_limit())
 
 
-async def sweep_connections(count: Callable[[str, int], None] | None = None) -> None:
-    """Sweeps the connections for the life of the process. Calls `count` with each reason and number of closed ones."""
-    await every(SWEEP_SECONDS, partial(_sweep, count), first=SWEEP_SECONDS)
+async def sweep_connections(count: Callable[[str, int], None] | None = None, *, seconds: float = SWEEP_SECONDS) -> None:
+    """Sweeps the connections every `seconds` for the life of the process.
+
+    Calls `count` with each reason and number of closed ones.
+    """
+    await every(seconds, partial(_sweep, count), first=seconds)
 
 
 async def _sweep(count: Callable[[str, int], None] | None) -> None:

@@ -26,13 +26,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
+import msgspec
 import structlog
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from gateway.errors import BackboneUnavailable, Headers
 from gateway.ids import request_id
-from gateway.server.connections import CONNECTION_LIMIT, CONNECTIONS, ENDED
+from gateway.server.connections import CONNECTION_LIMIT, CONNECTIONS, ENDED, ConnectionLimit
 from gateway.server.exchange import STATUS_LINES, HttpExchange
 
 logger = structlog.get_logger()
@@ -48,6 +49,18 @@ LEFTOVER_SECONDS = 5.0  # that a body may continue after its response
 FRESH_SECONDS = 1.0  # that a connection may wait for a request before others are preferred
 
 
+class ConnectionTimes(msgspec.Struct, frozen=True):
+    """How long each part of a connection may take, in seconds."""
+
+    keep_alive: float = KEEP_ALIVE_SECONDS
+    head: float = HEAD_SECONDS
+    upload: float = UPLOAD_SECONDS
+    stall: float = STALL_SECONDS
+    leftover: float = LEFTOVER_SECONDS
+    fresh: float = FRESH_SECONDS
+
+
+TIMES = ConnectionTimes()
 VERSIONS = ("1.1", "1.0")
 FRAMING = {b"host", b"expect", b"transfer-encoding"}  # headers that this module checks in addition to llhttp
 
@@ -74,6 +87,7 @@ class HttpConnection(asyncio.Protocol):
         "headers",
         "hosts",
         "idle_bytes",
+        "limit",
         "loop",
         "newest",
         "on_drained",
@@ -87,6 +101,7 @@ class HttpConnection(asyncio.Protocol):
         "since",
         "stalled",
         "stalled_since",
+        "times",
         "transport",
         "upgrading",
         "uploading",
@@ -99,10 +114,14 @@ class HttpConnection(asyncio.Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        times: ConnectionTimes = TIMES,
+        limit: ConnectionLimit = CONNECTION_LIMIT,
     ) -> None:
         if not config.loaded:
             config.load()
         self.app, self.app_state, self.server_state = config.loaded_app, app_state, server_state
+        self.times, self.limit = times, limit
         self.loop = _loop or asyncio.get_running_loop()
         self.parser: Any = httptools.HttpRequestParser(self)
         self.transport: Any = None
@@ -178,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
         self.client = tuple(peer[:2]) if isinstance(peer, tuple) else None
         self.server = tuple(own[:2]) if isinstance(own, tuple) else None
         self.since = self.loop.time()
-        if CONNECTION_LIMIT.make_room(self.since):
+        if self.limit.make_room(self.since):
             CONNECTIONS.add(self)
         else:
             self._reject()
@@ -460,27 +479,27 @@ class HttpConnection(asyncio.Protocol):
         Connections that wait for a head come first, because clients send a head at once. Those that wait for a body
         follow, and new ones are last.
         """
-        fresh = now - self.since < FRESH_SECONDS
+        fresh = now - self.since < self.times.fresh
         return fresh, self.uploading and not fresh, self.since
 
     def is_overdue(self, now: float) -> bool:
         if self.transport.is_closing():  # and the client does not read the rest
             if self.closing_since is None:
                 self.closing_since = now
-            return now - self.closing_since > STALL_SECONDS
-        if self.stalled and now - self.stalled_since > STALL_SECONDS:
+            return now - self.closing_since > self.times.stall
+        if self.stalled and now - self.stalled_since > self.times.stall:
             return True
         waited = now - self.since
         if self.uploading:
             answered = self.newest is not None and self.newest.complete
-            return waited > (LEFTOVER_SECONDS if answered else UPLOAD_SECONDS + LEFTOVER_SECONDS)
-        return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
+            return waited > (self.times.leftover if answered else self.times.upload + self.times.leftover)
+        return (self.head_begun or not self.is_answering()) and waited > self.times.head
 
     def is_idle(self, now: float) -> bool:
-        """Returns whether the connection has waited longer than KEEP_ALIVE_SECONDS for another request."""
+        """Returns whether the connection has waited longer than the keep-alive for another request."""
         if self.answering is None or self.is_answering() or self.head_begun or self.uploading:
             return False
-        return now - self.since > KEEP_ALIVE_SECONDS
+        return now - self.since > self.times.keep_alive
 
 
 def _split(url: bytes) -> tuple[bytes, bytes]:

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 
 import uvicorn
 
-from gateway.server import connections, protocol
+from gateway.server import connections
+from gateway.server.connections import ConnectionLimit
+from gateway.server.protocol import TIMES, ConnectionTimes, HttpConnection
 from tests.support.polling import wait_until
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -62,17 +65,29 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def serving(site: Site) -> AsyncIterator[int]:
+async def serving(
+    site: Site,
+    times: ConnectionTimes = TIMES,
+    *,
+    limit: ConnectionLimit = connections.CONNECTION_LIMIT,
+    sweep: float = connections.SWEEP_SECONDS,
+) -> AsyncIterator[int]:
+    """Serves the site until the block ends. Yields the port. Checks the times every `sweep` seconds."""
     listener = socket.create_server(("127.0.0.1", 0))
     # Connections inherit it, so that a client that does not read stalls soon.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     config = uvicorn.Config(
-        site, http=protocol.HttpConnection, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
+        site,
+        http=partial(HttpConnection, times=times, limit=limit),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
     )
     running = uvicorn.Server(config)
     tasks = [
         asyncio.create_task(running.serve(sockets=[listener])),
-        asyncio.create_task(connections.sweep_connections()),
+        asyncio.create_task(connections.sweep_connections(seconds=sweep)),
     ]
     await wait_until(lambda: running.started)
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
@@ -19,9 +20,9 @@ ACCOUNT_KEYS = {account_key(account_id) for account_id in ACCOUNTS}  # which a p
 
 
 @asynccontextmanager
-async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registry]:
+async def process(url: str, subscription_url: str = "", **options: Any) -> AsyncIterator[Registry]:
     """Yields a process's registry. Its subscription can use another URL than its commands."""
-    async with opened(url) as store:
+    async with opened(url, **options) as store:
         store._servers = servers.parse(subscription_url or url)
         registry = Registry(store, Vault(KEY))
         with suppress(BackboneUnavailable):

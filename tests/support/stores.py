@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -13,8 +14,8 @@ from gateway.settings.model import Plan
 
 
 @asynccontextmanager
-async def opened(url: str, replicas: int = 0, ca_file: str = "") -> AsyncIterator[Store]:
-    store = Store(url, replicas=replicas, ca_file=ca_file)
+async def opened(url: str, replicas: int = 0, **options: Any) -> AsyncIterator[Store]:
+    store = Store(url, replicas=replicas, **options)
     try:
         yield store
     finally:

@@ -15,8 +15,6 @@ from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import Availability
 from gateway.inference.health import Health
 from gateway.keys import INFERENCE_KEY, account_key, app_key
-from gateway.redis import client as store_module
-from gateway.redis import listener
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import DEFAULT_PROVIDER, Settings
 from tests.support.inference_status import Usable
@@ -165,10 +163,8 @@ async def test_copies_are_not_used_while_redis_is_away(here: Registry, proxy: Pr
         assert await there.app("shop") == an_app()
 
 
-async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (store_module, listener):
-        monkeypatch.setattr(module, "COMMAND_SECONDS", 0.5)
-    async with process(redis_url) as registry:
+async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str) -> None:
+    async with process(redis_url, command_seconds=0.5) as registry:
         await registry.put_app(an_app(), None)
         assert await registry.app("shop")
         valkey.freeze()
@@ -269,12 +265,11 @@ async def test_subscribers_reload_after_changes_and_whenever_the_subscription_be
 
 
 async def test_a_switch_that_cannot_be_read_drops_no_copies(
-    here: Registry, proxy: Proxy, redis_url: str, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    here: Registry, proxy: Proxy, redis_url: str, valkey: RedisServer
 ) -> None:
     """As when its node of a cluster is away. The last known switch applies, unless a change was announced."""
-    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
     settings = Settings(inference=True, processing_approved=True, emergency_off_file="/nonexistent")
-    async with process(proxy.url, redis_url) as there:
+    async with process(proxy.url, redis_url, command_seconds=0.5) as there:
         availability = Availability(settings, there, [Health(DEFAULT_PROVIDER, there, Usable())])
         with pytest.raises(BackboneUnavailable):
             availability.status()

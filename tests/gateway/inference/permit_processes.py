@@ -255,6 +255,8 @@ class SimulatedSubscription:
 class SimulatedStore:
     """One process's connections to a `SimulatedRedis`. A test may replace `call`."""
 
+    command_seconds = COMMAND_SECONDS
+
     def __init__(self, redis: SimulatedRedis) -> None:
         self.client = self._redis = redis
         self.call: Callable[[list[str], list[Any]], Awaitable[Any]] = redis.call

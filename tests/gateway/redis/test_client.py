@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.crc
@@ -93,13 +94,10 @@ async def test_a_connection_that_uvloop_has_closed_is_a_fault(redis_url: str) ->
     )
 
 
-async def test_a_subscription_that_is_not_confirmed_is_given_up(
-    redis_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_subscription_that_is_not_confirmed_is_given_up(redis_url: str, proxy: Proxy) -> None:
     """The network swallows the attempt. Its connection stays open, and waits for messages without a deadline."""
-    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.3)
     proxy.swallowing = True
-    async with opened(proxy.url) as store, asyncio.timeout(5):
+    async with opened(proxy.url, command_seconds=0.3) as store, asyncio.timeout(5):
         with pytest.raises(BackboneUnavailable):
             async with store.subscription(CHANGES_CHANNEL):
                 pass
@@ -272,8 +270,8 @@ def nodes() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def following(url: str) -> AsyncIterator[Registry]:
-    async with opened(url) as store:
+async def following(url: str, **options: Any) -> AsyncIterator[Registry]:
+    async with opened(url, **options) as store:
         registry = Registry(store, Vault(""))
         async with in_background(registry.cache.follow_changes()) as task:
             await wait_until(lambda: registry.cache.is_current or task.done())
@@ -354,10 +352,9 @@ async def node() -> AsyncIterator[RedisServer]:
         yield server
 
 
-async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_that_is_gone(node: RedisServer) -> None:
     """Requests get 503, settlements wait, and background tasks keep running."""
-    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
-    async with following(f"redis+cluster://127.0.0.1:{node.port}") as registry:
+    async with following(f"redis+cluster://127.0.0.1:{node.port}", command_seconds=0.5) as registry:
         store = registry.store
         admission = Admission(Settings(), store, Metrics())
         account = Account(id="acc", name="", plan="free", createdAt="")
@@ -376,9 +373,8 @@ async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.Mon
         assert await settle_overdue(store) == 0
 
 
-async def test_a_gateway_waits_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
-    async with opened("redis+cluster://127.0.0.1:1") as store:
+async def test_a_gateway_waits_for_a_cluster() -> None:
+    async with opened("redis+cluster://127.0.0.1:1", command_seconds=0.5) as store:
         registry = Registry(store, Vault(""))
         task = asyncio.create_task(registry.cache.follow_changes())
         with pytest.raises(BackboneUnavailable):

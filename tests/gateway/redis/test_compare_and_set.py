@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.errors import BackboneUnavailable, NotFound
-from gateway.redis import compare_and_set as module
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import Beside
@@ -80,16 +79,14 @@ async def test_a_second_key_that_changes_meanwhile_is_read_again(redis_url: str)
         await store.client.delete("{p09}:record")
 
 
-async def test_endless_contention_fails_with_the_subject(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ATTEMPTS", 3)
-
+async def test_endless_contention_fails_with_the_subject(redis_url: str) -> None:
     async def contend(store: Store, calls: list[str]) -> None:
         async def compute(present: str) -> Change[None]:
             calls.append(present)
             await store.client.set("record", f"other {len(calls)}", ex=60)
             return Change("mine", None)
 
-        await change_record(store, "record", compute, subject="the switch")
+        await change_record(store, "record", compute, subject="the switch", attempts=3)
 
     async with opened(redis_url) as store:
         calls: list[str] = []

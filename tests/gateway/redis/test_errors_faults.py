@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -15,9 +16,9 @@ from tests.support.redis_servers import RedisServer, free_port
 from tests.support.stores import opened
 
 
-async def faults_of(url: str) -> list[tuple[str, str]]:
+async def faults_of(url: str, **options: Any) -> list[tuple[str, str]]:
     """Returns code and reason of the failures of a script and of another command."""
-    store, met = Store(url), []
+    store, met = Store(url, **options), []
     try:
         for attempt in (
             lambda: increment_counters(store, "{p09}:n", "hash", 60, {"n": 1}),
@@ -44,10 +45,9 @@ async def test_a_host_without_an_address() -> None:
         assert reason == "the host of Redis has no address"
 
 
-async def test_a_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.redis.client.COMMAND_SECONDS", 0.3)
+async def test_a_server_that_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        script, command = await faults_of(f"redis://127.0.0.1:{silent.getsockname()[1]}")
+        script, command = await faults_of(f"redis://127.0.0.1:{silent.getsockname()[1]}", command_seconds=0.3)
     assert command[1] == "Redis does not answer"
     assert "Redis" in script[1]
 

@@ -2,11 +2,8 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-import pytest
-
-from gateway.redis import client as store_module
-from gateway.redis import listener as module
 from gateway.redis.listener import Listener
 from tests.support.background import in_background
 from tests.support.polling import wait_until
@@ -16,10 +13,10 @@ from tests.support.tcp_proxy import Proxy
 
 
 @asynccontextmanager
-async def listening(url: str) -> AsyncIterator[list[str]]:
+async def listening(url: str, **options: Any) -> AsyncIterator[list[str]]:
     """Runs a listener to two channels, and yields what it has reported."""
     reports = list[str]()
-    async with opened(url) as store:
+    async with opened(url, **options) as store:
         listener = Listener(
             store,
             "one",
@@ -56,12 +53,8 @@ async def test_a_broken_connection_is_reported_and_replaced(redis_url: str, valk
             await wait_until(lambda: reports[2:] == ["one: later"])
 
 
-async def test_a_silent_server_counts_as_lost(
-    redis_url: str, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for each in (store_module, module):
-        monkeypatch.setattr(each, "COMMAND_SECONDS", 0.5)
-    async with listening(redis_url) as reports:
+async def test_a_silent_server_counts_as_lost(redis_url: str, valkey: RedisServer) -> None:
+    async with listening(redis_url, command_seconds=0.5) as reports:
         valkey.freeze()
         try:
             await wait_until(lambda: "lost" in reports, 2)
@@ -70,9 +63,8 @@ async def test_a_silent_server_counts_as_lost(
         await wait_until(lambda: reports[-1] == "subscribed", 4)
 
 
-async def test_an_attempt_to_subscribe_that_gets_no_answer_ends(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
-    async with listening(proxy.url) as reports:
+async def test_an_attempt_to_subscribe_that_gets_no_answer_ends(proxy: Proxy) -> None:
+    async with listening(proxy.url, command_seconds=0.5) as reports:
         proxy.swallowing = True
         proxy.cut()
         await wait_until(lambda: reports.count("lost") >= 2, 4)

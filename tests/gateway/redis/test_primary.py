@@ -15,7 +15,7 @@ from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.spend.reservations import ReservationRecord
 from gateway.keys import spend_key
 from gateway.redis.client import Store
-from gateway.redis.primary import PrimaryWatch, Sentinels
+from gateway.redis.primary import NEWEST_SECONDS, PrimaryWatch, Sentinels
 from gateway.redis.scripts import increment_counters
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
@@ -23,6 +23,7 @@ from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
+from tests.support.virtual_time import virtual_time
 
 
 class Move:
@@ -165,12 +166,13 @@ async def test_the_sentinel_with_the_newest_configuration_is_trusted(answers: li
         assert await sentinels.discover_master("main") == ("10.0.0.1", port)
 
 
-async def test_an_older_configuration_is_not_trusted_after_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_an_older_configuration_is_not_trusted_after_a_newer_one() -> None:
     """For a while: Sentinels that were set up again begin with the first configuration."""
     sentinels = Sentinels([])  # type: ignore[no-untyped-call]
     sentinels.sentinels = [Answers(4, 1, 2)]
     assert await sentinels.discover_master("main") == ("10.0.0.1", 2)
     sentinels.sentinels = [Answers(4, 1, 1)]  # it has not heard of the switchover yet
     assert await sentinels.discover_master("main") == ("10.0.0.1", 2)
-    monkeypatch.setattr(sentinels, "_newest_until", 0.0)
+    await asyncio.sleep(NEWEST_SECONDS + 1)
     assert await sentinels.discover_master("main") == ("10.0.0.1", 1)

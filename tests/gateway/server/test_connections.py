@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.server import connections, protocol
+from gateway.server import connections
+from gateway.server.connections import ConnectionLimit
+from gateway.server.protocol import ConnectionTimes
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import gateway
 from tests.support.http_site import GET, HANG, Site, serving
@@ -22,9 +24,13 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(connections.CONNECTION_LIMIT, "maximum", 40)
-    async with serving(Site()) as port:
+def times() -> ConnectionTimes:
+    return ConnectionTimes()
+
+
+@pytest.fixture
+async def port(times: ConnectionTimes) -> AsyncIterator[int]:
+    async with serving(Site(), times, limit=ConnectionLimit(40)) as port:
         yield port
 
 
@@ -61,11 +67,9 @@ async def test_connections_with_an_incomplete_request_are_evicted(port: int, ope
             assert len(connections.CONNECTIONS) <= 40
 
 
-async def test_connections_without_a_head_are_evicted_before_uploads(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("times", [ConnectionTimes(fresh=0.2)], ids=["soon"])
+async def test_connections_without_a_head_are_evicted_before_uploads(port: int) -> None:
     """A body may take longer than a head, and its request is already being answered."""
-    monkeypatch.setattr(protocol, "FRESH_SECONDS", 0.2)
     async with opened(port, 20, b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n") as uploads:
         await wait_until(lambda: sum(c.uploading for c in connections.CONNECTIONS) == 20)
         async with opened(port, 20, b"GET"):

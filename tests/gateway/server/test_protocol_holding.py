@@ -9,10 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gateway.server import connections, protocol
+from gateway.server.protocol import ConnectionTimes
 from tests.support.http_site import GET, HANG, Site, serving
 from tests.support.polling import wait_until
 
 CHUNKED = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+short_limits = pytest.mark.parametrize("times", [ConnectionTimes(head=0.2, leftover=0.2, stall=0.2)], ids=["short"])
+short_keep_alive = pytest.mark.parametrize("times", [ConnectionTimes(keep_alive=1.0)], ids=["short"])
 
 
 @pytest.fixture
@@ -21,16 +25,14 @@ def site() -> Site:
 
 
 @pytest.fixture
-async def port(site: Site) -> AsyncIterator[int]:
-    async with serving(site) as port:
-        yield port
+def times() -> ConnectionTimes:
+    return ConnectionTimes()
 
 
 @pytest.fixture
-def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEAD_SECONDS", "LEFTOVER_SECONDS", "STALL_SECONDS"):
-        monkeypatch.setattr(protocol, name, 0.2)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
+async def port(site: Site, times: ConnectionTimes) -> AsyncIterator[int]:
+    async with serving(site, times, sweep=0.05) as port:
+        yield port
 
 
 async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
@@ -46,7 +48,7 @@ async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float 
     return loop.time() - began
 
 
-@pytest.mark.usefixtures("short_limits")
+@short_limits
 @pytest.mark.parametrize("drip", [b"\r\n", b"\n", b"G"], ids=["crlf", "lf", "letter"])
 async def test_bytes_after_a_response_that_are_not_a_request(port: int, drip: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -55,13 +57,7 @@ async def test_bytes_after_a_response_that_are_not_a_request(port: int, drip: by
     await hold(writer, drip=drip)
 
 
-@pytest.fixture
-def short_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECONDS", 1.0)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
-
-
-@pytest.mark.usefixtures("short_keep_alive")
+@short_keep_alive
 async def test_a_connection_without_a_further_request(port: int) -> None:
     connections.ENDED.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -74,7 +70,7 @@ async def test_a_connection_without_a_further_request(port: int) -> None:
     assert not connections.ENDED, "it is not an error"
 
 
-@pytest.mark.usefixtures("short_keep_alive")
+@short_keep_alive
 async def test_after_a_late_end_of_a_body_there_is_time_for_the_next_request(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n")
@@ -88,7 +84,7 @@ async def test_after_a_late_end_of_a_body_there_is_time_for_the_next_request(por
     writer.close()
 
 
-@pytest.mark.usefixtures("short_keep_alive")
+@short_keep_alive
 async def test_a_response_may_take_longer_than_the_keep_alive(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
@@ -99,7 +95,7 @@ async def test_a_response_may_take_longer_than_the_keep_alive(port: int) -> None
     writer.close()
 
 
-@pytest.mark.usefixtures("short_limits")
+@short_limits
 async def test_one_line_break_after_a_response(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
@@ -108,7 +104,7 @@ async def test_one_line_break_after_a_response(port: int) -> None:
     await hold(writer)
 
 
-@pytest.mark.usefixtures("short_limits")
+@short_limits
 async def test_a_body_that_ends_soon_after_its_response(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\na")
@@ -117,7 +113,7 @@ async def test_a_body_that_ends_soon_after_its_response(port: int) -> None:
     await hold(writer)
 
 
-@pytest.mark.usefixtures("short_limits")
+@short_limits
 @pytest.mark.parametrize(
     "opening",
     [
@@ -137,7 +133,7 @@ async def test_a_head_that_drips(port: int, opening: bytes) -> None:
     await hold(writer, drip=b"y" if opening else b"")
 
 
-@pytest.mark.usefixtures("short_limits")
+@short_limits
 @pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"x" * 1000])
 async def test_connections_with_upgrades_are_answered_and_closed(
     port: int, protocol: bytes, caplog: pytest.LogCaptureFixture
@@ -150,7 +146,7 @@ async def test_connections_with_upgrades_are_answered_and_closed(
     assert "WebSocket" not in caplog.text
 
 
-@pytest.mark.usefixtures("short_limits")
+@short_limits
 async def test_a_response_whose_end_is_not_read(port: int) -> None:
     """The unsent rest is below the high-water mark, so writing does not pause. The connection is closed anyway."""
     client = socket.socket()

@@ -4,14 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.server import connections, protocol
+from gateway.server import connections
+from gateway.server.protocol import ConnectionTimes
 from tests.support.http_site import Site, serving
 from tests.support.polling import wait_until
-
-
-@pytest.fixture(autouse=True)
-def frequent_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
 
 async def read_to_end(reader: asyncio.StreamReader) -> bytes:
@@ -22,9 +18,8 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
-    async with serving(Site()) as port:
+async def test_a_connection_without_a_complete_head_is_closed() -> None:
+    async with serving(Site(), ConnectionTimes(head=0.2), sweep=0.05) as port:
         for begun in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(begun)
@@ -51,9 +46,8 @@ async def keep_sending(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_connection_with_a_long_body_after_its_response_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LEFTOVER_SECONDS", 0.2)
-    async with serving(Site()) as port:
+async def test_a_connection_with_a_long_body_after_its_response_is_closed() -> None:
+    async with serving(Site(), ConnectionTimes(leftover=0.2), sweep=0.05) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
@@ -62,9 +56,8 @@ async def test_a_connection_with_a_long_body_after_its_response_is_closed(monkey
         writer.close()
 
 
-async def test_the_connection_of_a_stalled_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
-    async with serving(Site()) as port:
+async def test_the_connection_of_a_stalled_reader_is_closed() -> None:
+    async with serving(Site(), ConnectionTimes(stall=0.2), sweep=0.05) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
