@@ -171,7 +171,21 @@ class Probed(Protocol):
 class Health:
     """The health of one provider in this process."""
 
-    def __init__(self, provider: str, registry: Registry, client: Probed) -> None:
+    def __init__(
+        self,
+        provider: str,
+        registry: Registry,
+        client: Probed,
+        *,
+        answer_refresh: float = ANSWER_REFRESH_SECONDS,
+        probe_interval: float = PROBE_INTERVAL_SECONDS,
+        longest_pause: float = LONGEST_PAUSE_SECONDS,
+    ) -> None:
+        """`answer_refresh`: seconds between two records of answers. `probe_interval`: between requests that try it.
+
+        `longest_pause`: seconds for which a `Retry-After` passes the provider over at most.
+        """
+        self._answer_refresh, self._probe_interval, self._longest_pause = answer_refresh, probe_interval, longest_pause
         self.provider, self._store, self._client = provider, registry.store, client
         self._record = HealthRecord()
         self._seen: list[Observation] = []  # not written yet
@@ -226,10 +240,10 @@ class Health:
         before, self._record = self._record, record
         loop = asyncio.get_running_loop()
         if record.needs_trial and not before.needs_trial:
-            self._trial_due = loop.time() + PROBE_INTERVAL_SECONDS
+            self._trial_due = loop.time() + self._probe_interval
         if record.passed_over_until != before.passed_over_until:
             # Each process waits on its own clock, and not for long if another one's clock is ahead.
-            left = min(record.passed_over_until / 1000 - time.time(), LONGEST_PAUSE_SECONDS)
+            left = min(record.passed_over_until / 1000 - time.time(), self._longest_pause)
             self._resumes = loop.time() + left
             if left > 0:
                 loop.call_later(left, lambda: self.on_change())
@@ -262,7 +276,7 @@ class Health:
             self._recorder = asyncio.create_task(self._write_signals())
 
     def _note_pause(self, seconds: float) -> None:
-        until = round((time.time() + min(seconds, LONGEST_PAUSE_SECONDS)) * 1000)
+        until = round((time.time() + min(seconds, self._longest_pause)) * 1000)
         if until > max(self._pause_until, self._record.passed_over_until) + PAUSE_STEP_SECONDS * 1000:
             self._pause_until = until
 
@@ -271,13 +285,13 @@ class Health:
         now = asyncio.get_running_loop().time()
         if now < self._answer_due:
             return
-        fresh = {of: at for of, at in self._answered.items() if at > now - ANSWER_REFRESH_SECONDS}
+        fresh = {of: at for of, at in self._answered.items() if at > now - self._answer_refresh}
         if account not in fresh:
             fresh[account] = now
             self._start(scripts.record_answer(self._store, self.provider, account, round(ANSWER_SECONDS * 1000)))
         self._answered = fresh
         if len(fresh) == 2:
-            self._answer_due = min(fresh.values()) + ANSWER_REFRESH_SECONDS
+            self._answer_due = min(fresh.values()) + self._answer_refresh
 
     def _note_refusal(self) -> None:
         """Tells all processes that the quota is used up, often enough that the key lives while this goes on."""
@@ -302,7 +316,7 @@ class Health:
     async def claim_trial(self) -> bool:
         """Returns whether the caller's request is the one that tries the unhealthy provider now.
 
-        Makes a round trip only if no request of this process has done so for PROBE_INTERVAL_SECONDS.
+        Makes a round trip only if no request of this process has done so for the interval.
         """
         loop = asyncio.get_running_loop()
         if not self.is_trial_due:
@@ -310,13 +324,13 @@ class Health:
         self._trial_due = float("inf")  # no other request of this process asks meanwhile
         try:
             key, process = trial_key(self.provider), str(os.getpid())
-            milliseconds = round(PROBE_INTERVAL_SECONDS * 1000)
+            milliseconds = round(self._probe_interval * 1000)
             return bool(await self._store.client.set(key, process, nx=True, px=milliseconds))
         except BackboneUnavailable:
             return False
         finally:
             # Counted from the answer, so that the key has expired by then.
-            self._trial_due = loop.time() + PROBE_INTERVAL_SECONDS
+            self._trial_due = loop.time() + self._probe_interval
 
     @property
     def is_trial_due(self) -> bool:

@@ -149,8 +149,8 @@ class InferenceRequest:
             raise RequestMalformed(f"The body did not arrive within {BODY_SECONDS:.0f} seconds.") from None
 
     async def _receive_body(self) -> bytes:
-        body = b""
-        while True:
+        body, more = b"", True
+        while more:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
@@ -158,8 +158,8 @@ class InferenceRequest:
             body = body + part if body else part
             if len(body) > BODY_BYTES:
                 raise RequestTooLarge
-            if not message.get("more_body"):
-                return body
+            more = message.get("more_body", False)
+        return body
 
     @property
     def stalled(self) -> bool:

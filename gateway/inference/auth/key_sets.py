@@ -38,7 +38,18 @@ class BadStatus(ValueError):
 class KeySet:
     """The keys of one app's backend, fetched on behalf of its account."""
 
-    def __init__(self, http: outbound.Client, url: str, account: str, shared: SharedKeys | None = None) -> None:
+    def __init__(
+        self,
+        http: outbound.Client,
+        url: str,
+        account: str,
+        shared: SharedKeys | None = None,
+        *,
+        fetch_interval: float = FETCH_INTERVAL_SECONDS,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        """`fetch_interval`: seconds between fetches while there are usable keys. `max_waiting`: requests."""
+        self._fetch_interval, self._max_waiting = fetch_interval, max_waiting
         self._http, self._url, self.account, self._shared = http, url, account, shared
         self._keys: list[PublicKey] = []
         self.digest = b""  # SHA-256 of the keys' document
@@ -68,13 +79,13 @@ class KeySet:
         """
         age = time.monotonic() - self._fetched_at
         if age > REFRESH_SECONDS:
-            fetching = self._start_fetch(FETCH_INTERVAL_SECONDS if age <= KEYS_SECONDS else 0)
+            fetching = self._start_fetch(self._fetch_interval if age <= KEYS_SECONDS else 0)
             if age > KEYS_SECONDS:
                 if fetching:
                     return None
                 raise AppBackendUnreachable(retry_after=self._backoff.remaining, reason=self._fault)
         keys = find_keys(self._keys, kid, alg)
-        if not keys and kid is not None and self._start_fetch(FETCH_INTERVAL_SECONDS):
+        if not keys and kid is not None and self._start_fetch(self._fetch_interval):
             return None
         return keys
 
@@ -88,7 +99,7 @@ class KeySet:
             wait = max(self._backoff.remaining, FIRST_PAUSE_SECONDS)
             raise AppBackendUnreachable(retry_after=wait, reason=self._fault)
         keys = find_keys(self._keys, kid, alg)
-        if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL_SECONDS):
+        if not keys and kid is not None and self._copied and self._start_fetch(self._fetch_interval):
             # The copy may be older than this key.
             await self._wait_for_fetch()
             keys = find_keys(self._keys, kid, alg)
@@ -102,13 +113,13 @@ class KeySet:
         A backend may replace a key under its `kid`, so a wrong signature needs a fetch like an unknown `kid`, and
         shares its limits. Raises AppBackendUnreachable.
         """
-        if digest == self.digest and self._start_fetch(FETCH_INTERVAL_SECONDS):
+        if digest == self.digest and self._start_fetch(self._fetch_interval):
             await self._wait_for_fetch()
         return [] if digest == self.digest else find_keys(self._keys, kid, alg)
 
     async def _wait_for_fetch(self) -> None:
         """Raises AppBackendUnreachable if too many wait."""
-        if self._waiting >= MAX_WAITING:
+        if self._waiting >= self._max_waiting:
             raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         if self._fetch_task is not None:
             self._waiting += 1
@@ -157,7 +168,7 @@ class KeySet:
             return False
         # Fresh keys are fetched again only if a key is missing, which may be newer than an older copy.
         fresh = time.monotonic() < self.fresh_until
-        copy = await self._shared.find(FETCH_INTERVAL_SECONDS if fresh else REFRESH_SECONDS)
+        copy = await self._shared.find(self._fetch_interval if fresh else REFRESH_SECONDS)
         if copy is None or copy.fetched_at <= self._fetched_at:
             return False
         await self._use(copy.document, copy.digest)

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.errors import BackboneUnavailable
 from gateway.inference.auth import scripts
+from gateway.loops import until
 from gateway.redis.client import Store
 
 CLAIM_SECONDS = 6.0  # a fetch may take five
@@ -39,29 +40,29 @@ class SharedKeys:
 
     async def find(self, oldest: float) -> KeySetCopy | None:
         """Returns a copy that is at most `oldest` seconds old, or None if the caller has to fetch the keys."""
-        self.checked_at = 0
-        end = time.monotonic() + WAIT_SECONDS
+        self.checked_at, sent = 0, 0.0
+
+        async def look() -> scripts.FoundKeySet | None:
+            """Returns None while another process fetches the keys."""
+            nonlocal sent
+            sent = time.monotonic()
+            async with asyncio.timeout(REDIS_SECONDS):
+                found = await scripts.find_key_set(
+                    self._store,
+                    self._account,
+                    self._app,
+                    self._identity,
+                    oldest=int(oldest * 1000),
+                    claim=int(CLAIM_SECONDS * 1000),
+                )
+            self.checked_at = found.now
+            return None if found.verdict == "wait" else found
+
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
-            while True:
-                sent = time.monotonic()
-                async with asyncio.timeout(REDIS_SECONDS):
-                    found = await scripts.find_key_set(
-                        self._store,
-                        self._account,
-                        self._app,
-                        self._identity,
-                        oldest=int(oldest * 1000),
-                        claim=int(CLAIM_SECONDS * 1000),
-                    )
-                self.checked_at = found.now
-                if found.verdict == "copy":
-                    # Redis counts whole milliseconds.
-                    return KeySetCopy(
-                        sent - (found.age + 1) / 1000, bytes.fromhex(found.digest), found.document.encode()
-                    )
-                if found.verdict == "fetch" or sent > end:
-                    return None
-                await asyncio.sleep(POLL_SECONDS)
+            found = await until(look, POLL_SECONDS, WAIT_SECONDS)
+            if found is not None and found.verdict == "copy":
+                # Redis counts whole milliseconds.
+                return KeySetCopy(sent - (found.age + 1) / 1000, bytes.fromhex(found.digest), found.document.encode())
         return None
 
     async def share(self, document: bytes, digest: bytes, checked_at: int, life: float) -> None:

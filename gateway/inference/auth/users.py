@@ -24,7 +24,7 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.addresses import live_url
 from gateway.errors import AppBackendUnreachable, TokenFault, TokenInvalid
 from gateway.inference.auth.backend import AppBackend
-from gateway.inference.auth.key_sets import KeySet
+from gateway.inference.auth.key_sets import FETCH_INTERVAL_SECONDS, KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.inference.auth.trial_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits
@@ -43,6 +43,19 @@ REFUSALS = (400, 401, 403, 404, 422)  # statuses with which an app's backend ref
 MAX_ORIGINS = 10_000  # cached key sets, and cached backends; each app has one of either
 MAX_KEYS = 40_000  # of all key sets; about 100 MB
 MAX_ACCOUNT_KEYS = 2_000  # of the key sets of an account's apps
+
+
+class UserLimits(msgspec.Struct, frozen=True):
+    """What a process remembers of users and apps' key sets; times are in seconds."""
+
+    token_seconds: float = TOKEN_SECONDS
+    origins: int = MAX_ORIGINS
+    keys: int = MAX_KEYS
+    account_keys: int = MAX_ACCOUNT_KEYS
+    fetch_interval: float = FETCH_INTERVAL_SECONDS  # between fetches of a key set
+
+
+USER_LIMITS = UserLimits()
 
 Origin = TypeVar("Origin", KeySet, AppBackend)
 
@@ -80,13 +93,15 @@ class Users:
         http: outbound.Client,
         store: Store | None = None,
         apps_http: outbound.Client | None = None,
+        *,
+        limits: UserLimits = USER_LIMITS,
     ) -> None:
         """`store`: for sharing key sets with other processes; None shares none.
 
         `apps_http` calls the hosted apps, at addresses that need not be public.
         """
         self._settings, self._vault, self._http, self._store = settings, vault, http, store
-        self._apps_http = apps_http or http
+        self._apps_http, self._user_limits = apps_http or http, limits
         self._limits = VerificationLimits(settings.rate_limits.app)
         self._check_limits = VerificationLimits(settings.rate_limits.app)  # checks by owners delay no user
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
@@ -146,7 +161,9 @@ class Users:
             raise AppBackendUnreachable(reason="keys-unreadable") from None
         finally:
             verification.finish(valid=valid)
-        return VerifiedToken(user, jwt.expires_at(claims), time.monotonic() + TOKEN_SECONDS, key_set_digest)
+        return VerifiedToken(
+            user, jwt.expires_at(claims), time.monotonic() + self._user_limits.token_seconds, key_set_digest
+        )
 
     async def _verify_with_key_set(
         self, app: App, auth: JwksAuth, token: bytes, verification: Verification
@@ -156,7 +173,9 @@ class Users:
         key_set = _recall(self._key_sets, app)
         if key_set is None:
             http, url = self.resolve_url(app, auth)
-            key_set = _remember(self._key_sets, app, KeySet(http, url, app.account, self._shared_keys(app, url)))
+            shared, interval = self._shared_keys(app, url), self._user_limits.fetch_interval
+            key_set = KeySet(http, url, app.account, shared, fetch_interval=interval)
+            self._remember(self._key_sets, app, key_set)
         keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
             verification.pause()
@@ -193,11 +212,18 @@ class Users:
         identity = hashlib.sha256(app.auth_digest + url.encode()).hexdigest()
         return SharedKeys(self._store, app.account, app.id, identity)
 
+    def _remember(self, origins: OrderedDict[str, tuple[bytes, Origin]], app: App, origin: Origin) -> None:
+        """Stores the app's origin in place of an outdated one."""
+        origins.pop(app.id, None)
+        while len(origins) >= self._user_limits.origins:
+            origins.popitem(last=False)
+        origins[app.id] = app.auth_digest, origin
+
     def _forget_keys(self, account: str) -> None:
         """Forgets the oldest key sets, of the account and then of all, until their keys are within the limits."""
         sizes = {app: key_set.size for app, (_, key_set) in self._key_sets.items()}
         own = [app for app, (_, key_set) in self._key_sets.items() if key_set.account == account]
-        for apps, most in ((own, MAX_ACCOUNT_KEYS), (list(sizes), MAX_KEYS)):
+        for apps, most in ((own, self._user_limits.account_keys), (list(sizes), self._user_limits.keys)):
             surplus = sum(sizes.get(app, 0) for app in apps) - most
             for app in apps:
                 if surplus <= 0:
@@ -225,7 +251,7 @@ class Users:
         if backend is None:
             http, url = self.resolve_url(app, auth)
             backend = AppBackend(http, msgspec.structs.replace(auth, url=url), app.account)
-            _remember(self._backends, app, backend)
+            self._remember(self._backends, app, backend)
         verification.pause()
         answer = await backend.send_token(token.decode("ascii"), verification)
         if answer.status in REFUSALS:
@@ -268,15 +294,6 @@ def _claims_of(parsed: jwt.UnverifiedToken, auth: JwksAuth | SecretAuth) -> dict
 def _recall(origins: OrderedDict[str, tuple[bytes, Origin]], app: App) -> Origin | None:
     digest, origin = origins.get(app.id, (b"", None))
     return origin if digest == app.auth_digest else None
-
-
-def _remember(origins: OrderedDict[str, tuple[bytes, Origin]], app: App, origin: Origin) -> Origin:
-    """Stores the app's origin in place of an outdated one."""
-    origins.pop(app.id, None)
-    while len(origins) >= MAX_ORIGINS:
-        origins.popitem(last=False)
-    origins[app.id] = app.auth_digest, origin
-    return origin
 
 
 async def _is_signed(token: jwt.UnverifiedToken, keys: list[PublicKey], verification: Verification) -> bool:

@@ -58,9 +58,14 @@ class VerificationLimits:
         *,
         clock: Callable[[], float] = time.monotonic,
         thread_clock: Callable[[], float] = time.thread_time,
+        max_waiting: int = MAX_WAITING,
+        max_budgets: int = MAX_BUDGETS,
     ) -> None:
-        """`requests_per_minute`: of an app. `clock` and `thread_clock` return seconds; the latter counts only work."""
-        self._requests_per_minute = requests_per_minute
+        """`requests_per_minute`: of an app. `clock` and `thread_clock` return seconds; the latter counts only work.
+
+        `max_waiting`: tokens of one account.
+        """
+        self._requests_per_minute, self._max_waiting, self._max_budgets = requests_per_minute, max_waiting, max_budgets
         self.clock, self.thread_clock = clock, thread_clock
         self._budgets: OrderedDict[tuple[str, str], TenantBudget] = OrderedDict()
         # By account. An account with an entry has used its slot in this round of the event loop.
@@ -79,7 +84,7 @@ class VerificationLimits:
     def _budget(self, key: tuple[str, str], rate: float) -> TenantBudget:
         budget = self._budgets.get(key)
         if budget is None:
-            while len(self._budgets) >= MAX_BUDGETS:
+            while len(self._budgets) >= self._max_budgets:
                 self._budgets.popitem(last=False)
             budget = self._budgets[key] = TenantBudget(rate, self.clock())
         else:
@@ -97,7 +102,7 @@ class VerificationLimits:
             self._waiting[account] = deque()
             loop.call_soon(self._free_slot, account)
             return False
-        if len(queue) >= MAX_WAITING and not first:
+        if len(queue) >= self._max_waiting and not first:
             raise self.refusal(1.0)
         waiter: asyncio.Future[None] = loop.create_future()
         if first:

@@ -13,6 +13,7 @@ from gateway.errors import ProviderUnreachable
 from gateway.inference.provider.connection import Interrupted, ProviderConnection, Stream
 from gateway.inference.provider.connector import Connector, causes, is_local_shortage
 from gateway.inference.provider.errors import ProviderSignal
+from gateway.loops import every
 from gateway.settings import ProviderSettings, Settings
 from gateway.telemetry.spans import Value
 
@@ -24,8 +25,8 @@ PROBE_SECONDS = 10.0  # that a probe may take
 
 
 class Provider:
-    def __init__(self, settings: Settings, chosen: ProviderSettings) -> None:
-        self._settings, self._chosen = settings, chosen
+    def __init__(self, settings: Settings, chosen: ProviderSettings, *, max_idle: int = MAX_IDLE_CONNECTIONS) -> None:
+        self._settings, self._chosen, self._max_idle = settings, chosen, max_idle
         self.streams: set[Stream] = set()  # running exchanges
         self._connections: set[ProviderConnection] = set()
         self._idle: list[ProviderConnection] = []  # the most recently used last; the last one is used first
@@ -108,7 +109,7 @@ class Provider:
 
     def keep(self, connection: ProviderConnection) -> None:
         """Keeps an idle connection for the next request."""
-        if len(self._idle) < MAX_IDLE_CONNECTIONS:
+        if len(self._idle) < self._max_idle:
             self._idle.append(connection)
         else:
             connection.abort()
@@ -126,8 +127,9 @@ class Provider:
         timeouts, keep_alive = self._settings.provider_timeouts, self._settings.keep_alive
         pause = pause_between_sweeps(timeouts.first, timeouts.idle, timeouts.total, keep_alive)
         before = loop.time()
-        while True:
-            await asyncio.sleep(pause)
+
+        async def tick() -> None:
+            nonlocal before
             now = loop.time()
             passed, before = now - before, now
             late = passed - pause if passed > LATE_SECONDS else 0.0
@@ -135,6 +137,8 @@ class Provider:
                 stream.tick(passed, timeouts, keep_alive, late)
             for connection in list(self._connections):
                 connection.tick(passed)
+
+        await every(pause, tick, first=pause)
 
     def interrupt(self) -> None:
         """Ends all streams and starts no new ones, because this process is about to stop."""

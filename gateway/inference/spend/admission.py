@@ -103,8 +103,26 @@ class RedisClock:
 
 
 class Admission:
-    def __init__(self, settings: Settings, store: Store, metrics: Metrics, budget: BudgetWatch | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        metrics: Metrics,
+        budget: BudgetWatch | None = None,
+        *,
+        clock: RedisClock | None = None,
+        arrival: float = ARRIVAL_SECONDS,
+        clock_error: float = CLOCK_ERROR_SECONDS,
+        retry: float = RETRY_SECONDS,
+        max_pending: int = MAX_PENDING,
+    ) -> None:
+        """`clock` is the estimate of Redis's clock, of which `clock_error` is the greatest error. Times are in seconds.
+
+        `arrival` is the time in which an admission must reach Redis, and `retry` that between two passes over the
+        settlements that wait for it, of which there are at most `max_pending`.
+        """
         self._settings, self._budget = settings, budget
+        self._arrival, self._clock_error, self._retry, self._max_pending = arrival, clock_error, retry, max_pending
         self._lease = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._pending: OrderedDict[str, PendingSettlement] = OrderedDict()
@@ -112,7 +130,7 @@ class Admission:
         self._recent: deque[tuple[float, PendingSettlement]] = deque(maxlen=MAX_RECENT)  # confirmed, by monotonic time
         self._replaced = asyncio.Event()
         store.on_change(self._replaced.set)
-        self._clock = RedisClock()
+        self._clock = clock or RedisClock()
 
     @property
     def pending(self) -> int:
@@ -146,7 +164,7 @@ class Admission:
                 reservation.max_cost,
                 reservation=reservation.id,
                 lease=self._lease,
-                deadline=self._clock.at(sent + ARRIVAL_SECONDS),
+                deadline=self._clock.at(sent + self._arrival),
             )
         except NotReplicated:
             self._settle_later(PendingSettlement(reservation, 0))
@@ -155,7 +173,7 @@ class Admission:
         except BaseException as error:
             # The script may have run, with only its answer lost, or it may still run before the deadline.
             if reservation.max_cost:
-                due = sent + ARRIVAL_SECONDS + CLOCK_ERROR_SECONDS
+                due = sent + self._arrival + self._clock_error
                 self._settle_later(PendingSettlement(reservation, 0, due))
             if isinstance(error, BackboneUnavailable):
                 logger.error("admission.failed", error=code_of(error.__cause__))
@@ -207,8 +225,7 @@ class Admission:
 
     async def repeat_recent(self) -> None:
         """Repeats the settlements that a replaced server confirmed. Runs for the life of the process."""
-        while True:
-            await self._replaced.wait()
+        while await self._replaced.wait():
             self._replaced.clear()
             recent = [settled for at, settled in self._recent if at > time.monotonic() - RECENT_SECONDS]
             for n in range(0, len(recent), REPEAT_BATCH):
@@ -222,19 +239,18 @@ class Admission:
 
     def _settle_later(self, settlement: PendingSettlement) -> None:
         # The first settlement of a reservation counts, as it does in Redis.
-        if len(self._pending) >= MAX_PENDING:
+        if len(self._pending) >= self._max_pending:
             self._pending.popitem(last=False)
         self._pending.setdefault(settlement.reservation.id, settlement)
         self._has_pending.set()
 
     async def repeat_settlements(self) -> None:
         """Writes the pending settlements. Runs for the life of the process."""
-        while True:
-            await self._has_pending.wait()
+        while await self._has_pending.wait():
             await self.settle_pending()
             if self._pending:
                 self._has_pending.set()
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(self._retry)
 
     async def settle_pending(self, *, final: bool = False) -> bool:
         """Makes one pass over the pending settlements that are due, oldest first, or with `final` over all of them.

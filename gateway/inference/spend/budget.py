@@ -27,8 +27,8 @@ Payer = tuple[str, tuple[str, str] | None]  # the account, and the id and name o
 
 
 class BudgetWatch:
-    def __init__(self, notices: Notices) -> None:
-        self._notices = patient(notices)
+    def __init__(self, notices: Notices, *, report_seconds: float = REPORT_SECONDS) -> None:
+        self._notices, self._report_seconds = patient(notices), report_seconds
         self._reported: dict[Payer, _Report] = {}
         self._waiting: dict[Payer, BudgetUse] = {}
         self._has_waiting = asyncio.Event()
@@ -44,7 +44,7 @@ class BudgetWatch:
     def _report(self, payer: Payer, cap: int, used: int, day: str, refused: bool) -> None:
         use, now = BudgetUse(100 if refused or used >= cap else 80, used, cap, day), time.monotonic()
         last = self._reported.get(payer)
-        if last and last.use.day == day and last.use.level >= use.level and now - last.at < REPORT_SECONDS:
+        if last and last.use.day == day and last.use.level >= use.level and now - last.at < self._report_seconds:
             return
         if len(self._reported) >= MAX_CAPS:
             self._reported.clear()
@@ -54,8 +54,7 @@ class BudgetWatch:
 
     async def keep_reporting(self) -> None:
         """Queues the notices. Runs for the life of the process."""
-        while True:
-            await self._has_waiting.wait()
+        while await self._has_waiting.wait():
             self._has_waiting.clear()
             while self._waiting:
                 (account_id, app), use = self._waiting.popitem()

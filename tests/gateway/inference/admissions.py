@@ -10,7 +10,7 @@ from gateway.accounts.records import Account, App, AppLimits
 from gateway.errors import ServiceError
 from gateway.inference.spend.admission import Admission, Admitted, Reservation
 from gateway.keys import partition_tag, spend_key
-from gateway.redis.client import Store
+from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.settings import RateLimits, Settings
 from gateway.telemetry.metrics import Metrics
 from tests.lua.scripts import SECOND, day_of
@@ -19,15 +19,16 @@ from tests.support.stores import opened
 
 CAP = Settings().daily_caps["free"]
 EVALSHA = b"EVALSHA"
+BRIEF = {"command_seconds": 0.5, "arrival": 0.5, "clock_error": 0.2, "retry": 0.05}  # seconds
 
 
 class AdmissionProcess:
     """One process's admission, with its background task."""
 
-    def __init__(self, store: Store, limits: tuple[int, int]) -> None:
+    def __init__(self, store: Store, limits: tuple[int, int], **options: Any) -> None:
         self.metrics, self.store = Metrics(), store
         settings = Settings(redis_url=store.url, rate_limits=RateLimits(*limits))
-        self.admission = Admission(settings, self.store, self.metrics)
+        self.admission = Admission(settings, self.store, self.metrics, **options)
         self.settle = self.admission.settle
 
     async def admit(
@@ -67,10 +68,16 @@ class AdmissionProcess:
 
 @asynccontextmanager
 async def admission_process(
-    url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas: int = 0
+    url: str,
+    limits: tuple[int, int] = (10_000, 10_000),
+    *,
+    replicas: int = 0,
+    command_seconds: float = COMMAND_SECONDS,
+    **options: Any,
 ) -> AsyncIterator[AdmissionProcess]:
-    async with opened(url, replicas) as store:
-        running = AdmissionProcess(store, limits)
+    """Yields an admission process; `options` are those of `Admission`."""
+    async with opened(url, replicas, command_seconds=command_seconds) as store:
+        running = AdmissionProcess(store, limits, **options)
         async with in_background(running.admission.repeat_settlements()):
             yield running
 

@@ -1,17 +1,16 @@
 """Admission processes that reach Redis directly or through a network with faults, and a gateway with short times."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio
 
 from gateway.accounts.vault import Vault
-from gateway.inference.auth.users import Users
-from gateway.inference.spend import admission as admission_module
-from gateway.redis import client as store_module
+from gateway.inference.auth.users import UserLimits, Users
 from gateway.settings import Settings
 from tests.fakes import FakeProvider
-from tests.gateway.inference.admissions import AdmissionProcess, Books, admission_process
+from tests.gateway.inference.admissions import BRIEF, AdmissionProcess, Books, admission_process
 from tests.gateway.inference.key_hosts import Hosts
 from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -39,8 +38,13 @@ def hosts() -> Hosts:
 
 
 @pytest.fixture
-def users(hosts: Hosts) -> Users:
-    return Users(Settings(apps_domain="apps.example"), Vault(""), hosts)
+def user_limits() -> UserLimits:
+    return UserLimits()
+
+
+@pytest.fixture
+def users(hosts: Hosts, user_limits: UserLimits) -> Users:
+    return Users(Settings(apps_domain="apps.example"), Vault(""), hosts, limits=user_limits)
 
 
 @pytest.fixture
@@ -50,13 +54,14 @@ async def here(redis_url: str) -> AsyncIterator[AdmissionProcess]:
 
 
 @pytest.fixture
-async def remote(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AdmissionProcess]:
+def admission_options() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+async def remote(proxy: Proxy, admission_options: dict[str, Any]) -> AsyncIterator[AdmissionProcess]:
     """An admission process with short timeouts, behind a network that a test can disturb."""
-    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
-    monkeypatch.setattr(admission_module, "ARRIVAL_SECONDS", 0.5)
-    monkeypatch.setattr(admission_module, "CLOCK_ERROR_SECONDS", 0.2)
-    monkeypatch.setattr(admission_module, "RETRY_SECONDS", 0.05)
-    async with admission_process(proxy.url) as running:
+    async with admission_process(proxy.url, **{**BRIEF, **admission_options}) as running:
         yield running
 
 

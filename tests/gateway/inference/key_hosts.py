@@ -8,6 +8,8 @@ from typing import Any
 import jwt
 
 from gateway.accounts.records import App
+from gateway.inference.auth.key_sets import KeySet
+from gateway.inference.auth.users import Users
 from gateway.outbound import client as outbound
 from tests.fakes.backend import jwk
 
@@ -26,6 +28,16 @@ class Hosts(outbound.Client):
         document = {"keys": [jwk("ES256", self.keys[host], self.kid or host)]} if host in self.keys else {}
         headers: Mapping[str, str] = {}
         return outbound.Response(200 if document else 404, headers, json.dumps(document).encode())
+
+
+def key_set(users: Users) -> KeySet:
+    return users._key_sets["victim"][1]
+
+
+def age(users: Users, seconds: float) -> None:
+    """Makes the process's keys older."""
+    key_set(users)._fetched_at -= seconds
+    key_set(users)._tried_at -= seconds
 
 
 def token(key: Any, sub: str, host: str = "victim.apps.example") -> bytes:

@@ -3,17 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from gateway.events.catalog import SAMPLES
-from gateway.inference import health as health_module
 from gateway.inference.health import Health
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import provider_key
-from gateway.redis.compare_and_set import change_record
 from gateway.settings import DEFAULT_PROVIDER
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
@@ -34,8 +31,10 @@ from tests.support.inference_status import (
 )
 from tests.support.polling import wait_until
 from tests.support.prices import PRICES, cost
+from tests.support.redis_servers import RedisServer
 from tests.support.registries import process
 from tests.support.responses import answered, failed, refused
+from tests.support.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -174,22 +173,15 @@ async def test_a_quota_error_inside_a_stream(app: App, moody: FakeProvider) -> N
     assert failed(await app.events(prompt)) in ("PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED")
 
 
-async def test_a_success_during_the_write_of_a_failure_counts(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, gate = asyncio.Event(), asyncio.Event()
-
-    async def change_slowly(*given: Any, **named: Any) -> Any:
-        result = await change_record(*given, **named)
-        written.set()
-        await gate.wait()
-        return result
-
-    monkeypatch.setattr(health_module, "change_record", change_slowly)
-    async with process(redis_url) as registry:
+@pytest.mark.usefixtures("redis_url")
+async def test_a_success_during_the_write_of_a_failure_counts(valkey: RedisServer) -> None:
+    async with Proxy(valkey.port) as proxy, process(proxy.url) as registry:
         health = Health(DEFAULT_PROVIDER, registry, Usable())
+        proxy.hold_requests = b'{"failures":1}'
         health.note_signal(ProviderSignal.FAILED)
-        await asyncio.wait_for(written.wait(), 5)
+        await wait_until(lambda: proxy.held)
         health.note_signal(ProviderSignal.COMPLETION)
-        gate.set()
+        proxy.let_go()
         assert health._recorder is not None
         await asyncio.wait_for(health._recorder, 5)
         assert await registry.store.get(provider_key()) == "{}"

@@ -6,6 +6,7 @@
 import asyncio
 import datetime
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator
 from functools import reduce
@@ -17,8 +18,17 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.inference import health as health_module
-from gateway.inference.health import FAILURES, SIGNALS, Health, HealthRecord, Observation, condense
+from gateway.inference import scripts
+from gateway.inference.health import (
+    ANSWER_SECONDS,
+    FAILURES,
+    ROW_SECONDS,
+    SIGNALS,
+    Health,
+    HealthRecord,
+    Observation,
+    condense,
+)
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import failed_accounts_key, provider_key, trial_key
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -33,10 +43,16 @@ from tests.support.inference_status import PUBLISHED_WITHIN_SECONDS, SOON, Usabl
 from tests.support.polling import wait_until
 from tests.support.prices import max_cost
 from tests.support.providers import UNSET, asked, heal, plays, several_providers, states
+from tests.support.redis_monitor import Wiretap
+from tests.support.redis_servers import RedisServer
 from tests.support.registries import process
 from tests.support.responses import answered, failed, text_of
+from tests.support.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+# A call of the script, as MONITOR shows it: its hash, the number of keys, the key, and the account.
+RECORDED = re.compile(rb'"%b" "1" "[^"]+" "([^"]*)"' % scripts._RECORD_ANSWER.sha.encode())
 
 OFTEN = {
     **SOON,
@@ -139,7 +155,7 @@ async def test_one_accounts_failures_take_no_provider_from_the_others(
     assert asked(providers, prompt)[0] == 4
     with gw.redis.client() as client:
         assert msgspec.json.decode(client.get(failed_accounts_key("one"))) == [app.account.id]
-        assert 0 < client.ttl(failed_accounts_key("one")) <= health_module.ROW_SECONDS
+        assert 0 < client.ttl(failed_accounts_key("one")) <= ROW_SECONDS
     for where in pair.gateways:
         assert answered(await other.at(where).ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
 
@@ -194,7 +210,7 @@ async def test_an_answer_counts_for_a_limited_time(
 ) -> None:
     """After that, the failures of one account count, and one more of them is enough."""
     constants = {**SOON, "gateway.inference.health.ANSWER_SECONDS": 2.0}
-    assert health_module.ANSWER_SECONDS == 30
+    assert ANSWER_SECONDS == 30
     async with several_providers(tmp_path_factory.mktemp("brief"), constants, **SETTINGS) as (gw, providers):
         other, app = await gw.app(backend), await gw.app(backend)
         answered(await other.ask(plays(providers, tokens("one"))))
@@ -372,38 +388,31 @@ async def test_when_none_is_healthy_the_order_stays(eager: Pair, backend: FakeAp
     assert first < second < third
 
 
-async def test_a_process_records_two_accounts_at_a_time(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_records_two_accounts_at_a_time(redis_url: str, valkey: RedisServer) -> None:
     """So that answers cost no round trip each."""
-    recorded: list[str] = []
+    async with Wiretap(valkey) as tap, process(redis_url) as registry:
 
-    async def record(_: object, __: object, account: str, ___: int) -> None:
-        recorded.append(account)
+        def recorded() -> list[str]:
+            return [account.decode() for account in RECORDED.findall(tap.heard)]
 
-    monkeypatch.setattr(health_module.scripts, "record_answer", record)
-    monkeypatch.setattr(health_module, "ANSWER_REFRESH_SECONDS", 0.5)
-    async with process(redis_url) as registry:
-        health = Health(DEFAULT_PROVIDER, registry, Usable())
+        health = Health(DEFAULT_PROVIDER, registry, Usable(), answer_refresh=0.5)
         for account in "aabacdabcd":
             health.note_signal(ProviderSignal.COMPLETION, account)
-        await wait_until(lambda: recorded == ["a", "b"])
+        await wait_until(lambda: recorded() == ["a", "b"])
         await asyncio.sleep(0.6)
         for account in "ccadc":
             health.note_signal(ProviderSignal.COMPLETION, account)
-        await wait_until(lambda: recorded == ["a", "b", "c", "a"])
+        await wait_until(lambda: recorded() == ["a", "b", "c", "a"])
 
 
-async def test_without_redis_no_request_tries_a_provider(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_module, "PROBE_INTERVAL_SECONDS", 0.0)
-    async with process(redis_url) as registry:
-        health = Health(DEFAULT_PROVIDER, registry, Usable())
+@pytest.mark.usefixtures("redis_url")
+async def test_without_redis_no_request_tries_a_provider(valkey: RedisServer) -> None:
+    async with Proxy(valkey.port) as proxy, process(proxy.url) as registry:
+        health = Health(DEFAULT_PROVIDER, registry, Usable(), probe_interval=0.0)
         health._take(HealthRecord(failures=FAILURES))
-        monkeypatch.setattr(registry.store.client, "set", _unavailable)
+        proxy.go_down()
         assert health.is_trial_due
         assert not await health.claim_trial()
-
-
-async def _unavailable(*_: object, **__: object) -> None:
-    raise health_module.BackboneUnavailable
 
 
 # -- pauses ----------------------------------------------------------------------------------------------------
@@ -471,10 +480,9 @@ async def test_a_paused_provider_is_asked_if_no_other_one_is_healthy(pair: Pair,
     assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
 
 
-async def test_a_pause_of_a_process_whose_clock_is_ahead_ends(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_module, "LONGEST_PAUSE_SECONDS", 0.2)
+async def test_a_pause_of_a_process_whose_clock_is_ahead_ends(redis_url: str) -> None:
     async with process(redis_url) as registry:
-        health = Health(DEFAULT_PROVIDER, registry, Usable())
+        health = Health(DEFAULT_PROVIDER, registry, Usable(), longest_pause=0.2)
         health._take(HealthRecord(passed_over_until=round((time.time() + 3_600) * 1000)))
         assert not health.is_usable
         changed = asyncio.Event()

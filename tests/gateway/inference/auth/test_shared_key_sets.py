@@ -11,17 +11,19 @@ import pytest
 from gateway.accounts.records import JwksAuth
 from gateway.accounts.vault import Vault
 from gateway.errors import AppBackendUnreachable, TokenInvalid
-from gateway.inference.auth import key_sets, scripts, shared_key_sets
-from gateway.inference.auth.key_sets import KeySet
+from gateway.inference.auth import key_sets
+from gateway.inference.auth.shared_key_sets import MAX_BYTES, WAIT_SECONDS
 from gateway.inference.auth.users import Users
 from gateway.keys import key_set_keys
 from gateway.outbound import client as outbound
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.fakes.backend import jwk, private_key
-from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.gateway.inference.admissions import EVALSHA
+from tests.gateway.inference.key_hosts import Hosts, age, an_app, key_set, token
 from tests.support.polling import wait_until
 from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
 
 HOST = "victim.apps.example"
 APP = an_app(auth=JwksAuth())
@@ -44,10 +46,6 @@ def process(hosts: Hosts, store: Store | None) -> Users:
     return Users(Settings(apps_domain="apps.example"), Vault(""), hosts, store)
 
 
-def key_set(users: Users) -> KeySet:
-    return users._key_sets["victim"][1]
-
-
 async def shared(users: Users) -> None:
     """Waits until the process has shared its keys."""
     task = key_set(users)._sharing
@@ -55,10 +53,10 @@ async def shared(users: Users) -> None:
     await task
 
 
-def age(users: Users, seconds: float) -> None:
-    """Makes the process's keys older."""
-    key_set(users)._fetched_at -= seconds
-    key_set(users)._tried_at -= seconds
+async def age_copy(store: Store, seconds: int) -> None:
+    """Makes the shared copy older."""
+    copy = key_set_keys(APP.account, APP.id)[0]
+    await store.client.hset(copy, "at", int(await store.client.hget(copy, "at")) - seconds * 1000)
 
 
 async def test_one_process_fetches_for_all(hosts: Hosts, store: Store) -> None:
@@ -72,42 +70,46 @@ async def test_one_process_fetches_for_all(hosts: Hosts, store: Store) -> None:
     assert hosts.fetched == [HOST]
 
 
-async def test_fresh_keys_need_no_call(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fresh_keys_need_no_call(hosts: Hosts, store: Store) -> None:
     users = process(hosts, store)
     await users.verify(APP, token(hosts.keys[HOST], "first", HOST))
     await shared(users)
-    monkeypatch.setattr(store, "run_script", None)
+    before = await store.client.info("commandstats")
     for n in range(20):
         assert await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
+    after = await store.client.info("commandstats")
+    assert after["cmdstat_evalsha"]["calls"] == before["cmdstat_evalsha"]["calls"]
 
 
-async def test_a_copy_is_as_old_as_its_fetch(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_copy_is_as_old_as_its_fetch(hosts: Hosts, store: Store, proxy: Proxy) -> None:
     """It does not matter how long Redis takes to share it."""
-    share = scripts.share_key_set
 
-    async def share_late(*arguments: Any, **options: Any) -> None:
+    class Watched(Hosts):
+        async def fetch(self, method: str, url: str, **options: Any) -> outbound.Response:
+            proxy.hold_requests = EVALSHA  # of what follows: the keys are shared
+            return await hosts.fetch(method, url, **options)
+
+    async with opened(proxy.url) as slow:
+        one, two = process(Watched(), slow), process(hosts, store)
+        await one.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+        await wait_until(lambda: proxy.held)
         await asyncio.sleep(0.3)
-        await share(*arguments, **options)
-
-    monkeypatch.setattr(scripts, "share_key_set", share_late)
-    one, two = process(hosts, store), process(hosts, store)
-    await one.verify(APP, token(hosts.keys[HOST], "ana", HOST))
-    await shared(one)
+        proxy.let_go()
+        await shared(one)
     await two.verify(APP, token(hosts.keys[HOST], "ben", HOST))
     assert hosts.fetched == [HOST]
     assert key_set(two).fresh_until <= key_set(one).fresh_until
 
 
-async def test_stale_keys_are_not_used(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stale_keys_are_not_used(hosts: Hosts, store: Store) -> None:
     """No process uses a withdrawn key for longer than if it had fetched the keys itself."""
-    monkeypatch.setattr(key_sets, "REFRESH_SECONDS", 0.5)
-    monkeypatch.setattr(key_sets, "KEYS_SECONDS", 0.5)
     one, two = process(hosts, store), process(hosts, store)
     old = hosts.keys[HOST]
     await one.verify(APP, token(old, "ana", HOST))
     await shared(one)
     hosts.keys[HOST] = private_key("ES256")
-    await asyncio.sleep(0.55)
+    assert 0 < await store.client.ttl(key_set_keys(APP.account, APP.id)[0]) <= key_sets.REFRESH_SECONDS
+    await age_copy(store, 301)
     with pytest.raises(TokenInvalid):
         await two.verify(APP, token(old, "ben", HOST))
     assert len(hosts.fetched) == 2
@@ -120,9 +122,7 @@ async def test_a_rotated_key_is_found_at_once(hosts: Hosts, store: Store) -> Non
     await one.verify(APP, token(hosts.keys[HOST], "ana", "before"))
     await shared(one)
     await two.verify(APP, token(hosts.keys[HOST], "ben", "before"))
-    copy = key_set_keys(APP.account, APP.id)[0]
-    old = int(await store.client.hget(copy, "at")) - 60_000
-    await store.client.hset(copy, "at", old)  # a minute ago
+    await age_copy(store, 60)
     for users in (one, two):
         age(users, 60)
     hosts.keys[HOST], hosts.kid = private_key("ES256"), "after"
@@ -140,8 +140,7 @@ async def test_a_replaced_key_is_fetched_once_for_all(hosts: Hosts, store: Store
         await shared(users[0])
     for each in users:
         age(each, 60)
-    copy = key_set_keys(APP.account, APP.id)[0]
-    await store.client.hset(copy, "at", int(await store.client.hget(copy, "at")) - 60_000)
+    await age_copy(store, 60)
     hosts.keys[HOST] = private_key("ES256")
     for each in users:
         assert await each.verify(APP, token(hosts.keys[HOST], "ben", HOST)) == "ben"
@@ -202,19 +201,21 @@ async def test_redis_gets_no_private_members(store: Store) -> None:
     ]
 
 
-async def test_large_documents_are_not_shared(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_key_sets, "MAX_BYTES", 50)
+async def test_large_documents_are_not_shared(hosts: Hosts, store: Store) -> None:
+    class Large(Hosts):
+        async def fetch(self, method: str, url: str, **options: Any) -> outbound.Response:
+            (key,) = json.loads((await hosts.fetch(method, url, **options)).body)["keys"]
+            others = [{**key, "kid": f"other-{n}"} for n in range(MAX_BYTES // 100)]
+            return outbound.Response(200, {}, json.dumps({"keys": [key, *others]}).encode())
+
     for n in range(2):
-        users = process(hosts, store)
+        users = process(Large(), store)
         await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST))
         await shared(users)
     assert hosts.fetched == [HOST, HOST]
 
 
-async def test_a_process_that_died_during_a_fetch_delays_the_others_for_a_moment(
-    hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_key_sets, "WAIT_SECONDS", 0.3)
+async def test_a_process_that_died_during_a_fetch_delays_the_others_for_a_moment(hosts: Hosts, store: Store) -> None:
     await store.client.set(key_set_keys(APP.account, APP.id)[1], "x")
     users = process(hosts, store)
     assert await users.verify(APP, token(hosts.keys[HOST], "ana", HOST)) == "ana"
@@ -223,7 +224,7 @@ async def test_a_process_that_died_during_a_fetch_delays_the_others_for_a_moment
     await store.client.delete(key_set_keys(APP.account, APP.id)[0])
     began = time.monotonic()
     assert await process(hosts, store).verify(APP, token(hosts.keys[HOST], "ben", HOST)) == "ben"
-    assert 0.3 <= time.monotonic() - began < 2
+    assert WAIT_SECONDS <= time.monotonic() - began < WAIT_SECONDS + 2
 
 
 async def test_after_a_failed_fetch_the_next_process_tries(hosts: Hosts, store: Store) -> None:
@@ -245,7 +246,7 @@ async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:
         assert hosts.fetched == [HOST, HOST]
 
 
-async def test_keys_are_refreshed_once_for_all(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_are_refreshed_once_for_all(hosts: Hosts, store: Store) -> None:
     users = [process(hosts, store) for _ in range(4)]
     for each in users:
         await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))

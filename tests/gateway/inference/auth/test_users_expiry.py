@@ -9,12 +9,12 @@ import pytest
 from gateway.accounts.jose import jwt
 from gateway.errors import TokenInvalid
 from gateway.inference.auth import key_sets
-from gateway.inference.auth.users import TOKEN_SECONDS, Users
+from gateway.inference.auth.users import TOKEN_SECONDS, UserLimits, Users
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.server import answer
 from tests.gateway.inference.conftest import BRISK
-from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.gateway.inference.key_hosts import Hosts, age, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -101,32 +101,25 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return checks
 
 
-async def test_a_signature_is_checked_once_while_its_keys_are_fresh(
-    users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("user_limits", [UserLimits(token_seconds=0, fetch_interval=0)], ids=["forgetful"])
+async def test_a_signature_is_checked_once_while_its_keys_are_fresh(users: Users, hosts: Hosts, checks: Mock) -> None:
     """Neither the token, nor the key, nor the app has changed."""
-    assert key_sets.REFRESH_SECONDS == 300
-    monkeypatch.setattr("gateway.inference.auth.users.TOKEN_SECONDS", 0)
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     key = hosts.keys["victim.apps.example"] = private_key("ES256")
     known = token(key, "ana")
     for _ in range(3):
         assert await users.verify(an_app(), known) == "ana"
     assert (checks.call_count, len(hosts.fetched)) == (1, 1)
-    monkeypatch.setattr(key_sets, "REFRESH_SECONDS", 0)
+    age(users, 301)
     assert await users.verify(an_app(), known) == "ana"  # also starts a fetch of the keys
     await asyncio.sleep(0.1)
-    monkeypatch.setattr(key_sets, "REFRESH_SECONDS", 300)
     for _ in range(3):
         assert await users.verify(an_app(), known) == "ana"
     assert (checks.call_count, len(hosts.fetched)) == (2, 2)
 
 
-async def test_a_token_with_an_unknown_key_does_not_invalidate_others(
-    users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("user_limits", [UserLimits(fetch_interval=0)], ids=["often"])
+async def test_a_token_with_an_unknown_key_does_not_invalidate_others(users: Users, hosts: Hosts, checks: Mock) -> None:
     """It causes a fetch of the keys. The tokens that they verified are not verified again."""
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     hosts.keys["victim.apps.example"] = key = private_key("ES256")
     known = token(key, "ana")
     assert await users.verify(an_app(), known) == "ana"
@@ -136,9 +129,9 @@ async def test_a_token_with_an_unknown_key_does_not_invalidate_others(
     assert (checks.call_count, len(hosts.fetched)) == (1, 2)
 
 
-async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("user_limits", [UserLimits(fetch_interval=0)], ids=["often"])
+async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts) -> None:
     """It is refused as soon as the gateway has fetched a key set without its key."""
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     old, new = private_key("ES256"), private_key("ES256")
     hosts.keys["victim.apps.example"], hosts.kid = old, "old"
     known = token(old, "ana", "old")
@@ -149,9 +142,9 @@ async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, mo
         await users.verify(an_app(), known)
 
 
-async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("user_limits", [UserLimits(origins=1)], ids=["one"])
+async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts) -> None:
     """If its key set had to be dropped, the token is verified again with a new one."""
-    monkeypatch.setattr("gateway.inference.auth.users.MAX_ORIGINS", 1)
     old, other, new = (private_key("ES256") for _ in range(3))
     hosts.keys = {"victim.apps.example": old, "other.apps.example": other}
     known = token(old, "ana")

@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from gateway.accounts.records import JwksAuth
 from gateway.errors import AppBackendUnreachable, TokenInvalid
-from gateway.inference.auth import key_sets
-from gateway.inference.auth.users import Users
+from gateway.inference.auth.users import UserLimits, Users
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import private_key
 from tests.fakes.server import answer
@@ -31,11 +30,9 @@ async def test_a_renamed_app_takes_its_keys_from_its_new_address(users: Users, h
     assert hosts.fetched == ["victim.apps.example", "final.apps.example"]
 
 
-async def test_an_app_that_takes_a_former_name_cannot_forge_tokens(
-    users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("user_limits", [UserLimits(fetch_interval=0)], ids=["often"])
+async def test_an_app_that_takes_a_former_name_cannot_forge_tokens(users: Users, hosts: Hosts) -> None:
     """The keys at the name `mid` do not verify tokens of the app that had this name before."""
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     mallory, own = private_key("ES256"), private_key("ES256")
     hosts.kid = "own"
     hosts.keys["mid.apps.example"] = own

@@ -13,9 +13,8 @@ import pytest
 from gateway.accounts.jose.jwk import MAX_TRIED, PublicKey
 from gateway.accounts.records import JwksAuth
 from gateway.errors import TokenInvalid
-from gateway.inference.auth import key_sets
 from gateway.inference.auth.key_sets import KeySet
-from gateway.inference.auth.users import Users
+from gateway.inference.auth.users import UserLimits, Users
 from gateway.outbound.client import Client
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk, private_key
@@ -152,11 +151,10 @@ async def test_many_users_at_once_wait_for_their_backend(gw: Gateway) -> None:
         assert {response.status_code for response in await asks} == {200}
 
 
-async def test_requests_that_wait_for_keys_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_sets, "MAX_WAITING", 5)
+async def test_requests_that_wait_for_keys_are_limited() -> None:
     async with FakeAppBackend() as backend, Client(allow_private=True) as http:
         backend.gate.clear()
-        key_set = KeySet(http, backend.jwks_url, "acc")
+        key_set = KeySet(http, backend.jwks_url, "acc", max_waiting=5)
         assert key_set.find(None, "ES256") is None
         waiting = [asyncio.create_task(key_set.fetch(None, "ES256")) for _ in range(20)]
         await wait_until(lambda: backend.fetches)
@@ -177,12 +175,9 @@ async def test_a_changed_address_replaces_the_key_set(users: Users, hosts: Hosts
     assert [key_set.size for _, key_set in users._key_sets.values()] == [1]
 
 
-async def test_the_keys_of_an_account_and_of_all_accounts_are_limited(
-    users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("user_limits", [UserLimits(account_keys=3, keys=5)], ids=["few"])
+async def test_the_keys_of_an_account_and_of_all_accounts_are_limited(users: Users, hosts: Hosts) -> None:
     """An account that creates and deletes apps forgets its own keys first."""
-    monkeypatch.setattr("gateway.inference.auth.users.MAX_ACCOUNT_KEYS", 3)
-    monkeypatch.setattr("gateway.inference.auth.users.MAX_KEYS", 5)
 
     async def visit(account: str, name: str) -> None:
         key = hosts.keys.setdefault(f"{name}.apps.example", private_key("ES256"))

@@ -6,7 +6,6 @@ import pytest
 
 from gateway.accounts.records import App
 from gateway.errors import TokensLimited
-from gateway.inference.auth import verification_budget
 from gateway.inference.auth.verification_budget import (
     ACCOUNT_RATE,
     APP_RATE,
@@ -123,11 +122,8 @@ async def test_canceled_requests_do_not_block_the_slots(limits: VerificationLimi
     assert limits._waiting == {}
 
 
-async def test_waiting_tokens_and_budgets_are_limited(
-    limits: VerificationLimits, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verification_budget, "MAX_WAITING", 5)
-    monkeypatch.setattr(verification_budget, "MAX_BUDGETS", 10)
+async def test_waiting_tokens_and_budgets_are_limited(clock: Clock) -> None:
+    limits = VerificationLimits(30, clock=lambda: clock.now, max_waiting=5, max_budgets=10)
     results = await asyncio.gather(*(verify(limits, an_app(), clock, 0) for _ in range(20)), return_exceptions=True)
     assert sum(isinstance(result, TokensLimited) for result in results) == 14
     for number in range(20):

@@ -1,19 +1,15 @@
 """The pool of connections to the provider."""
 
-import pytest
-
-from gateway.inference.provider import pool as provider_module
 from gateway.inference.provider.pool import Provider
 from gateway.settings import Settings
 from tests.fakes import FakeProvider
 
 
-async def test_the_number_of_idle_connections_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_idle_connections_is_limited() -> None:
     """After a burst, connections beyond the limit are closed. The next request uses the most recently used one."""
-    monkeypatch.setattr(provider_module, "MAX_IDLE_CONNECTIONS", 2)
     async with FakeProvider() as fake:
         settings = Settings(provider_url=fake.url, provider_key=fake.key)
-        provider = Provider(settings, settings.providers[0])
+        provider = Provider(settings, settings.providers[0], max_idle=2)
         burst = [await provider.connect() for _ in range(3)]
         for connection in burst:
             provider.keep(connection)

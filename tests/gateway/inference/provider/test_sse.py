@@ -19,9 +19,9 @@ from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, event, token
 
 
-def read(*parts: bytes, together: bool = False) -> tuple[str, AnswerReader]:
+def read(*parts: bytes, together: bool = False, kind: type[AnswerReader] = AnswerReader) -> tuple[str, AnswerReader]:
     """Reads after each part, or once after all of them if `together`."""
-    reader = AnswerReader([])
+    reader = kind([])
     deltas = []
     for part in parts:
         reader.received.append(part)
@@ -334,16 +334,16 @@ def test_half_of_a_surrogate_pair_is_replaced(name: str) -> None:
     assert reader.produced
 
 
-def test_an_error_of_the_reader_is_a_failure_of_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a token it costs nothing, and the request may go to another provider."""
-
-    def crash(*_: object) -> None:
+class Crashing(AnswerReader):
+    def _read_finish(self, *_: object) -> None:
         raise UnicodeError("Mandarine ardoise")
 
-    monkeypatch.setattr(AnswerReader, "_read_finish", crash)
+
+def test_an_error_of_the_reader_is_a_failure_of_the_provider() -> None:
+    """Before a token it costs nothing, and the request may go to another provider."""
     for begun in (False, True):
         with capture_logs() as logged:
-            text, reader = read(*([token("a")] if begun else []), token("b", "stop"), DONE)
+            text, reader = read(*([token("a")] if begun else []), token("b", "stop"), DONE, kind=Crashing)
         assert (type(reader.failure), reader.signal) == (ProviderFailed, ProviderSignal.FAILED)
         assert text == ("ab" if begun else "b"), "what was read before is relayed"
         (line,) = logged

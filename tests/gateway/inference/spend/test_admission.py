@@ -24,6 +24,7 @@ from gateway.errors import (
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admitted
 from gateway.keys import app_spend_fields, partition_tag, spend_key, user_hash, user_spend_prefix
+from gateway.redis.client import Script
 from tests.gateway.inference.admissions import CAP, AdmissionProcess, Books, admission_process
 from tests.lua.scripts import CLOCK, SECOND, at, on_test_clock, set_clock
 from workers.monitors.run import settle_overdue
@@ -121,9 +122,10 @@ class Clock:
 
 @pytest.fixture
 def clock(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    source = on_test_clock("inference/admit")
-    monkeypatch.setattr(scripts._ADMIT, "source", source)
-    monkeypatch.setattr(scripts._ADMIT, "sha", hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    script = Script("inference/admit")
+    script.source = on_test_clock("inference/admit")
+    script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(scripts, "_ADMIT", script)
     with redis.Redis.from_url(redis_url) as client:
         yield Clock(client)
         client.delete(CLOCK)

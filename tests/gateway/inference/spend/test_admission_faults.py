@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gateway.errors import BackboneUnavailable, NotReplicated, SpendCapReached
-from gateway.inference.spend import admission as admission_module
 from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock, Reservation
 from gateway.keys import partition_tag
 from gateway.redis import client as store_module
@@ -52,17 +51,21 @@ async def test_a_lost_admission_holds_no_money(proxy: Proxy, remote: AdmissionPr
     assert await books.spend() == (0, 0)
 
 
-@pytest.mark.parametrize("ahead", [0, 800])
+class Ahead(RedisClock):
+    """A belief that Redis's clock is 800 ms later than it is."""
+
+    def at(self, monotonic: float) -> int:
+        return super().at(monotonic) + 800
+
+
+@pytest.mark.parametrize("admission_options", [{}, {"clock": Ahead(), "clock_error": 1.0}], ids=["right", "ahead"])
 async def test_an_admission_that_arrives_late_holds_no_money(
-    proxy: Proxy, remote: AdmissionProcess, books: Books, ahead: int, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, remote: AdmissionProcess, books: Books
 ) -> None:
     """The network delivers the request after its caller was refused and its release was written.
 
-    This process may believe that Redis's clock is `ahead` ms later than it is, and so let the request arrive later.
+    This process may believe that Redis's clock is later than it is, and so let the request arrive later.
     """
-    at = RedisClock.at
-    monkeypatch.setattr(RedisClock, "at", lambda clock, monotonic: at(clock, monotonic) + ahead)
-    monkeypatch.setattr(admission_module, "CLOCK_ERROR_SECONDS", 0.2 + ahead / 1000)
     await remote.admit(0)
     proxy.hold_requests = b"acc_one"
     asking = asyncio.create_task(remote.admit(1000))
@@ -153,11 +156,11 @@ async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(
     assert here.counted("gateway_reservations_lost_total") == 0
 
 
+@pytest.mark.parametrize("admission_options", [{"max_pending": 3}], ids=["3"])
 async def test_the_number_of_pending_settlements_is_limited(
-    proxy: Proxy, remote: AdmissionProcess, books: Books, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, remote: AdmissionProcess, books: Books
 ) -> None:
     """The oldest ones beyond the limit stay reserved until their lease expires."""
-    monkeypatch.setattr(admission_module, "MAX_PENDING", 3)
     reservations = [await remote.reserve(1000) for _ in range(5)]
     proxy.go_down()
     for reservation in reservations:
@@ -251,11 +254,11 @@ async def test_a_bad_network_neither_loses_nor_doubles_money(
     assert await books.closed()
 
 
+@pytest.mark.parametrize("admission_options", [{"max_pending": 2}], ids=["2"])
 async def test_an_overflow_during_a_repetition_does_not_stop_the_queue(
-    proxy: Proxy, remote: AdmissionProcess, books: Books, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, remote: AdmissionProcess, books: Books
 ) -> None:
     """The overflow removes the settlement that is being repeated."""
-    monkeypatch.setattr(admission_module, "MAX_PENDING", 2)
     reservations = [await remote.reserve(1000) for _ in range(6)]
     proxy.go_down()
     for reservation in reservations[:2]:

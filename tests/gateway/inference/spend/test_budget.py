@@ -10,21 +10,22 @@ import pytest
 from gateway.accounts.records import AppLimits
 from gateway.errors import ServiceError
 from gateway.events.notices import NoticeChoices, Notices
-from gateway.inference.spend import budget
-from gateway.inference.spend.budget import BudgetWatch
+from gateway.inference.spend.budget import REPORT_SECONDS, BudgetWatch
 from gateway.keys import partition_tag, stream_key
 from tests.gateway.inference.admissions import CAP, AdmissionProcess
 from tests.support.polling import wait_until
 
 ACCOUNT, SHOP = "acc_one", "shop"
 
+always = pytest.mark.parametrize("report_seconds", [0], ids=["always"])
+
 
 class Watching:
     """An admission process whose caps are watched, and the notices that it queues."""
 
-    def __init__(self, process: AdmissionProcess) -> None:
+    def __init__(self, process: AdmissionProcess, report_seconds: float) -> None:
         self.process, self.notices = process, Notices(process.store)
-        self.watch = process.admission._budget = BudgetWatch(self.notices)
+        self.watch = process.admission._budget = BudgetWatch(self.notices, report_seconds=report_seconds)
 
     async def spend(self, cost: int, limits: AppLimits | None = None) -> None:
         """Reserves and settles so much, if the caps allow it."""
@@ -42,8 +43,13 @@ class Watching:
 
 
 @pytest.fixture
-async def watching(here: AdmissionProcess) -> AsyncIterator[Watching]:
-    watching = Watching(here)
+def report_seconds() -> float:
+    return REPORT_SECONDS
+
+
+@pytest.fixture
+async def watching(here: AdmissionProcess, report_seconds: float) -> AsyncIterator[Watching]:
+    watching = Watching(here, report_seconds)
     await watching.notices.choose(ACCOUNT, "ada@example.com", NoticeChoices(budget=True))
     reporting = asyncio.create_task(watching.watch.keep_reporting())
     yield watching
@@ -80,10 +86,8 @@ async def test_an_apps_cap(watching: Watching) -> None:
     assert await watching.queued(2) == [(SHOP, 80), (SHOP, 100)]
 
 
-async def test_several_processes_and_a_restart_repeat_no_notice(
-    watching: Watching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget, "REPORT_SECONDS", 0)
+@always
+async def test_several_processes_and_a_restart_repeat_no_notice(watching: Watching) -> None:
     await watching.spend(CAP * 9 // 10)
     assert await watching.queued(1) == [("", 80)]
     watching.watch._reported.clear()
@@ -92,8 +96,8 @@ async def test_several_processes_and_a_restart_repeat_no_notice(
     assert await watching.queued(1) == [("", 80)]
 
 
-async def test_who_turns_notices_on_later_gets_the_next(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "REPORT_SECONDS", 0)
+@always
+async def test_who_turns_notices_on_later_gets_the_next(watching: Watching) -> None:
     await watching.notices.end(ACCOUNT, "ada@example.com")
     await watching.spend(CAP)
     assert await watching.queued(0) == []
