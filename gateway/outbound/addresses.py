@@ -19,7 +19,7 @@ import ipaddress
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -30,6 +30,8 @@ from gateway.outbound.public import is_public as is_public
 from gateway.outbound.tenant_limiter import TenantLimiter
 
 Reason = Literal["blocked", "dns", "connect", "tls", "timeout", "too-large", "encoded"]
+
+LookUp = Callable[..., Awaitable[list[str]]]  # as `look_up`
 
 URL_CHARACTERS = 2048
 MAX_LOOKUPS = 64  # concurrent
@@ -187,12 +189,12 @@ async def look_up(name: str, port: int, *, tenant: str, own: bool = False) -> li
 
 
 async def resolve(
-    host: str, port: int, *, tenant: str, allow_private: bool, own: bool = False
+    host: str, port: int, *, tenant: str, allow_private: bool, own: bool = False, look_up: LookUp = look_up
 ) -> list[tuple[str, int]]:
     """Returns the checked numeric addresses to connect to, best first.
 
     `tenant` is the account for which the call is made. `own` marks a name of the operator, whose lookup customers
-    cannot delay. Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
+    cannot delay. `look_up` asks the DNS. Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
     """
     checked = _check_host(host, port, allow_private=allow_private)
     if not isinstance(checked, str):

@@ -19,7 +19,7 @@ import re
 import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
@@ -39,6 +39,7 @@ KEEP_ALIVE_SECONDS = 4.0  # Node, uvicorn and Apache close idle connections afte
 MAX_HEADERS = 64  # of a response; with aiohttp's limit of 8,190 bytes for each, at most half a MiB
 DRAIN_SECONDS = 1.0  # that a body may take of which only the beginning is kept
 GZIP = {"gzip", "x-gzip"}
+Resolve = Callable[..., Awaitable[list[tuple[str, int]]]]  # as `addresses.resolve`
 FAILURES = (aiohttp.ClientError, OSError, ValueError)  # of aiohttp; TimeoutError is an OSError
 
 _tenant: ContextVar[str] = ContextVar("tenant")  # of the current call; aiohttp passes nothing on to its resolver
@@ -61,7 +62,7 @@ class Client:
     The authorities in `ca_file` are trusted beside the public ones. `connections` limits the concurrent calls. Set
     `connections_per_origin` to 0 for no limit, and `keep_alive` to False for a new connection per call. With `own`, all
     names are the operator's, whose lookups customers' names cannot delay. With `own_domain`, this applies to the names
-    under that domain.
+    under that domain. `resolve` returns the checked addresses of a name.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Client:
         keep_alive: bool = True,
         own: bool = False,
         own_domain: str = "",
+        resolve: Resolve = resolve,
     ) -> None:
         self._allow_private, self._own, self._own_domain = allow_private, own, own_domain
         self._limiter = TenantLimiter(connections)
         self._connections, self._connections_per_origin = connections, connections_per_origin
-        self._keep_alive = keep_alive
+        self._keep_alive, self._resolve = keep_alive, resolve
         self._tls = httpx.create_ssl_context(trust_env=False)
         if ca_file is not None:
             self._tls.load_verify_locations(ca_file)
@@ -185,7 +187,7 @@ class Client:
     def _open_session(self) -> aiohttp.ClientSession:
         """Opens aiohttp's session, which needs a running event loop, unlike the client itself."""
         connector = aiohttp.TCPConnector(
-            resolver=_Resolver(allow_private=self._allow_private, is_own=self._is_own),
+            resolver=_Resolver(self._resolve, allow_private=self._allow_private, is_own=self._is_own),
             socket_factory=_open_any_socket if self._allow_private else _open_public_socket,
             ssl=self._tls,
             limit=self._connections,
@@ -253,13 +255,13 @@ class _Protocol(ResponseHandler):
 class _Resolver(abc.AbstractResolver):
     """Returns checked addresses to aiohttp for every name. `check_url` has checked literal addresses."""
 
-    def __init__(self, *, allow_private: bool, is_own: Callable[[str], bool]) -> None:
-        self._allow_private, self._is_own = allow_private, is_own
+    def __init__(self, resolve: Resolve, *, allow_private: bool, is_own: Callable[[str], bool]) -> None:
+        self._resolve, self._allow_private, self._is_own = resolve, allow_private, is_own
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[abc.ResolveResult]:
-        found = await resolve(
+        found = await self._resolve(
             host, port, tenant=_tenant.get(), allow_private=self._allow_private, own=self._is_own(host)
         )
         return [

@@ -20,8 +20,14 @@ ATTEMPT_SECONDS = 2.0  # until the next resolver is asked
 
 
 class Resolver:
-    def __init__(self, servers: str) -> None:
-        """`servers` are addresses as in `GATEWAY_DNS`. Without any, each lookup asks the system's resolvers."""
+    def __init__(
+        self, servers: str, *, lookup_seconds: float = LOOKUP_SECONDS, attempt_seconds: float = ATTEMPT_SECONDS
+    ) -> None:
+        """`servers` are addresses as in `GATEWAY_DNS`. Without any, each lookup asks the system's resolvers.
+
+        A lookup may take `lookup_seconds`, and asks the next resolver after `attempt_seconds`.
+        """
+        self._lookup_seconds, self._attempt_seconds = lookup_seconds, attempt_seconds
         self._servers = [split_address(server) for server in servers.split(",")] if servers else []
 
     async def find_txt(self, name: str) -> list[str]:
@@ -30,7 +36,7 @@ class Resolver:
         A text of several parts is joined. A CNAME at the name is followed.
         """
         try:
-            async with asyncio.timeout(LOOKUP_SECONDS):
+            async with asyncio.timeout(self._lookup_seconds):
                 answer = await self._make_resolver().resolve(dns.name.from_text(name), "TXT")
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             return []
@@ -44,5 +50,5 @@ class Resolver:
         resolver = dns.asyncresolver.Resolver(configure=not self._servers)
         if self._servers:
             resolver.nameservers = [dns.nameserver.Do53Nameserver(*server) for server in self._servers]
-        resolver.timeout, resolver.lifetime = ATTEMPT_SECONDS, LOOKUP_SECONDS
+        resolver.timeout, resolver.lifetime = self._attempt_seconds, self._lookup_seconds
         return resolver

@@ -33,6 +33,18 @@ class OneServer:
         return await self.client.execute_command(*command)
 
 
+class Serving(Population):
+    """Deploys that are all live, and one page at all hosts."""
+
+    page = "new"
+
+    async def read_end(self, deploy: str) -> Ended:
+        return Ended("live", 50.0, 60.0)
+
+    async def fetch_page(self, host: str, app: str) -> str:
+        return self.page
+
+
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     running = RedisServer().start()
@@ -43,7 +55,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def checker(tmp_path: Path, server: RedisServer) -> Any:
     servers = OneServer(server)
-    population = Population([], "operator", "http://outside", seed=1)
+    population = Serving([], "operator", "http://outside", seed=1)
     account = Account("acc_1", "key", "max", SECRET)
     population.accounts["acc_1"], population.current, population.account_of["app"] = account, [account], "acc_1"
     yield Checker(tmp_path, cast(Servers, servers), population, [], (2, 2), {"max": 10 * COST})
@@ -119,24 +131,16 @@ async def test_backlog_counts_open_deploys(checker: Any) -> None:
     assert await checker.count_backlog() == 1
 
 
-async def test_app_serves_its_last_live_deploy(checker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    population, page = checker._population, "new"
+async def test_app_serves_its_last_live_deploy(checker: Any) -> None:
+    population = checker._population
     for name in ("old", "new"):
         population.deploys[f"dep_{name}"] = Deploy(population.accounts["acc_1"], "app", name, 50.0)
         checker.deploy_events[f"dep_{name}"] = [(f"evt_{name}", "deploy.succeeded")]
     population.published["app"] = 2
 
-    async def read_end(deploy: str) -> Ended:
-        return Ended("live", 50.0, 60.0)
-
-    async def fetch_page(host: str, app: str) -> str:
-        return page
-
-    monkeypatch.setattr(population, "read_end", read_end)
-    monkeypatch.setattr(population, "fetch_page", fetch_page)
     await checker.check_deploys(["host"], 0)
     assert not checker.violations
-    page = "old"
+    population.page = "old"
     await checker.check_deploys(["host"], 0)
     assert checker.violations == ["deploy dep_new is live, and host host answers old"]
 

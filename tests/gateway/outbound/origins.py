@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import pytest
 
-from gateway.outbound import addresses
-from gateway.outbound.addresses import CallFailed
+from gateway.outbound.addresses import CallFailed, resolve
 from gateway.outbound.client import Client
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -17,17 +17,21 @@ Serve = Callable[..., Awaitable[int]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-def names(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[list[str]]]) -> list[str]:
-    """Answers lookups in order and repeats the last answer. Returns the list of names looked up."""
-    asked: list[str] = []
+class Names:
+    """Answers lookups of names in order and repeats the last answer."""
 
-    async def look_up(name: str, _port: int, **_: object) -> list[str]:
-        asked.append(name)
-        queue = answers[name.removesuffix(".")]
-        return queue.pop(0) if len(queue) > 1 else queue[0]
+    def __init__(self, answers: Mapping[str, Sequence[list[str] | Exception]]) -> None:
+        self._answers = {name: [*each] for name, each in answers.items()}
+        self.asked: list[str] = []  # names that were looked up
+        self.resolve = functools.partial(resolve, look_up=self._look_up)
 
-    monkeypatch.setattr(addresses, "look_up", look_up)
-    return asked
+    async def _look_up(self, name: str, _port: int, **_: object) -> list[str]:
+        self.asked.append(name)
+        queue = self._answers[name.removesuffix(".")]
+        found = queue.pop(0) if len(queue) > 1 else queue[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 def answering(*pieces: bytes, then: Callable[[], Awaitable[object]] | None = None) -> Handler:

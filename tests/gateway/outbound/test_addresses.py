@@ -21,7 +21,7 @@ from yarl import URL
 
 from gateway.outbound import addresses
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, is_public, resolve
-from tests.gateway.outbound.origins import names
+from tests.gateway.outbound.origins import Names
 
 # The table of addresses
 
@@ -217,15 +217,15 @@ def test_every_text_is_refused_or_has_one_interpretation(url: str) -> None:
 # Names
 
 
-async def test_the_addresses_of_a_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_addresses_of_a_public_name() -> None:
     many = [f"8.8.8.{n}" for n in range(20)]
-    asked = names(monkeypatch, {"a.example.com": [["1.1.1.1", "2606:4700::1", "1.1.1.1"], many]})
-    assert await resolve("A.example.com.", 443, tenant="acc", allow_private=False) == [
+    names = Names({"a.example.com": [["1.1.1.1", "2606:4700::1", "1.1.1.1"], many]})
+    assert await names.resolve("A.example.com.", 443, tenant="acc", allow_private=False) == [
         ("1.1.1.1", 443),
         ("2606:4700::1", 443),
     ]
-    assert len(await resolve("a.example.com", 443, tenant="acc", allow_private=False)) == addresses.MAX_ADDRESSES
-    assert asked == ["a.example.com."] * 2, "the final dot keeps search domains out"
+    assert len(await names.resolve("a.example.com", 443, tenant="acc", allow_private=False)) == addresses.MAX_ADDRESSES
+    assert names.asked == ["a.example.com."] * 2, "the final dot keeps search domains out"
 
 
 @pytest.mark.parametrize(
@@ -240,14 +240,12 @@ async def test_the_addresses_of_a_public_name(monkeypatch: pytest.MonkeyPatch) -
         ["64:ff9b::a00:1"],
     ],
 )
-async def test_one_address_that_is_not_public_refuses_the_name(
-    monkeypatch: pytest.MonkeyPatch, found: list[str]
-) -> None:
-    names(monkeypatch, {"mixed.example.com": [found]})
+async def test_one_address_that_is_not_public_refuses_the_name(found: list[str]) -> None:
+    names = Names({"mixed.example.com": [found]})
     with pytest.raises(BlockedAddress) as refused:
-        await resolve("mixed.example.com", 443, tenant="acc", allow_private=False)
+        await names.resolve("mixed.example.com", 443, tenant="acc", allow_private=False)
     assert not any(address in str(refused.value) for address in found), "customers must not learn internal addresses"
-    assert await resolve("mixed.example.com", 443, tenant="acc", allow_private=True)
+    assert await names.resolve("mixed.example.com", 443, tenant="acc", allow_private=True)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +258,19 @@ async def test_resolve_checks_the_text_too(host: str) -> None:
 
 async def test_a_name_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through its public address, a call would bypass the firewall and reach ports that only this machine may use."""
-    names(monkeypatch, {"me.example.com": [["93.184.215.14", "93.184.215.15"]]})
+    names = Names({"me.example.com": [["93.184.215.14", "93.184.215.15"]]})
     monkeypatch.setattr(addresses, "is_own_service", lambda address, port: (address, port) == ("93.184.215.15", 8443))
     with pytest.raises(BlockedAddress, match="an address of this service"):
-        await resolve("me.example.com", 8443, tenant="acc", allow_private=False)
-    assert len(await resolve("me.example.com", 443, tenant="acc", allow_private=False)) == 2
+        await names.resolve("me.example.com", 8443, tenant="acc", allow_private=False)
+    assert len(await names.resolve("me.example.com", 443, tenant="acc", allow_private=False)) == 2
 
 
-async def test_a_literal_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = names(monkeypatch, {})
-    assert await resolve("134744072", 443, tenant="acc", allow_private=False) == [("8.8.8.8", 443)]
-    assert await resolve("[2606:4700::1]", 443, tenant="acc", allow_private=False) == [("2606:4700::1", 443)]
-    assert await resolve("127.1", 80, tenant="acc", allow_private=True) == [("127.0.0.1", 80)]
-    assert asked == []
+async def test_a_literal_needs_no_look_up() -> None:
+    names = Names({})
+    assert await names.resolve("134744072", 443, tenant="acc", allow_private=False) == [("8.8.8.8", 443)]
+    assert await names.resolve("[2606:4700::1]", 443, tenant="acc", allow_private=False) == [("2606:4700::1", 443)]
+    assert await names.resolve("127.1", 80, tenant="acc", allow_private=True) == [("127.0.0.1", 80)]
+    assert names.asked == []
 
 
 async def test_the_real_resolver() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.outbound.addresses import BlockedAddress
 from gateway.outbound.client import Client, ResponseTooLarge
-from tests.gateway.outbound.origins import OK, Handler, Recorder, Serve, answering, failure, forever, names, until
+from tests.gateway.outbound.origins import OK, Handler, Names, Recorder, Serve, answering, failure, forever, until
 from tests.support.background import cancel
 
 
@@ -100,9 +100,9 @@ async def test_the_next_address_is_tried(serve: Serve, monkeypatch: pytest.Monke
         await connect(sock, address)
 
     monkeypatch.setattr(loop, "sock_connect", swallow)
-    names(monkeypatch, {"three.example.com": [["127.0.0.2", "8.8.8.8", "127.0.0.1"]]})
+    names = Names({"three.example.com": [["127.0.0.2", "8.8.8.8", "127.0.0.1"]]})
     url = f"http://three.example.com:{await serve(Recorder())}/"
-    async with Client(allow_private=True) as client:
+    async with Client(allow_private=True, resolve=names.resolve) as client:
         assert (await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=9)).status == 200
 
 

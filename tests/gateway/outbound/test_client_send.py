@@ -4,16 +4,17 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import pytest_asyncio
 
-from gateway.outbound import addresses
 from gateway.outbound import client as outbound
-from gateway.outbound.addresses import CallFailed
-from gateway.outbound.client import Client
+from gateway.outbound.addresses import CallFailed, resolve
+from gateway.outbound.client import Client, Resolve
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
+from tests.gateway.outbound.origins import Names
 from tests.support.background import cancel
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 
@@ -160,46 +161,33 @@ async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, m
 # Names
 
 
-def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str] | Exception) -> list[str]:
-    """Answers lookups in order and repeats the last answer. Returns the list of names looked up."""
-    asked: list[str] = []
-    left = list(answers)
-
-    async def look_up(name: str, _port: int, **_: object) -> list[str]:
-        asked.append(name)
-        found = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(found, Exception):
-            raise found
-        if found == ["hangs"]:
-            await asyncio.Event().wait()
-        return found
-
-    monkeypatch.setattr(addresses, "look_up", look_up)
-    return asked
+async def test_a_name_that_is_not_there() -> None:
+    missing = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    names = Names({"nowhere.example.com": [missing, []]})
+    async with Client(allow_private=True, resolve=names.resolve) as client:
+        assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
+        assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
 
 
-async def test_a_name_that_is_not_there(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    names(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"), [])
-    assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
-    assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
+async def test_a_look_up_that_hangs_is_in_the_budget() -> None:
+    async def hang(*_: object, **__: object) -> list[str]:
+        await asyncio.Event().wait()
+        return []
 
-
-async def test_a_look_up_that_hangs_is_in_the_budget(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    names(monkeypatch, ["hangs"])
     began = time.monotonic()
-    assert await failure(client, "http://slow.example.com/s3cret", budget=0.3) == "timeout"
+    async with Client(allow_private=True, resolve=partial(resolve, look_up=hang)) as client:
+        assert await failure(client, "http://slow.example.com/s3cret", budget=0.3) == "timeout"
     assert time.monotonic() - began < PATIENCE_SECONDS
 
 
-async def test_all_addresses_of_a_name_are_tried(
-    client: Client, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names(monkeypatch, ["127.0.0.2", "::1", "127.0.0.1"])
-    assert await post(client, receiver.url(host="three.example.com")) == 204
+async def test_all_addresses_of_a_name_are_tried(receiver: FakeReceiver) -> None:
+    names = Names({"three.example.com": [["127.0.0.2", "::1", "127.0.0.1"]]})
+    async with Client(allow_private=True, resolve=names.resolve) as client:
+        assert await post(client, receiver.url(host="three.example.com")) == 204
     assert receiver.exchanges[0].header("host") == f"three.example.com:{receiver.port}"
 
 
-async def test_only_names_under_the_operators_domain_are_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_names_under_the_operators_domain_are_the_operators() -> None:
     """Customers' names must not take the lookup slots of hosted apps."""
     asked: dict[str, tuple[object, object]] = {}
 
@@ -207,8 +195,8 @@ async def test_only_names_under_the_operators_domain_are_the_operators(monkeypat
         asked[name] = (tenant, own)
         return []
 
-    monkeypatch.setattr(addresses, "look_up", look_up)
-    async with Client(allow_private=True, own_domain="apps.example.com") as client:
+    find = partial(resolve, look_up=look_up)
+    async with Client(allow_private=True, own_domain="apps.example.com", resolve=find) as client:
         for name in ("shop.apps.example.com", "apps.example.com.evil.com", "evilapps.example.com", "example.com"):
             with pytest.raises(CallFailed):
                 await client.fetch("GET", f"http://{name}/", tenant="acc_1", budget=1, max_bytes=9)
@@ -217,36 +205,31 @@ async def test_only_names_under_the_operators_domain_are_the_operators(monkeypat
     assert len(asked) == 3
 
 
-async def test_the_last_check_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchecked(*found: tuple[str, int]) -> Resolve:
+    """Returns a resolver whose addresses nobody has checked."""
+
+    async def find(*_: object, **__: object) -> list[tuple[str, int]]:
+        return [*found]
+
+    return find
+
+
+async def test_the_last_check_is_at_the_socket() -> None:
     """It holds whatever aiohttp does with the name."""
-
-    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
-        return [("127.0.0.1", 443)]
-
-    monkeypatch.setattr(outbound, "resolve", resolve)
-    client = Client(allow_private=False)
-    assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
-    await client.close()
+    async with Client(allow_private=False, resolve=unchecked(("127.0.0.1", 443))) as client:
+        assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
 
 
 async def test_the_last_check_covers_ports_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A public address of this machine would bypass its firewall."""
-
-    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
-        return [("127.0.0.1", 8443)]
-
-    monkeypatch.setattr(outbound, "resolve", resolve)
     monkeypatch.setattr(outbound, "is_public", lambda _: True)
-    async with Client(allow_private=False) as client:
+    async with Client(allow_private=False, resolve=unchecked(("127.0.0.1", 8443))) as client:
         assert await failure(client, "https://receiver.example.com:8443/s3cret") == "blocked"
 
 
-async def test_a_name_whose_every_address_is_refused_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
-        return [("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)]
-
-    monkeypatch.setattr(outbound, "resolve", resolve)
-    async with Client(allow_private=False) as client:
+async def test_a_name_whose_every_address_is_refused_at_the_socket() -> None:
+    found = ("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)
+    async with Client(allow_private=False, resolve=unchecked(*found)) as client:
         assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
 
 

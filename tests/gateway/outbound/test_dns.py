@@ -8,7 +8,6 @@ import dns.rcode
 import dns.resolver
 import pytest
 
-from gateway.outbound import dns as outbound_dns
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import Resolver
 from tests.support.dns_server import DnsServer, dns_server
@@ -51,20 +50,19 @@ async def test_a_failure_is_not_a_missing_record(server: DnsServer, code: dns.rc
     assert raised.value.reason == "dns"
 
 
-async def test_silence_is_bounded(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound_dns, "LOOKUP_SECONDS", 0.5)
+async def test_silence_is_bounded(server: DnsServer) -> None:
     server.silent.add(NAME)
     began = time.monotonic()
     with pytest.raises(CallFailed) as raised:
-        await Resolver(server.address).find_txt(NAME)
+        await Resolver(server.address, lookup_seconds=0.5).find_txt(NAME)
     assert raised.value.reason == "timeout"
     assert time.monotonic() - began < 5
 
 
-async def test_the_next_resolver_is_asked(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound_dns, "ATTEMPT_SECONDS", 0.2)
+async def test_the_next_resolver_is_asked(server: DnsServer) -> None:
     server.sets(NAME, "text")
-    assert await Resolver(f"127.0.0.1:{free_port()},{server.address}").find_txt(NAME) == ["text"]
+    resolver = Resolver(f"127.0.0.1:{free_port()},{server.address}", attempt_seconds=0.2)
+    assert await resolver.find_txt(NAME) == ["text"]
 
 
 async def test_the_resolvers_of_the_machine(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
