@@ -22,7 +22,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -50,10 +50,17 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Child:
-    """The process with a certain number, and its successors."""
+    """The process with a certain number, and its successors. Each calls `run`, with the arguments of `run_child`."""
 
-    def __init__(self, number: int, config: uvicorn.Config, listeners: list[socket.socket], folder: Path) -> None:
-        self._number, self._config, self._listeners, self._folder = number, config, listeners, folder
+    def __init__(
+        self,
+        number: int,
+        config: uvicorn.Config,
+        listeners: list[socket.socket],
+        folder: Path,
+        run: Callable[..., None],
+    ) -> None:
+        self._number, self._config, self._listeners, self._folder, self._run = number, config, listeners, folder, run
         self.process: SpawnProcess | None = None
         self._pipe: Connection
         self._started_at = self._asked_at = 0.0
@@ -75,7 +82,7 @@ class Child:
 
     def _start(self, now: float) -> None:
         self._pipe, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=run_child, args=(self._number, self._config, self._listeners, theirs))
+        process = SPAWN.Process(target=self._run, args=(self._number, self._config, self._listeners, theirs))
         self._started_at = self._asked_at = now
         self._awaits_answer = self._has_answered = False
         try:
@@ -122,7 +129,7 @@ class Child:
 
 class Supervisor:
     def __init__(self, config: uvicorn.Config, listeners: list[socket.socket], folder: Path) -> None:
-        self._children = [Child(number, config, listeners, folder) for number in range(config.workers)]
+        self._children = [Child(number, config, listeners, folder, run_child) for number in range(config.workers)]
         self._grace = (config.timeout_graceful_shutdown or 0) + STOP_MARGIN_SECONDS
         self._stopping = self._has_served = False
 

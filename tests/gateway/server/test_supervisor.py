@@ -17,8 +17,7 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from gateway.server import supervisor
-from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remove_gauges
+from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remove_gauges, run_child
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import CLOSE, HANG, Raw
@@ -177,7 +176,7 @@ async def test_a_process_that_cannot_start_ends_the_service(
 def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_path: Path) -> None:
     config = uvicorn.Config("nowhere:create", factory=True, workers=1, log_config=None)
     with socket.socket() as listener:
-        child = Child(0, config, listener, tmp_path)
+        child = Child(0, config, listener, tmp_path, run_child)
         starts, now = [], 0.0
         while now < 60:
             child.check(now)
@@ -198,10 +197,9 @@ def exit_slowly(_number: int, _config: uvicorn.Config, _listeners: object, pipe:
     sys.exit(3)
 
 
-def test_a_process_that_is_exiting_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_that_is_exiting_is_not_killed(tmp_path: Path) -> None:
     """It has closed its pipe. Its exit code says whether the service can start."""
-    monkeypatch.setattr(supervisor, "run_child", exit_slowly)
-    child = Child(0, uvicorn.Config("nowhere:create", log_config=None), [], tmp_path)
+    child = Child(0, uvicorn.Config("nowhere:create", log_config=None), [], tmp_path, exit_slowly)
     with capture_logs() as log:
         child.check(time.monotonic())
         while child.process is not None:
