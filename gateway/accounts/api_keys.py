@@ -108,8 +108,10 @@ class ListedKey(KeyView):
 
 
 class ApiKeys:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(
+        self, store: Store, *, max_noted: int = MAX_NOTED, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._max_noted, self._clock = store, max_noted, clock
         self._noted: dict[KeyReference, float] = {}  # time at which this process noted the key's use
         self._unwritten: set[KeyReference] = set()
 
@@ -197,10 +199,10 @@ class ApiKeys:
 
     def note_use(self, reference: KeyReference) -> None:
         """Notes the use in memory, without waiting: every request with a key or a session calls this."""
-        now = time.monotonic()
-        if now - self._noted.get(reference, -NOTE_SECONDS) < NOTE_SECONDS or len(self._unwritten) >= MAX_NOTED:
+        now, is_full = self._clock(), len(self._unwritten) >= self._max_noted
+        if now - self._noted.get(reference, -NOTE_SECONDS) < NOTE_SECONDS or is_full:
             return
-        if len(self._noted) >= MAX_NOTED:
+        if len(self._noted) >= self._max_noted:
             self._noted.clear()
         self._noted[reference] = now
         self._unwritten.add(reference)

@@ -50,8 +50,8 @@ POLL_SECONDS = 0.02
 
 
 class AppChanges:
-    def __init__(self, registry: Registry) -> None:
-        self._registry, self._store = registry, registry.store
+    def __init__(self, registry: Registry, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._registry, self._store, self._wait_seconds = registry, registry.store, wait_seconds
         # By account. One request of each process polls Redis for the lock; the others wait here.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -107,9 +107,9 @@ class AppChanges:
         queue = self._queues.setdefault(account_id, asyncio.Lock())
         try:
             async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(WAIT_SECONDS):
+                async with asyncio.timeout(self._wait_seconds):
                     await stack.enter_async_context(queue)
-                async with asyncio.timeout(WAIT_SECONDS):
+                async with asyncio.timeout(self._wait_seconds):
                     lock = held(self._store, app_lock_key(account_id), LOCK_SECONDS, POLL_SECONDS)
                     await stack.enter_async_context(lock)
                 async with asyncio.timeout(CHANGE_SECONDS):

@@ -95,9 +95,10 @@ class Changes:
                 await self._read(watch)  # the marks with which later ones are compared
                 watch.reading = watch.reading or asyncio.create_task(self._keep_reading(watch))
             yield _event("ready")
-            until = time.monotonic() + STREAM_SECONDS
-            spoke = time.monotonic()
-            while viewer.changed is not None and not is_draining() and (now := time.monotonic()) < until:
+            clock = asyncio.get_running_loop().time
+            spoke = clock()
+            until = spoke + STREAM_SECONDS
+            while viewer.changed is not None and not is_draining() and (now := clock()) < until:
                 if viewer.changed:
                     topics, viewer.changed = sorted(viewer.changed), set()
                     yield b"".join(map(_event, topics))
@@ -120,7 +121,7 @@ class Changes:
     async def _keep_reading(self, watch: Watch) -> None:
         reads = 0
         try:
-            while True:
+            while watch.viewers:
                 await asyncio.sleep(READ_SECONDS)
                 reads += 1
                 changed = await self._read(watch, with_apps=reads % APP_READS == 0)

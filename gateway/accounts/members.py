@@ -170,8 +170,16 @@ def read_email(text: str) -> str:
 
 
 class Members:
-    def __init__(self, store: Store, cache: RecordCache) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cache: RecordCache,
+        *,
+        invitation_seconds: int = INVITATION_SECONDS,
+        max_invited_by: int = MAX_INVITED_BY,
+    ) -> None:
         self._store, self._cache = store, cache
+        self._invitation_seconds, self._max_invited_by = invitation_seconds, max_invited_by
 
     # -- members ---------------------------------------------------------------------------------------------
 
@@ -219,7 +227,7 @@ class Members:
             if not may_invite:
                 raise AppSuspended("The account is suspended, and invites nobody until an operator ends that.")
             now = time.time()
-            new = Invitation(email, role, by, now_iso(now), now_iso(now + INVITATION_SECONDS))
+            new = Invitation(email, role, by, now_iso(now), now_iso(now + self._invitation_seconds))
             return record.put_invitation(new)
 
         record = await self._change(account_id, change)
@@ -389,8 +397,8 @@ class Members:
         async with self._store.client.pipeline(transaction=True) as pipe:
             pipe.zadd(key, {account_id: int(invitation.ends * 1000)})
             pipe.zremrangebyscore(key, "-inf", int(time.time() * 1000))
-            pipe.zremrangebyrank(key, 0, -MAX_INVITED_BY - 1)
-            pipe.expire(key, INVITATION_SECONDS)
+            pipe.zremrangebyrank(key, 0, -self._max_invited_by - 1)
+            pipe.expire(key, self._invitation_seconds)
             await pipe.execute()
 
     async def _unlist_invitation(self, email: str, account_id: str) -> None:

@@ -34,16 +34,17 @@ class Allotment:
     """The share of the process's time that an account, or one of its callers, has."""
 
     def __init__(self) -> None:
-        self._spent, self._at = 0.0, time.monotonic()  # seconds of the process, and the time of this figure
+        self._spent = 0.0  # seconds of the process
+        self._at = asyncio.get_running_loop().time()  # of this figure
 
     def charge(self, seconds: float) -> None:
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         self._spent = max(0.0, self._spent - TIME_SHARE * (now - self._at)) + seconds
         self._at = now
 
     def pause(self) -> float:
         """Returns the seconds until the next request may start."""
-        return max(0.0, (self._spent - SAVED_SECONDS) / TIME_SHARE - (time.monotonic() - self._at))
+        return max(0.0, (self._spent - SAVED_SECONDS) / TIME_SHARE - (asyncio.get_running_loop().time() - self._at))
 
 
 class Caller(Allotment):
@@ -216,21 +217,27 @@ def leave_lane(state: dict[str, Any]) -> None:
 class RequestMeter:
     """Runs a request, and charges the time of each of its steps to its account."""
 
-    def __init__(self, running: Coroutine[Any, Any, None], state: dict[str, Any]) -> None:
-        self._running, self._state = running, state
+    def __init__(
+        self,
+        running: Coroutine[Any, Any, None],
+        state: dict[str, Any],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._running, self._state, self._clock = running, state, clock
 
     def __await__(self) -> Generator[Any, None, None]:
         error: BaseException | None = None
         try:
             while True:
-                began = time.perf_counter()
+                began = self._clock()
                 try:
                     waits_for = self._running.send(None) if error is None else self._running.throw(error)
                 except StopIteration:
                     return
                 finally:
                     if (meter := self._state.get(METER)) is not None:
-                        meter.charge(time.perf_counter() - began)
+                        meter.charge(self._clock() - began)
                 error = None
                 try:
                     yield waits_for

@@ -16,9 +16,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.loops import until_set
+from gateway.loops import every, until_set
 from gateway.redis.client import Store
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -47,8 +46,8 @@ class _Subscriber(msgspec.Struct):
 
 
 class RecordCache:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, max_copies: int = MAX_COPIES, reread_seconds: float = REREAD_SECONDS) -> None:
+        self._store, self._max_copies, self._reread_seconds = store, max_copies, reread_seconds
         self.is_current = False  # the subscription is alive and all subscribers have read their records
         self._copies: dict[str, _Copy] = {}
         self.changes = 0  # how often a copy may have become outdated
@@ -79,7 +78,7 @@ class RecordCache:
         # A change announced during the read may concern the record that was read.
         if before == self.changes:
             self._copies.pop(key, None)
-            while len(self._copies) >= MAX_COPIES:
+            while len(self._copies) >= self._max_copies:
                 del self._copies[next(iter(self._copies))]
             age = MAX_AGE_SECONDS if self.is_current else 0.0
             self._copies[key] = _Copy(record, now + age, now + age + STALE_SECONDS)
@@ -118,7 +117,7 @@ class RecordCache:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(listener.run())
-            group.create_task(self._reload_repeatedly())
+            group.create_task(every(0.0, self._reload_outdated))
 
     def _catch_up(self) -> None:
         # A record that was read before may have changed without an announcement to this process.
@@ -145,18 +144,17 @@ class RecordCache:
     def _update_current(self) -> None:
         self.is_current = self._subscribed and all(each.current for each in self._subscribers.values())
 
-    async def _reload_repeatedly(self) -> None:
-        while True:
-            end_if_canceled()
-            if not await until_set(self._reload_wanted, REREAD_SECONDS):
-                self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
-            self._reload_wanted.clear()
-            for key, announced in list(self._outdated.items()):
-                del self._outdated[key]
-                await self._reload(key, announced)
-            if self._outdated:
-                await asyncio.sleep(RELOAD_SECONDS)
-                self._reload_wanted.set()
+    async def _reload_outdated(self) -> None:
+        """Waits until records are to be read, and reads them."""
+        if not await until_set(self._reload_wanted, self._reread_seconds):
+            self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
+        self._reload_wanted.clear()
+        for key, announced in list(self._outdated.items()):
+            del self._outdated[key]
+            await self._reload(key, announced)
+        if self._outdated:
+            await asyncio.sleep(RELOAD_SECONDS)
+            self._reload_wanted.set()
 
     async def _reload(self, key: str, announced: bool) -> None:
         subscriber = self._subscribers[key]

@@ -75,6 +75,7 @@ class TrailFilter(msgspec.Struct, frozen=True):
 
 
 EVERY_ENTRY = TrailFilter()
+LIMITS = TrailLimits(MAX_ENTRIES, MAX_ENTRIES // SHARES, KEPT_SECONDS, COUNTED_SECONDS)
 
 
 class WrittenEntry(NamedTuple):
@@ -135,8 +136,8 @@ def find_part(by: By, action: str) -> str:
 
 
 class AccountTrail:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, limits: TrailLimits = LIMITS, read_entries: int = READ_ENTRIES) -> None:
+        self._store, self._limits, self._read_entries = store, limits, read_entries
 
     async def begin(self, access: Access, action: str, target: str) -> WrittenEntry | None:
         """Adds a change that is about to be made. Returns None if it could not be written."""
@@ -149,9 +150,9 @@ class AccountTrail:
         fields = {"who": who, "by": by, "action": action, "target": hide_secret(target[:TARGET_LENGTH])}
         place = TrailPlace(account_id, find_part(by, action), digest(who)[:32])
         change = digest("\0".join(fields.values()))[:32]
-        limits = TrailLimits(MAX_ENTRIES, MAX_ENTRIES // SHARES, KEPT_SECONDS, COUNTED_SECONDS)
         try:
-            return WrittenEntry(place, await scripts.add_trail_entry(self._store, place, change, limits, fields))
+            entry = await scripts.add_trail_entry(self._store, place, change, self._limits, fields)
+            return WrittenEntry(place, entry)
         except BackboneUnavailable as error:
             logger.warning("trail.unwritten", account=account_id, **fields, error=code_of(error.__cause__))
             return None
@@ -169,7 +170,7 @@ class AccountTrail:
     async def _read_page(self, account_id: str, count: int, before: str | None) -> list[TrailEntry]:
         """Returns the newest entries of all parts, without their counts."""
         ends = {part: "+" if before is None else _Position.parse(before).end_before(part) for part in PARTS}
-        oldest = int((time.time() - KEPT_SECONDS) * 1000)
+        oldest = int((time.time() - self._limits.kept) * 1000)
         parts = await self._store.read_each(
             PARTS,
             lambda pipe, part: pipe.xrevrange(trail_stream_key(account_id, part), ends[part], oldest, count=count),
@@ -194,14 +195,15 @@ class AccountTrail:
         self, account_id: str, limit: int, before: str | None = None, chosen: TrailFilter = EVERY_ENTRY
     ) -> list[TrailEntry]:
         """Returns the changes, newest first. `before` is the id of an entry. Raises BackboneUnavailable."""
-        count = limit if chosen == EVERY_ENTRY else READ_ENTRIES
+        count = limit if chosen == EVERY_ENTRY else self._read_entries
         found: list[TrailEntry] = []
-        while True:
+        has_more = True
+        while has_more and len(found) < limit:
             page = await self._read_page(account_id, count, before)
             found += [entry for entry in page if chosen.matches(entry)]
-            if len(found) >= limit or len(page) < count:
-                return await self._read_counts(account_id, found[:limit])
-            before = page[-1].id
+            if has_more := len(page) == count:
+                before = page[-1].id
+        return await self._read_counts(account_id, found[:limit])
 
 
 def _make_entry(position: _Position, fields: dict[str, Any]) -> TrailEntry:

@@ -93,8 +93,8 @@ EVERY_RECORD = AuditFilter()
 
 
 class AuditTrail:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, max_records: int = MAX_RECORDS) -> None:
+        self._store, self._max_records = store, max_records
 
     async def begin_record(
         self, trail: Trail, operator: Operator, action: str, target: str, request_id: str, reason: str = ""
@@ -111,7 +111,7 @@ class AuditTrail:
         )
         key = audit_key(trail)
         async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.xadd(key, _encode(record), maxlen=MAX_RECORDS, approximate=False)
+            pipe.xadd(key, _encode(record), maxlen=self._max_records, approximate=False)
             pipe.expire(key, KEPT_SECONDS)
             record.id, _ = await pipe.execute()
         record.at = now_iso(int(record.id.partition("-")[0]) / 1000)  # Redis's clock
@@ -125,7 +125,7 @@ class AuditTrail:
         logger.info("audit.recorded", trail=trail, request_id=record.requestId, **who, **what)
         try:
             async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.xadd(key, _encode(record), maxlen=MAX_RECORDS, approximate=False)
+                pipe.xadd(key, _encode(record), maxlen=self._max_records, approximate=False)
                 pipe.xdel(key, first)
                 pipe.expire(key, KEPT_SECONDS)
                 await pipe.execute()
@@ -140,14 +140,15 @@ class AuditTrail:
         oldest = int((time.time() - KEPT_SECONDS) * 1000)
         count = limit if chosen == EVERY_RECORD else READ_RECORDS
         found: list[AuditRecord] = []
-        while True:
+        has_more = True
+        while has_more and len(found) < limit:
             newest = "+" if before is None else f"({before}"
             entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=count)
             records = [_decode(entry, fields) for entry, fields in entries]
             found += [record for record in records if chosen.matches(record)]
-            if len(found) >= limit or len(records) < count:
-                return found[:limit]
-            before = records[-1].id
+            if has_more := len(records) == count:
+                before = records[-1].id
+        return found[:limit]
 
 
 def _encode(record: AuditRecord) -> dict[str, str]:

@@ -29,13 +29,16 @@ class Page(msgspec.Struct, Generic[R]):
 
 
 class Directory:
-    def __init__(self, registry: Registry) -> None:
+    def __init__(
+        self, registry: Registry, *, max_searched: int = MAX_SEARCHED, ids_per_read: int = IDS_PER_READ
+    ) -> None:
         self._registry, self._store = registry, registry.store
+        self._max_searched, self._ids_per_read = max_searched, ids_per_read
 
     async def list_accounts(self, search: str, limit: int, before: str | None) -> Page[Account]:
         """Returns accounts, newest first. `search` is part of a name or an id."""
         return await self._read_page(
-            self._list_ids(accounts_key, before, IDS_PER_READ if search else limit + 1, newest_first=True),
+            self._list_ids(accounts_key, before, self._ids_per_read if search else limit + 1, newest_first=True),
             self._read_accounts,
             lambda account: _contains(search, account.name, account.id),
             lambda account: account.id,
@@ -45,7 +48,7 @@ class Directory:
     async def list_apps(self, search: str, limit: int, after: str | None) -> Page[OwnedApp]:
         """Returns apps by id. `search` is part of a name, an id, a custom domain, or the account's name or id."""
         return await self._read_page(
-            self._list_ids(apps_key, after, IDS_PER_READ if search else limit + 1, newest_first=False),
+            self._list_ids(apps_key, after, self._ids_per_read if search else limit + 1, newest_first=False),
             self._read_apps,
             lambda row: _contains(search, row[0].name, row[0].id, row[0].customDomain or "", row[1].id, row[1].name),
             lambda row: row[0].id,
@@ -71,7 +74,7 @@ class Directory:
                     if matches(row):
                         rows.append(row)
                 searched, last = searched + len(ids), ids[-1]
-                if searched >= MAX_SEARCHED:
+                if searched >= self._max_searched:
                     return Page(rows, last)
         return Page(rows, None)
 

@@ -118,9 +118,15 @@ async def prepare_data(settings: Settings) -> None:
         await store.close()
 
 
-async def upgrade_redis(store: Store, steps: Sequence[LayoutStep] | None = None) -> None:
+async def upgrade_redis(
+    store: Store,
+    steps: Sequence[LayoutStep] | None = None,
+    *,
+    lock_seconds: float = LOCK_SECONDS,
+    wait_seconds: float = WAIT_SECONDS,
+) -> None:
     """Raises LayoutFault and BackboneUnavailable."""
-    await _upgrade(store, RedisData(store, STEPS if steps is None else steps))
+    await _upgrade(store, RedisData(store, STEPS if steps is None else steps), lock_seconds, wait_seconds)
 
 
 async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[LayoutStep] | None = None) -> None:
@@ -128,18 +134,20 @@ async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[Layout
     await _upgrade(store, StoredData(storage, STEPS if steps is None else steps))
 
 
-async def _upgrade(store: Store, data: Numbered) -> None:
+async def _upgrade(
+    store: Store, data: Numbered, lock_seconds: float = LOCK_SECONDS, wait_seconds: float = WAIT_SECONDS
+) -> None:
     known = 1 + len(data.steps)
     while (number := parse_number(await data.read(), known)) != known:
         async with AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(WAIT_SECONDS):
-                    lock = held(store, LAYOUT_LOCK_KEY, LOCK_SECONDS, POLL_SECONDS)
+                async with asyncio.timeout(wait_seconds):
+                    lock = held(store, LAYOUT_LOCK_KEY, lock_seconds, POLL_SECONDS)
                     lost = await stack.enter_async_context(lock)
             except TimeoutError:
                 raise LayoutFault(
                     f"The data are of layout {number or 1}, and this version knows {known}: another process has been "
-                    f"upgrading them for {WAIT_SECONDS / 60:.0f} minutes; look at its log, and start this one again."
+                    f"upgrading them for {wait_seconds / 60:.0f} minutes; look at its log, and start this one again."
                 ) from None
             await _run_steps(data, lost)
 

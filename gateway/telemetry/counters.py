@@ -71,9 +71,12 @@ class Counters:
         streams_open: Callable[[], int],
         on_drop: Callable[[int], None],
         clock: Callable[[], float] = time.time,
+        *,
+        max_wait_seconds: float = MAX_WAIT_SECONDS,
     ) -> None:
         """Calls `on_drop` with the number of requests that may be missing from accounts' logs."""
         self._store, self._streams_open, self._clock = store, streams_open, clock
+        self._max_wait_seconds = max_wait_seconds
         self._usage = UsageRecorder(store, on_drop)
         self._tallies: dict[str, Tally] = {}
         self._minute = -1
@@ -184,7 +187,7 @@ class Counters:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        oldest = time.monotonic() - MAX_WAIT_SECONDS
+        oldest = time.monotonic() - self._max_wait_seconds
         self._tallies = {key: tally for key, tally in self._tallies.items() if tally.began >= oldest}
         self._usage.drop_old(oldest)
         self._minute = -1

@@ -52,7 +52,8 @@ class RootContext(NamedTuple):
 
 
 class OtlpTracer:
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self._flush_seconds = flush_seconds
         for name in SILENCED:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         provider = TracerProvider(resource=_describe_process(service), shutdown_on_exit=False)
@@ -101,10 +102,10 @@ class OtlpTracer:
         )
 
     def close(self) -> None:
-        """Sends the remaining spans, for two seconds at most. The SDK would wait longer for a collector that hangs."""
+        """Sends the remaining spans, for `flush_seconds` at most. The SDK would wait longer for one that hangs."""
         closing = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
         closing.start()
-        closing.join(FLUSH_SECONDS)
+        closing.join(self._flush_seconds)
 
 
 class ReportingExporter(SpanExporter):

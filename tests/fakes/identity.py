@@ -18,15 +18,20 @@ class FakeIdentityProvider(FakeServer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.behave()
+        self.tokens: dict[str, str] = {}  # code → ID token
+        self.subjects: dict[str, str | None] = {}  # Authorization → subject
+        self.forms: list[dict[str, list[str]]] = []  # what the token endpoint was sent
+
+    def behave(self) -> None:
+        """Does what a provider should, whatever a test has asked before."""
         self.key = private_key("ES256")
         self.kid: str | None = "one"
         self.jwks: Any = None  # replaces the key set
         self.metadata: dict[str, Any] = {}  # replaces members of the metadata
         self.token_answer: dict[str, Any] = {}  # replaces members of the token endpoint's answer
         self.userinfo: dict[str, Any] | None = None
-        self.tokens: dict[str, str] = {}  # code → ID token
-        self.subjects: dict[str, str | None] = {}  # Authorization → subject
-        self.forms: list[dict[str, list[str]]] = []  # what the token endpoint was sent
+        self.faults: dict[str, Script] = {}  # path → what is answered there instead
 
     def settings(self, **more: str) -> dict[str, str]:
         names = {"ISSUER": self.address, "CLIENT_ID": CLIENT_ID, "CLIENT_SECRET": CLIENT_SECRET, **more}
@@ -48,6 +53,8 @@ class FakeIdentityProvider(FakeServer):
         return {"code": code, "state": asked["state"]}
 
     def script(self, exchange: Exchange) -> Script:
+        if exchange.path in self.faults:
+            return self.faults[exchange.path]
         match exchange.path:
             case "/.well-known/openid-configuration":
                 metadata: dict[str, Any] = {"issuer": self.address, "userinfo_endpoint": f"{self.address}/userinfo"}

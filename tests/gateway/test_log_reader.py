@@ -63,14 +63,13 @@ def writer(descriptor: int) -> log.LineWriter:
     return made
 
 
-def test_lines_are_written_in_order_and_gaps_are_reported(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "QUEUE_BYTES", 100_000)
+def test_lines_are_written_in_order_and_gaps_are_reported(pipe: Pipe) -> None:
     lines = writer(pipe[1])
     dropped: list[int] = []
     lines.on_drop = dropped.append
     began = time.thread_time()
     for number in range(50_000):
-        lines.write(b"%d\n" % number)
+        lines.write(b"%0100d\n" % number)
     assert time.thread_time() - began < 1
     assert dropped
     # The last gap is reported even if no further line is logged.
@@ -79,8 +78,7 @@ def test_lines_are_written_in_order_and_gaps_are_reported(pipe: Pipe, monkeypatc
     assert read_all(pipe[0], b"again") == [b"again"]
 
 
-def test_gaps_are_reported_where_they_are(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "QUEUE_BYTES", 100_000)
+def test_gaps_are_reported_where_they_are(pipe: Pipe) -> None:
     lines = writer(pipe[1])
     dropped: list[int] = []
     lines.on_drop = dropped.append
@@ -88,7 +86,7 @@ def test_gaps_are_reported_where_they_are(pipe: Pipe, monkeypatch: pytest.Monkey
 
     def talk() -> None:
         for number in range(200_000):
-            lines.write(b"%d\n" % number)
+            lines.write(b"%0100d\n" % number)
             if number == 100_000:  # more than the queue and the pipe hold
                 full.set()
             if number > 100_000 and number % 100 == 0:
@@ -135,7 +133,7 @@ def test_a_pipe_that_was_made_non_blocking(pipe: Pipe) -> None:
     os.set_blocking(pipe[1], False)
     lines = writer(pipe[1])
     for number in range(30_000):
-        lines.write(b"%d\n" % number)
+        lines.write(b"%0100d\n" % number)
     lines.write(b"the end\n")
     assert [*map(int, read_all(pipe[0], b"the end")[:-1])] == [*range(30_000)]
 

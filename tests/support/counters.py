@@ -32,11 +32,11 @@ def request_line(**fields: Any) -> RequestLine:
 class CountingProcess:
     """The counters of one process. Its clock stands still until a test sets `now`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **limits: float) -> None:
         self.store = Store(url)
         self.now = NOON
         self.unlogged = 0
-        self.counters = Counters(self.store, lambda: 3, self._drop, lambda: self.now)
+        self.counters = Counters(self.store, lambda: 3, self._drop, lambda: self.now, **limits)
 
     def _drop(self, requests: int) -> None:
         self.unlogged += requests

@@ -29,6 +29,7 @@ class Proxy:
     | `down` | every connection is closed, including new ones |
     | `swallowing` | connections stay open, and nothing arrives in either direction |
     | `hold_requests`, `hold_answers` | requests with this text, or the answers to them, wait for `let_go` |
+    | `lose_request` | once, after `spared` others, a request with this text is lost, and the connection closes |
     | `lose_answer` | once, the answer to a request with this text is lost, and the connection closes |
 
     A request that waits here reaches the server even if its client is gone, like a request on the network.
@@ -40,6 +41,8 @@ class Proxy:
     swallowing: bool = False
     hold_requests: bytes | None = None
     hold_answers: bytes | None = None
+    lose_request: bytes | None = None
+    spared: int = 0
     lose_answer: bytes | None = None
     held: int = 0  # the number of times that something waited
     links: set[Link] = field(default_factory=set)
@@ -101,6 +104,12 @@ class Proxy:
                 if self.swallowing:
                     continue
                 link.asked = data
+                if self.lose_request and self.lose_request in data:
+                    if not self.spared:
+                        self.lose_request = None
+                        link.cut()
+                        return
+                    self.spared -= 1
                 if self.hold_requests and self.hold_requests in data:
                     self.held += 1
                     await self._released.wait()

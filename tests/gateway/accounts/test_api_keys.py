@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -12,8 +12,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from gateway.accounts import api_keys, scripts
-from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference, digest
+from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference, ListedKey, digest
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
@@ -21,11 +20,13 @@ from gateway.errors import LastKey
 from gateway.ids import now_iso
 from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
 from tests.support.accounts import Account
+from tests.support.background import cancel
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
 from tests.support.visitor import Visitor, new_address
 
 session = pytest.mark.asyncio(loop_scope="session")
@@ -323,31 +324,18 @@ async def test_the_last_use_is_written_in_the_background(holder: Holder, gw: Gat
     assert before[:-5] <= used <= now_iso()
 
 
-class Gate:
-    """Records the uses that a process writes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[list[str]] = []
-        record_key_uses = scripts.record_key_uses
-
-        async def counted(store: Any, account: str, used: list[str]) -> int:
-            self.calls.append(list(used))
-            return await record_key_uses(store, account, used)
-
-        monkeypatch.setattr(scripts, "record_key_uses", counted)
-
-
-async def test_many_requests_write_one_use_per_minute(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, secret = await here.create_account("One", "free")
-    gate, clock = Gate(monkeypatch), [0.0]
-    monkeypatch.setattr(api_keys, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    key = await here.api_keys.identify(secret)
+async def test_many_requests_write_one_use_per_minute(here: Registry, raw: redis.asyncio.Redis) -> None:
+    account, secret = await here.create_account("One", "free")
+    second, written = 0, list[int]()
+    keys = ApiKeys(here.store, clock=lambda: float(second))
+    key = await keys.identify(secret)
     for second in range(120):
-        clock[0] = float(second)
         for _ in range(50):
-            here.api_keys.note_use(key)
-        await here.api_keys.write_uses()
-    assert gate.calls == [[key.id], [key.id]]
+            keys.note_use(key)
+        await keys.write_uses()
+        if await raw.delete(api_keys_used_key(account.id)):
+            written.append(second)
+    assert written == [0, 60]
 
 
 async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry, proxy: Any) -> None:
@@ -364,7 +352,7 @@ async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry
         assert (await only_key(here, account.id)).lastUsedAt is not None
 
 
-async def only_key(registry: Registry, account_id: str) -> api_keys.ListedKey:
+async def only_key(registry: Registry, account_id: str) -> ListedKey:
     [key] = await registry.list_keys(account_id)
     return key
 
@@ -380,45 +368,43 @@ async def test_a_late_use_of_a_revoked_key_is_not_written(here: Registry, raw: r
     assert len(await raw.hgetall(api_keys_used_key(account.id))) == 1
 
 
-async def test_the_number_of_noted_uses_is_limited(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_keys, "MAX_NOTED", 10)
+async def test_the_number_of_noted_uses_is_limited(here: Registry) -> None:
+    keys = ApiKeys(here.store, max_noted=10)
     for n in range(100):
-        here.api_keys.note_use(KeyReference("acc", f"key_{n}"))
-    assert len(here.api_keys._noted) <= 10
-    assert len(here.api_keys._unwritten) <= 10
-    await here.api_keys.write_uses()
-    assert not here.api_keys._unwritten
+        keys.note_use(KeyReference("acc", f"key_{n}"))
+    assert len(keys._noted) <= 10
+    assert len(keys._unwritten) <= 10
+    await keys.write_uses()
+    assert not keys._unwritten
 
 
 # -- what Redis holds ----------------------------------------------------------------------------------------
 
 
-async def test_an_interrupted_revocation_holds(
-    here: Registry, there: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def interrupt(work: Coroutine[Any, Any, Any], proxy: Proxy, key: str) -> None:
+    """Ends the work as soon as it sends a request with this key, which does not arrive."""
+    proxy.hold_requests = key.encode()
+    task = asyncio.create_task(work)
+    await wait_until(lambda: proxy.held)
+    await cancel(task)
+
+
+async def test_an_interrupted_revocation_holds(here: Registry, proxy: Proxy) -> None:
     """Even if the process dies before it removes `key:<sha256>`, the key is refused."""
     account, _ = await here.create_account("One", "free")
     key = await here.api_keys.create(account.id, "second")
-
-    async def die(*_: Any, **__: Any) -> bool:
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr("gateway.accounts.api_keys.compare_and_set", die)
-    with pytest.raises(asyncio.CancelledError):
-        await here.api_keys.revoke(account.id, key.id)
-    assert await there.api_keys.find(await there.api_keys.identify(key.key)) is None
+    async with opened(proxy.url) as store:
+        await interrupt(ApiKeys(store).revoke(account.id, key.id), proxy, api_key_key(digest(key.key)))
+    reference = await here.api_keys.identify(key.key)
+    assert reference is not None
+    assert await here.api_keys.find(reference) is None
 
 
-async def test_an_interrupted_creation_does_not_count(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interrupted_creation_does_not_count(here: Registry, proxy: Proxy) -> None:
     """A key that nobody has seen must not be the account's last one."""
     account, first = await here.create_account("One", "free")
-
-    async def die(*_: Any, **__: Any) -> bool:
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(scripts, "add_key", die)
-    with pytest.raises(asyncio.CancelledError):
-        await here.api_keys.create(account.id, "second")
+    async with opened(proxy.url) as store:
+        await interrupt(ApiKeys(store).create(account.id, "second"), proxy, api_keys_key(account.id))
     with pytest.raises(LastKey):
         await here.api_keys.revoke(account.id, (await only_key(here, account.id)).id)
     assert await here.api_keys.identify(first) is not None

@@ -1,7 +1,6 @@
 """An account's apps are created and deleted one at a time, and a failed creation leaves nothing."""
 
 import asyncio
-from typing import Any
 
 import pytest
 import redis.asyncio
@@ -10,10 +9,13 @@ from gateway.accounts import app_changes
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
 from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken
 from gateway.keys import app_changes_key, app_lock_key, app_window_key, deleted_apps_key, partition_tag, spend_key
-from gateway.redis.scripts import compare_and_set
-from tests.support.registries import ACCOUNT_KEYS
+from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
+from tests.support.registries import ACCOUNT_KEYS, KEY
+from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
 
 LOCK = app_lock_key("acc_one")
 
@@ -24,21 +26,16 @@ def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App
 
 @pytest.mark.parametrize("step", range(4))
 async def test_a_creation_that_fails_leaves_nothing(
-    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int
+    here: Registry, raw: redis.asyncio.Redis, proxy: Proxy, step: int
 ) -> None:
     """After Redis failed before one of the writes, the name is free and the app does not count."""
-    changes, change, writes = AppChanges(here), compare_and_set, iter(range(100))
-
-    async def failing(*args: Any, **options: str) -> bool:
-        if next(writes) == step:
-            raise BackboneUnavailable
-        return await change(*args, **options)
-
-    for module in ("accounts.app_changes", "accounts.registry", "redis.compare_and_set"):
-        monkeypatch.setattr(f"gateway.{module}.compare_and_set", failing)
-    with pytest.raises(BackboneUnavailable):
-        await changes.create_app(an_app(), limit=1)
-    monkeypatch.undo()
+    async with opened(proxy.url) as store:
+        await compare_and_set(store, "loads", "")
+        proxy.lose_request, proxy.spared = CHANGES_CHANNEL.encode(), step
+        with pytest.raises(BackboneUnavailable):
+            await AppChanges(Registry(store, Vault(KEY))).create_app(an_app(), limit=1)
+    assert proxy.lose_request is None
+    changes = AppChanges(here)
     assert set(await raw.keys("*")) <= {app_changes_key("acc_one")} | ACCOUNT_KEYS
     await changes.create_app(an_app(2), limit=1)
     assert await here.find_app("app-2") == await here.find_app("shop") == an_app(2)
@@ -57,12 +54,9 @@ async def test_creations_in_two_processes_happen_one_at_a_time(here: Registry, t
     assert len(await here.list_apps("acc_one")) == 5
 
 
-async def test_a_dead_process_s_lock_expires(
-    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app_changes, "WAIT_SECONDS", 0.1)
+async def test_a_dead_process_s_lock_expires(here: Registry, raw: redis.asyncio.Redis) -> None:
     await raw.set(LOCK, "another", ex=app_changes.LOCK_SECONDS)
-    changes = AppChanges(here)
+    changes = AppChanges(here, wait_seconds=0.1)
     with pytest.raises(BackboneUnavailable):
         await changes.create_app(an_app(), limit=1)
     assert await raw.get(LOCK) == "another", "only its holder can remove it"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx_sse
 import pytest
 
-from gateway.accounts.changes import TOPICS, Changes
+from gateway.accounts.changes import COMMENT_SECONDS, STREAM_SECONDS, TOPICS, Changes
 from gateway.accounts.viewers import CHANGES
 from gateway.errors import BackboneUnavailable
 from tests.fakes import FakeAppBackend
@@ -18,9 +18,10 @@ from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.virtual_time import virtual_time
 from tests.support.visitor import Visitor
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+session = pytest.mark.asyncio(loop_scope="session")
 
 GAUGE = "gateway_change_viewers "
 
@@ -67,6 +68,7 @@ async def change(account: Account, method: str, path: str, body: Any = None) -> 
 # -- what it reports -----------------------------------------------------------------------------------------
 
 
+@session
 async def test_a_request_to_the_model_is_reported(app: App) -> None:
     async with watching(app.account) as seen:
         await app.events("x")
@@ -75,12 +77,14 @@ async def test_a_request_to_the_model_is_reported(app: App) -> None:
         assert set(seen.topics) == {"requests", "usage"}
 
 
+@session
 async def test_a_change_through_another_process_is_reported(twin: Gateway, app: App) -> None:
     async with watching(app.account, twin) as seen:
         await change(app.account, "PUT", f"/account/apps/{app.name}/limits", {"dailyEuro": "0.50"})
         await seen.reports("apps")
 
 
+@session
 async def test_hooks_keys_and_webhooks_are_reported(app: App) -> None:
     account = app.account
     async with watching(account) as seen:
@@ -94,12 +98,14 @@ async def test_hooks_keys_and_webhooks_are_reported(app: App) -> None:
         await seen.reports("deliveries")
 
 
+@session
 async def test_findings_and_crashes_of_an_app_are_reported(gw: Gateway, app: App) -> None:
     async with watching(app.account) as seen:
         await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
         await seen.reports("apps")
 
 
+@session
 async def test_the_switch_of_inference_is_reported(launch: Launch, backend: FakeAppBackend) -> None:
     async with launch() as gw:
         account = await gw.account()
@@ -108,6 +114,7 @@ async def test_the_switch_of_inference_is_reported(launch: Launch, backend: Fake
             await seen.reports("service")
 
 
+@session
 async def test_a_switch_that_is_back_before_the_next_read_is_reported(launch: Launch, backend: FakeAppBackend) -> None:
     """A viewer may have seen the status in between, for another reason."""
     async with launch({"gateway.accounts.changes.READ_SECONDS": 4.0}) as gw:
@@ -120,6 +127,7 @@ async def test_a_switch_that_is_back_before_the_next_read_is_reported(launch: La
             await seen.reports("service")
 
 
+@session
 async def test_other_accounts_changes_are_not_reported(gw: Gateway, app: App, backend: FakeAppBackend) -> None:
     other = await gw.app(backend)
     async with watching(other.account) as seen, watching(app.account) as own:
@@ -129,6 +137,7 @@ async def test_other_accounts_changes_are_not_reported(gw: Gateway, app: App, ba
         assert seen.topics == []
 
 
+@session
 async def test_a_suspended_account_may_watch(gw: Gateway, app: App) -> None:
     async with watching(app.account) as seen:
         suspended = await gw.platform("PUT", f"accounts/{app.account.id}/suspension", {"reason": "abuse"})
@@ -141,10 +150,12 @@ async def test_a_suspended_account_may_watch(gw: Gateway, app: App) -> None:
 # -- access, limits and the end ------------------------------------------------------------------------------
 
 
+@session
 async def test_it_needs_a_credential(gw: Gateway) -> None:
     refused(await gw.http.get("/account/changes"), 401, "UNAUTHORIZED")
 
 
+@session
 async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
     account = await gw.account()
     await visitor.call("POST", "/dashboard/session", {"apiKey": account.key})
@@ -153,6 +164,7 @@ async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
         assert await anext(response.aiter_lines()) == "event: ready"
 
 
+@session
 async def test_one_caller_leaves_streams_to_others_of_its_account(gw: Gateway) -> None:
     """A key that may only read cannot keep the account's owner from following it."""
     account, half = await gw.account(), CHANGES.limit_of_account // 2
@@ -171,6 +183,7 @@ async def test_one_caller_leaves_streams_to_others_of_its_account(gw: Gateway) -
     await wait_until(partial(count_viewers, gw), holds=lambda count: count == 0)
 
 
+@session
 async def test_accounts_without_a_stream_always_get_one(launch: Launch) -> None:
     """However many streams 25 accounts ask for, each with two keys."""
     async with launch() as gw, AsyncExitStack() as viewers:
@@ -193,6 +206,7 @@ async def count_viewers(gw: Gateway) -> float:
     return float(line.removeprefix(GAUGE))
 
 
+@session
 async def test_it_ends_while_redis_is_away_and_can_be_opened_again(launch: Launch, backend: FakeAppBackend) -> None:
     async with launch(COUNTED_SOON) as gw:
         account = await gw.account()
@@ -213,6 +227,7 @@ async def test_it_ends_while_redis_is_away_and_can_be_opened_again(launch: Launc
             await seen.reports("keys")
 
 
+@session
 async def test_a_drain_ends_it(launch: Launch) -> None:
     async with launch() as gw, watching(await gw.account()) as seen:
         stopping = asyncio.create_task(gw.stop())
@@ -249,14 +264,14 @@ class FakeRegistry:
         return account_id
 
 
-def make(monkeypatch: pytest.MonkeyPatch) -> tuple[Changes, FakeStore]:
-    monkeypatch.setattr("gateway.accounts.changes.READ_SECONDS", 0.05)
+def make() -> tuple[Changes, FakeStore]:
     registry = FakeRegistry()
     return Changes(registry, lambda: "on"), registry.store  # type: ignore[arg-type]
 
 
-async def test_all_viewers_share_a_read_and_without_viewers_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, store = make(monkeypatch)
+@virtual_time
+async def test_all_viewers_share_a_read_and_without_viewers_there_is_none() -> None:
+    changes, store = make()
     viewers = [changes.stream_events("acc_1", lambda: False) for _ in range(10)]
     for viewer in viewers:
         assert await anext(viewer) == b"event: ready\ndata: ready\n\n"
@@ -268,12 +283,13 @@ async def test_all_viewers_share_a_read_and_without_viewers_there_is_none(monkey
     for viewer in viewers:
         await viewer.aclose()
     idle = len(store.reads)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(5)
     assert len(store.reads) == idle
 
 
-async def test_a_slow_viewer_gets_each_topic_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, store = make(monkeypatch)
+@virtual_time
+async def test_a_slow_viewer_gets_each_topic_once() -> None:
+    changes, store = make()
     viewer = changes.stream_events("acc_1", lambda: False)
     await anext(viewer)
     for n in range(4):
@@ -282,37 +298,38 @@ async def test_a_slow_viewer_gets_each_topic_once(monkeypatch: pytest.MonkeyPatc
         await wait_until(lambda read=read: len(store.reads) >= read + 2)
     assert await anext(viewer) == b"event: hooks\ndata: hooks\n\nevent: keys\ndata: keys\n\n"
     waiting = asyncio.ensure_future(anext(viewer))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(5)
     assert not waiting.done()
     waiting.cancel()
 
 
-async def test_a_deploy_that_ends_soon_after_it_is_first_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_a_deploy_that_ends_soon_after_it_is_first_listed() -> None:
     """Its own marks are first read after the list that names it, and then differ from those that the viewer saw."""
-    changes, store = make(monkeypatch)
+    changes, store = make()
     viewer = changes.stream_events("acc_1", lambda: False)
     await anext(viewer)
     store.names["deploys"] = ["dep_1"]
     for _ in range(2):
         assert await asyncio.wait_for(anext(viewer), 2) == b"event: deploys\ndata: deploys\n\n"
     waiting = asyncio.ensure_future(anext(viewer))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(5)
     assert not waiting.done()
     waiting.cancel()
 
 
-async def test_a_quiet_stream_has_comments_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, _ = make(monkeypatch)
-    monkeypatch.setattr("gateway.accounts.changes.COMMENT_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.accounts.changes.STREAM_SECONDS", 2)
+@virtual_time
+async def test_a_quiet_stream_has_comments_and_ends() -> None:
+    changes, _ = make()
     ready, *comments = [event async for event in changes.stream_events("acc_1", lambda: False)]
     assert ready.startswith(b"event: ready")
-    assert 2 <= len(comments) <= 20
+    assert STREAM_SECONDS / (COMMENT_SECONDS + 2) <= len(comments) <= STREAM_SECONDS / COMMENT_SECONDS
     assert set(comments) == {b": waiting\n\n"}
 
 
-async def test_a_fault_ends_all_streams_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, store = make(monkeypatch)
+@virtual_time
+async def test_a_fault_ends_all_streams_of_the_account() -> None:
+    changes, store = make()
     viewers = [changes.stream_events("acc_1", lambda: False) for _ in range(3)]
     for viewer in viewers:
         await anext(viewer)
@@ -326,6 +343,7 @@ async def test_a_fault_ends_all_streams_of_the_account(monkeypatch: pytest.Monke
     await again.aclose()
 
 
+@session
 async def test_the_topics_are_documented() -> None:
     from gateway.api.account import stream_changes
 

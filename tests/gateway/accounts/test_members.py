@@ -489,11 +489,10 @@ async def test_an_invitation_that_is_canceled_meanwhile_makes_nobody_a_member(on
     assert await one.list_keys() == {account_key("acc_1")}
 
 
-async def test_an_invitation_ends_by_itself(one: Store, members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> None:
     email = "a@example.com"
     await members.set_role("acc_1", "owner@example.com", "viewer", "API key")
-    monkeypatch.setattr("gateway.accounts.members.INVITATION_SECONDS", 1)
-    await members.set_role("acc_1", email, "viewer", "API key")
+    await Members(one, RecordCache(one), invitation_seconds=1).set_role("acc_1", email, "viewer", "API key")
     for key in (invitations_key("acc_1"), invited_by_key(digest(email))):
         assert 0 < await one.client.ttl(key) <= 14 * 86_400 + 1  # a part of a second counts as one
     await wait_until(lambda: is_ended(members, email), 3)
@@ -528,11 +527,9 @@ async def test_changes_of_members_and_invitations_at_once_are_all_made(one: Stor
     assert await one.get(invitations_key("acc_1")) is None
 
 
-async def test_the_accounts_that_are_found_for_an_address_are_limited(
-    one: Store, members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_accounts_that_are_found_for_an_address_are_limited(one: Store) -> None:
     """An invitation that is not found counts all the same, because the account's record decides."""
-    monkeypatch.setattr("gateway.accounts.members.MAX_INVITED_BY", 3)
+    members = Members(one, RecordCache(one), max_invited_by=3)
     await add_accounts(one, *(f"acc_{number}" for number in range(5)))
     for number in range(5):
         await members.set_role(f"acc_{number}", "a@example.com", "viewer", "API key")

@@ -39,17 +39,24 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @module_fixture
-async def idp() -> AsyncIterator[FakeIdentityProvider]:
+async def shared_idp() -> AsyncIterator[FakeIdentityProvider]:
     async with FakeIdentityProvider() as idp:
         yield idp
 
 
+@pytest.fixture
+def idp(shared_idp: FakeIdentityProvider) -> FakeIdentityProvider:
+    """A provider that does what it should, until the test asks otherwise."""
+    shared_idp.behave()
+    return shared_idp
+
+
 @module_fixture
 async def oidc(
-    provider: FakeProvider, idp: FakeIdentityProvider, tmp_path_factory: pytest.TempPathFactory
+    provider: FakeProvider, shared_idp: FakeIdentityProvider, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("openid")
-    operators = idp.settings(OPERATORS=OPERATORS)
+    operators = shared_idp.settings(OPERATORS=OPERATORS)
     fast = {"gateway.accounts.openid.FAILURE_SECONDS": 0.0}
     async with gateway_with_redis(provider, folder, fast, GATEWAY_REGISTRATIONS_PER_DAY="1000", **operators) as running:
         running.confidential.add(CLIENT_SECRET)
@@ -164,10 +171,8 @@ async def test_an_id_token_that_is_wrong(visitor: Visitor, idp: FakeIdentityProv
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b", "a.b.c", "e30.e30.", "\xe9.e30.e30", 5, None])
-async def test_what_is_no_id_token(
-    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: pytest.MonkeyPatch, text: Any
-) -> None:
-    monkeypatch.setattr(idp, "token_answer", {"id_token": text})
+async def test_what_is_no_id_token(visitor: Visitor, idp: FakeIdentityProvider, text: Any) -> None:
+    idp.token_answer = {"id_token": text}
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
 
 
@@ -195,14 +200,14 @@ async def test_what_is_no_address(visitor: Visitor, idp: FakeIdentityProvider, e
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), "x", email=email)), 403)
 
 
-async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any) -> None:
+async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     email = new_email()
     for userinfo, status in (
         ({"sub": email, "email": email, "email_verified": True}, 302),
         ({"sub": "somebody else", "email": email, "email_verified": True}, 400),
         ({"sub": email, "email": email}, 403),
     ):
-        monkeypatch.setattr(idp, "userinfo", userinfo)
+        idp.userinfo = userinfo
         # An address of the token without its verification must not borrow that of userinfo.
         answer = idp.grant(await begin(visitor), email, email="victim@example.com", email_verified=...)
         response = await come_back(visitor, answer)
@@ -251,18 +256,13 @@ async def test_only_own_tickets_reach_the_provider(visitor: Visitor, idp: FakeId
     assert len(idp.forms) == asked + 1
 
 
-async def test_failures_of_the_provider_are_no_failed_log_ins(
-    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any
-) -> None:
-    script = idp.script
+async def test_failures_of_the_provider_are_no_failed_log_ins(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     for fault in ([Head(503, {"Content-Length": "0"})], [CLOSE]):
         for _ in range(12):
             brought = idp.grant(await begin(visitor), new_email())
-            monkeypatch.setattr(
-                idp, "script", lambda each, fault=fault: fault if each.path == "/token" else script(each)
-            )
+            idp.faults["/token"] = fault
             assert_page(await come_back(visitor, brought), 503)
-            monkeypatch.setattr(idp, "script", script)
+            idp.faults.clear()
     await sign_in(visitor, idp, new_email())
     # What the provider refuses still counts.
     statuses = []
@@ -356,34 +356,29 @@ async def test_new_keys_of_the_provider(visitor: Visitor, idp: FakeIdentityProvi
 
 
 @pytest.mark.parametrize("name", READ)
-async def test_a_key_that_is_read(
-    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+async def test_a_key_that_is_read(visitor: Visitor, idp: FakeIdentityProvider, name: str) -> None:
     """Keys that are left out do no harm, nor does another one of the same `kid`."""
     published = publish(name)
-    monkeypatch.setattr(idp, "jwks", published.document)
-    monkeypatch.setattr(idp, "kid", published.kid)
+    idp.jwks = published.document
+    idp.kid = published.kid
     await sign_in(visitor, idp, new_email(), alg=published.alg, key=published.private)
 
 
-async def test_members_that_are_null_are_absent(
-    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_members_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     nulls = "userinfo_endpoint token_endpoint_auth_methods_supported authorization_response_iss_parameter_supported"
-    with monkeypatch.context() as patches:
-        patches.setattr(idp, "metadata", dict.fromkeys([*nulls.split(), "end_session_endpoint"]))
-        patches.setattr(idp, "token_answer", dict.fromkeys(["access_token", "refresh_token", "expires_in"]))
-        patches.setattr(idp, "key", private_key("ES256"))  # so that the metadata are read again
-        await sign_in(visitor, idp, new_email())
-        # Without userinfo, the address is that of the token.
-        answer = idp.grant(await begin(visitor), new_email(), email_verified=...)
-        assert_page(await come_back(visitor, answer), 403)
-    await sign_in(visitor, idp, new_email())  # reads the metadata again
+    idp.metadata = dict.fromkeys([*nulls.split(), "end_session_endpoint"])
+    idp.token_answer = dict.fromkeys(["access_token", "refresh_token", "expires_in"])
+    await sign_in(visitor, idp, new_email())  # reads the metadata again, because the key is a new one
+    # Without userinfo, the address is that of the token.
+    answer = idp.grant(await begin(visitor), new_email(), email_verified=...)
+    assert_page(await come_back(visitor, answer), 403)
+    idp.behave()
+    await sign_in(visitor, idp, new_email())
 
 
-async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any) -> None:
+async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     email = new_email()
-    monkeypatch.setattr(idp, "userinfo", {"sub": email, "email": email, "email_verified": True, "groups": ["staff"]})
+    idp.userinfo = {"sub": email, "email": email, "email_verified": True, "groups": ["staff"]}
     nulls = dict.fromkeys(["nbf", "jti", "azp", "email_verified", "groups"])
     await sign_in(visitor, idp, email, **nulls)
     assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
@@ -418,16 +413,16 @@ async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, i
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
 
 
-async def test_who_is_no_operator(visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any) -> None:
+async def test_who_is_no_operator(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     """Neither an address that reads like a claim, nor a claim `email` that is not verified."""
     await sign_in(visitor, idp, "teams=ops@example.com", "?page=ops")
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
     email = new_email()
-    monkeypatch.setattr(idp, "userinfo", {"sub": email, "email": email, "email_verified": True})
+    idp.userinfo = {"sub": email, "email": email, "email_verified": True}
     answer = idp.grant(await begin(visitor), email, email="boss@example.com", email_verified=...)
     assert (await come_back(visitor, answer)).status_code == 302
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
-    monkeypatch.setattr(idp, "userinfo", None)
+    idp.userinfo = None
     await sign_in(visitor, idp, "boss@example.com")
     assert (await visitor.call("GET", "/platform/audit")).status_code == 200
 
@@ -544,14 +539,12 @@ async def test_a_stranger_uses_up_nothing_of_people_on_the_same_network(
     await sign_in(visitor, idp, new_email())
 
 
-async def test_a_provider_that_refuses_or_breaks(
-    oidc: Gateway, idp: FakeIdentityProvider, visitor: Visitor, monkeypatch: Any
-) -> None:
+async def test_a_provider_that_refuses_or_breaks(oidc: Gateway, idp: FakeIdentityProvider, visitor: Visitor) -> None:
     answer = idp.grant(await begin(visitor), new_email())
     del idp.tokens[answer["code"]]
     assert_page(await come_back(visitor, answer), 400)
     answer = idp.grant(await begin(visitor), new_email())
-    monkeypatch.setattr(idp, "script", lambda _: [b"<html>"])
+    idp.faults = {"/token": [b"<html>"]}
     assert_page(await come_back(visitor, answer), 400)
 
 

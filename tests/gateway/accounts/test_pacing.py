@@ -8,6 +8,7 @@ import pytest
 from gateway.accounts import pacing
 from gateway.accounts.pacing import METER, Pacing, RequestMeter, leave_lane
 from gateway.errors import RateLimited
+from tests.support.virtual_time import virtual_time
 
 
 async def admit(
@@ -44,7 +45,8 @@ async def test_long_requests_hold_no_slot() -> None:
         await asyncio.wait_for(admit(paces, "ana", {}, paced=False), 1)
 
 
-async def test_an_account_that_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_an_account_that_has_used_its_time_waits() -> None:
     paces, state = Pacing(), dict[str, Any]()
 
     async def work() -> None:
@@ -57,7 +59,6 @@ async def test_an_account_that_has_used_its_time_waits(monkeypatch: pytest.Monke
     await admit(paces, "ana", state)
     assert 0.1 / pacing.TIME_SHARE <= asyncio.get_running_loop().time() - began < 5
     leave_lane(state)
-    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
     state[METER].charge(60)
     with pytest.raises(RateLimited) as refused:
         await admit(paces, "ana", {})
@@ -66,12 +67,12 @@ async def test_an_account_that_has_used_its_time_waits(monkeypatch: pytest.Monke
     await asyncio.wait_for(admit(paces, "ben", {}), 1)
 
 
-async def test_the_number_of_waiting_requests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "MAX_WAITING", 3)
+@virtual_time
+async def test_the_number_of_waiting_requests_is_limited() -> None:
     paces = Pacing()
     for _ in range(2):
         await admit(paces, "ana", {})
-    waiting = [asyncio.create_task(admit(paces, "ana", {})) for _ in range(3)]
+    waiting = [asyncio.create_task(admit(paces, "ana", {})) for _ in range(pacing.MAX_WAITING)]
     await asyncio.sleep(0.01)
     with pytest.raises(RateLimited):
         await admit(paces, "ana", {})
@@ -113,39 +114,28 @@ async def test_a_request_is_metered_step_by_step_and_its_slot_is_freed() -> None
     assert state[METER]._lane._running == 0
 
 
-async def test_the_time_of_a_request_is_charged_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        worked = 0.0
-
-        def perf_counter(self) -> float:
-            return self.worked
-
-        def monotonic(self) -> float:
-            return 100.0
-
-    clock = Clock()
-    monkeypatch.setattr(pacing, "time", clock)
-    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.05)
-    paces, state = Pacing(), dict[str, Any]()
+@virtual_time
+async def test_the_time_of_a_request_is_charged_to_its_account() -> None:
+    paces, state, worked = Pacing(), dict[str, Any](), 0.0
 
     async def work() -> None:
+        nonlocal worked
         await admit(paces, "ana", state)
         for _ in range(2):
-            clock.worked += 5
+            worked += 5
             await asyncio.sleep(0)
 
-    await RequestMeter(work(), state)
+    await RequestMeter(work(), state, clock=lambda: worked)
     with pytest.raises(RateLimited) as refused:
         await admit(paces, "ana", {})
     assert refused.value.retry_after is not None
-    assert 40 < refused.value.retry_after <= 51
+    assert 38 <= refused.value.retry_after <= 40, "of 50 seconds, it has waited ten"
     await admit(paces, "ben", {})
 
 
-async def test_idle_lanes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "MAX_LANES", 10)
+async def test_idle_lanes_are_dropped() -> None:
     paces = Pacing()
-    for number in range(100):
+    for number in range(pacing.MAX_LANES + 10):
         state: dict[str, Any] = {}
         await admit(paces, f"acc_{number}", state)
         leave_lane(state)
@@ -190,8 +180,8 @@ async def test_rights_are_taken_away_in_a_lane_of_its_own() -> None:
     await asyncio.wait_for(admit(paces, "ana", {}, takes_rights=True), 0.1)
 
 
-async def test_a_caller_that_sends_many_bodies_waits_for_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
+@virtual_time
+async def test_a_caller_that_sends_many_bodies_waits_for_one_of_them() -> None:
     paces, ended = Pacing(), asyncio.Event()
 
     async def send(caller: str, size: int | None = 10) -> None:
@@ -209,9 +199,9 @@ async def test_a_caller_that_sends_many_bodies_waits_for_one_of_them(monkeypatch
 
 
 @pytest.mark.parametrize("size", [None, pacing.SMALL_BODY_BYTES + 1])
-async def test_large_bodies_of_an_account_are_limited(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
+@virtual_time
+async def test_large_bodies_of_an_account_are_limited(size: int | None) -> None:
     """Those of all its callers together, which would fill the memory. Small ones are not held up."""
-    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
     paces, ended = Pacing(), asyncio.Event()
 
     async def send(caller: str, size: int | None) -> None:

@@ -9,7 +9,8 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.accounts import record_cache
+from gateway.accounts.record_cache import RecordCache
+from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import Availability
@@ -17,6 +18,7 @@ from gateway.inference.health import Health
 from gateway.keys import INFERENCE_KEY, account_key, app_key
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import DEFAULT_PROVIDER, Settings
+from tests.support.background import in_background
 from tests.support.inference_status import Usable
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer
@@ -86,14 +88,14 @@ async def test_a_process_sees_its_own_change_at_once(here: Registry, proxy: Prox
         proxy.let_go()
 
 
-async def test_the_number_of_copies_is_limited(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_cache, "MAX_COPIES", 3)
+async def test_the_number_of_copies_is_limited(here: Registry) -> None:
+    cache = RecordCache(here.store, max_copies=3)
     for n in range(6):
         await here.put_app(an_app(f"app-{n}"), None)
     for _ in range(2):
         for n in range(6):
-            assert (await here.app(f"app-{n}")) == an_app(f"app-{n}")
-            assert len(here.cache._copies) <= 3
+            assert (await cache.read(app_key(f"app-{n}"), App)) == an_app(f"app-{n}")
+            assert len(cache._copies) <= 3
 
 
 async def test_names_that_do_not_exist_are_not_cached(here: Registry) -> None:
@@ -169,7 +171,7 @@ async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str) ->
         assert await registry.app("shop")
         valkey.freeze()
         try:
-            await wait_until(lambda: not registry.cache.is_current, timeout=2)
+            await wait_until(lambda: not registry.cache.is_current, timeout=2.5)
             with pytest.raises(BackboneUnavailable):
                 await registry.app("shop")
         finally:
@@ -307,17 +309,15 @@ async def _no_probe() -> None:
     raise AssertionError("nothing is wrong with the provider")
 
 
-async def test_a_record_is_read_again_in_case_a_message_was_lost(
-    redis_url: str, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record_cache, "REREAD_SECONDS", 0.2)
-    async with process(redis_url) as there:
-        read: list[str | None] = []
+async def test_a_record_is_read_again_in_case_a_message_was_lost(here: Registry, raw: redis.asyncio.Redis) -> None:
+    cache, read = RecordCache(here.store, reread_seconds=0.2), list[str | None]()
 
-        async def reload() -> None:
-            read.append(await there.store.get(INFERENCE_KEY))
+    async def reload() -> None:
+        read.append(await here.store.get(INFERENCE_KEY))
 
-        there.cache.subscribe(INFERENCE_KEY, reload)
+    cache.subscribe(INFERENCE_KEY, reload)
+    async with in_background(cache.follow_changes()):
+        await wait_until(lambda: read)
         await raw.set(INFERENCE_KEY, "{}")  # unannounced
         await wait_until(lambda: read[-1:] == ["{}"])
-        await raw.delete(INFERENCE_KEY)
+    await raw.delete(INFERENCE_KEY)

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 import redis.asyncio
@@ -10,11 +9,14 @@ from msgspec.structs import replace
 
 from gateway.accounts.records import App, JwksAuth, SecretAuth
 from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.keys import app_key
-from gateway.redis.scripts import compare_and_set
+from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.support.polling import wait_until
-from tests.support.registries import ACCOUNT_KEYS, an_app, wait_for_change
+from tests.support.registries import ACCOUNT_KEYS, KEY, an_app, wait_for_change
+from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
 
 
 async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(here: Registry, there: Registry) -> None:
@@ -123,23 +125,16 @@ async def test_any_sequence_of_creating_renaming_moving_and_deleting(
 @pytest.mark.parametrize("former", ["shop", "mart"])
 @pytest.mark.parametrize("step", range(3))
 async def test_an_interrupted_renaming_can_be_repeated(
-    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int, former: str
+    here: Registry, raw: redis.asyncio.Redis, proxy: Proxy, step: int, former: str
 ) -> None:
     """After Redis failed between two writes, the operator repeats the put, and it completes."""
     for name in dict.fromkeys(("shop", former)):
         await put(here, "shop", name, "acc_one")
-    change, writes = compare_and_set, iter(range(100))
-
-    async def failing(*args: Any, **options: str) -> bool:
-        if next(writes) == step:
-            raise BackboneUnavailable
-        return await change(*args, **options)
-
-    for module in ("accounts.registry", "redis.compare_and_set"):
-        monkeypatch.setattr(f"gateway.{module}.compare_and_set", failing)
-    with pytest.raises(BackboneUnavailable):
-        await put(here, "shop", "store", "acc_one")
-    monkeypatch.undo()
+    async with opened(proxy.url) as store:
+        proxy.lose_request, proxy.spared = CHANGES_CHANNEL.encode(), step
+        with pytest.raises(BackboneUnavailable):
+            await put(Registry(store, Vault(KEY)), "shop", "store", "acc_one")
+    assert proxy.lose_request is None
     assert await put(here, "shop", "store", "acc_one") is not None
     renamed = an_app("store", id="shop")
     assert await here.find_app("shop") == await here.find_app("store") == renamed

@@ -17,6 +17,9 @@ from gateway.redis.client import Store
 from tests.support.accounts import Account, App
 from tests.support.agents import call, over_http
 from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_monitor import Wiretap
+from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 from tests.support.stores import opened
 
@@ -165,10 +168,9 @@ CI = msgspec.structs.replace(ACCESS, who="ci (key_2)", scope="deploy")
 
 
 @pytest.fixture
-async def kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> AccountTrail:
+async def kept(store: Store) -> AccountTrail:
     """Returns a trail with small limits."""
-    monkeypatch.setattr(trail, "MAX_ENTRIES", 100)
-    return AccountTrail(store)
+    return AccountTrail(store, limits=trail.LIMITS._replace(entries=100, share=20), read_entries=7)
 
 
 async def test_one_actor_fills_a_fifth(kept: AccountTrail) -> None:
@@ -231,8 +233,7 @@ async def test_a_refused_change_takes_back_its_own_count(kept: AccountTrail) -> 
     assert [each.count for each in await kept.list("acc_1", 200)] == [1]
 
 
-async def test_a_filter_finds_what_is_far_back(kept: AccountTrail, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trail, "READ_ENTRIES", 7)
+async def test_a_filter_finds_what_is_far_back(kept: AccountTrail) -> None:
     await kept.begin(ACCESS, "publish", "first")
     await kept.begin(ACCESS, "promote", "dep_1")
     for n in range(20):
@@ -248,22 +249,16 @@ async def test_a_filter_finds_what_is_far_back(kept: AccountTrail, monkeypatch: 
     assert await kept.list("acc_1", 15, None, TrailFilter("key_1", "create_key")) == []
 
 
-async def test_each_write_is_one_round_trip(kept: AccountTrail, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    run = store.run_script
-
-    async def count(*args: Any) -> Any:
-        calls.append(args)
-        return await run(*args)
-
-    monkeypatch.setattr(store, "run_script", count)
-    monkeypatch.setattr(store, "client", None)
-    written = await kept.begin(CI, "publish", "notes")
-    await kept.forget(CI, written)
-    assert len(calls) == 2
+async def test_each_write_is_one_round_trip(kept: AccountTrail, valkey: RedisServer) -> None:
+    await kept.forget(CI, await kept.begin(CI, "publish", "first"))  # loads the scripts
+    async with Wiretap(valkey) as tap:
+        written = await kept.begin(CI, "publish", "notes")
+        await kept.forget(CI, written)
+        await wait_until(lambda: len(tap.commands()) >= 2)
+        assert [command.partition(" ")[0] for command in tap.commands()] == ["EVALSHA"] * 2
 
 
-async def test_entries_expire(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_expire(store: Store) -> None:
     kept = AccountTrail(store)
     for _ in range(2):
         await kept.begin(ACCESS, "publish", "notes")
@@ -271,8 +266,7 @@ async def test_entries_expire(store: Store, monkeypatch: pytest.MonkeyPatch) -> 
         if ":audit:" in key:
             assert 0 < await store.client.ttl(key) <= trail.KEPT_SECONDS
     await asyncio.sleep(0.01)
-    monkeypatch.setattr(trail, "KEPT_SECONDS", 0)
-    assert await kept.list("acc_1", 200) == []
+    assert await AccountTrail(store, limits=trail.LIMITS._replace(kept=0)).list("acc_1", 200) == []
 
 
 async def test_a_fault_of_redis_stops_no_change(proxy: Any) -> None:

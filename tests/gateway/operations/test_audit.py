@@ -40,11 +40,11 @@ async def test_the_result_replaces_it(store: Store) -> None:
     assert await store.client.xlen(KEY) == 1
 
 
-async def test_the_oldest_records_are_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "MAX_RECORDS", 3)
+async def test_the_oldest_records_are_removed(store: Store) -> None:
+    trail = AuditTrail(store, max_records=3)
     for n in range(5):
-        await AuditTrail(store).begin_record("changes", ANA, "change_account", f"acc_{n}", "request")
-    assert [record.target for record in await AuditTrail(store).list_records("changes", 10, None)] == [
+        await trail.begin_record("changes", ANA, "change_account", f"acc_{n}", "request")
+    assert [record.target for record in await trail.list_records("changes", 10, None)] == [
         "acc_4",
         "acc_3",
         "acc_2",

@@ -60,8 +60,7 @@ async def test_each_step_runs_once_in_order(store: Store) -> None:
     assert await store.get(LAYOUT_KEY) == "4"
 
 
-async def test_processes_that_start_together(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
+async def test_processes_that_start_together(redis_url: str, store: Store) -> None:
     running: list[int] = []
 
     async def take_long() -> None:
@@ -77,12 +76,8 @@ async def test_processes_that_start_together(redis_url: str, store: Store, monke
     assert (running, await names(store)) == ([1], ["a", "b"])
 
 
-async def test_a_process_that_dies_in_a_step(
-    valkey: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_dies_in_a_step(valkey: RedisServer, store: Store) -> None:
     """The next one waits for the lock to expire, and continues with the step that was interrupted."""
-    monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(layout, "LOCK_SECONDS", 2)
     arrived = asyncio.Event()
 
     async def hang() -> None:
@@ -91,11 +86,11 @@ async def test_a_process_that_dies_in_a_step(
 
     async with Proxy(valkey.port) as proxy, opened(proxy.url) as dying:
         made = [*steps("a"), *steps("b", first=hang)]
-        task = asyncio.create_task(upgrade_redis(dying, made))
+        task = asyncio.create_task(upgrade_redis(dying, made, lock_seconds=2))
         await asyncio.wait_for(arrived.wait(), 10)
         await asyncio.sleep(2.5)
-        other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c")))
-        await asyncio.sleep(0.2)
+        other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c"), lock_seconds=2))
+        await asyncio.sleep(0.7)
         assert not other.done(), "the lock is renewed for as long as the step takes"
         proxy.go_down()
         await cancel(task)
@@ -115,12 +110,10 @@ async def test_a_step_that_fails(store: Store) -> None:
     assert await names(store) == ["a", "b"]
 
 
-async def test_a_wait_has_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
+async def test_a_wait_has_a_bound(store: Store) -> None:
     await store.client.set(LAYOUT_LOCK_KEY, "another", px=5000)
     with pytest.raises(LayoutFault, match=r"^The data are of layout 1, and this version knows 2: another process "):
-        await upgrade_redis(store, steps("a"))
+        await upgrade_redis(store, steps("a"), wait_seconds=0.1)
     assert await store.get(LAYOUT_LOCK_KEY) == "another"
 
 

@@ -20,6 +20,7 @@ from gateway.events.notices import BudgetUse, NoticeChoices, Notices
 from gateway.ids import now_iso
 from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
 from gateway.operations.leaving import Leaving
+from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.gateway.conftest import Launch
@@ -238,14 +239,15 @@ STEPS = ("_mark", "_revoke_keys", "_remove_apps", "_remove_deleted_data", "_remo
 STEPS += ("_remove_entries", "_remove_keys")
 
 
-def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operations.leaving.WAIT_MS", 0)
-    monkeypatch.setattr("gateway.operations.leaving.RETRY_MS", 0)
+async def delete_now(leaving: Leaving, store: Store, account_id: str) -> int:
+    """Deletes the account without waiting until it is due again."""
+    await store.client.zadd(deletions_key(partition_tag(account_id)), {account_id: 0}, xx=True)
+    return await leaving.delete_due()
 
 
-async def finish(leaving: Leaving) -> None:
+async def finish(leaving: Leaving, store: Store, account_id: str) -> None:
     for _ in range(5):
-        if await leaving.delete_due():
+        if await delete_now(leaving, store, account_id):
             return
     raise AssertionError("the deletion does not end")
 
@@ -254,7 +256,6 @@ async def finish(leaving: Leaving) -> None:
 async def test_an_interrupted_deletion_is_continued(
     store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    make_impatient(monkeypatch)
     settings = Settings(data_dir=str(tmp_path), redis_url=redis_url)
     registry = Registry(store, Vault(""))
     leaving = make_leaving(settings, registry)
@@ -272,9 +273,9 @@ async def test_an_interrupted_deletion_is_continued(
 
     monkeypatch.setattr(Leaving, step, die)
     with pytest.raises(asyncio.CancelledError):
-        await leaving.delete_due()
-    monkeypatch.setattr(Leaving, step, original)
-    await finish(leaving)
+        await delete_now(leaving, store, account.id)
+    monkeypatch.undo()
+    await finish(leaving, store, account.id)
     with redis.Redis.from_url(redis_url) as client:
         words = {account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com"}
         assert search(client, words | {digest("bob@example.com")}) == []
@@ -298,9 +299,8 @@ async def invite_late(registry: Registry, account_id: str) -> None:
 @pytest.mark.parametrize("write", [write_late, join_late, invite_late])
 @pytest.mark.parametrize("has_record", [True, False], ids=["while it goes", "when it is gone"])
 async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
-    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, has_record: bool
+    store: Any, redis_url: str, tmp_path: Path, write: Any, has_record: bool
 ) -> None:
-    make_impatient(monkeypatch)
     registry = Registry(store, Vault(""))
     leaving = make_leaving(Settings(data_dir=str(tmp_path), redis_url=redis_url), registry)
     account, _ = await registry.create_account("Leaving", "free")
@@ -309,9 +309,9 @@ async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
         await leaving._mark(account.id)
         with pytest.raises(NotFound):
             await write(registry, account.id)
-        await finish(leaving)
+        await finish(leaving, store, account.id)
     else:
-        await finish(leaving)
+        await finish(leaving, store, account.id)
         with pytest.raises(NotFound):
             await write(registry, account.id)
     with redis.Redis.from_url(redis_url) as client:
@@ -323,25 +323,23 @@ async def test_what_is_written_just_before_the_end_is_removed(
     store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
 ) -> None:
     """By a process that dies before it looks whether the account is still there."""
-    make_impatient(monkeypatch)
-    registry = Registry(store, Vault(""))
+
+    class LateRegistry(Registry):
+        async def remove_account(self, account_id: str) -> None:
+            async def die(*_: object) -> None:
+                raise asyncio.CancelledError
+
+            with monkeypatch.context() as dying:
+                for module in ("registry", "members"):
+                    dying.setattr(f"gateway.accounts.{module}.require_present", die)
+                with pytest.raises(asyncio.CancelledError):
+                    await write(self, account_id)
+            await super().remove_account(account_id)
+
+    registry = LateRegistry(store, Vault(""))
     leaving = make_leaving(Settings(data_dir=str(tmp_path), redis_url=redis_url), registry)
     account, _ = await registry.create_account("Leaving", "free")
     await leaving.begin(account.id, now=True)
-    remove = registry.remove_account
-
-    async def remove_late(account_id: str) -> None:
-        async def die(*_: object) -> None:
-            raise asyncio.CancelledError
-
-        with monkeypatch.context() as dying:
-            for module in ("registry", "members"):
-                dying.setattr(f"gateway.accounts.{module}.require_present", die)
-            with pytest.raises(asyncio.CancelledError):
-                await write(registry, account_id)
-        await remove(account_id)
-
-    monkeypatch.setattr(registry, "remove_account", remove_late)
-    await finish(leaving)
+    await finish(leaving, store, account.id)
     with redis.Redis.from_url(redis_url) as client:
         assert search(client, {account.id, "app-2", "late", "late@example.com", digest("late@example.com")}) == []

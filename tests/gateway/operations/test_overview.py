@@ -13,12 +13,13 @@ from gateway.errors import BackboneUnavailable
 from gateway.events import catalog
 from gateway.keys import PARTITION_TAGS, spend_key, spenders_key
 from gateway.operations.backlog import read_backlog
-from gateway.operations.overview import SnapshotFeed
+from gateway.operations.overview import SNAPSHOT_SECONDS, SnapshotFeed
 from gateway.services import Services
 from gateway.settings import Settings
 from tests.support.counters import request_line
 from tests.support.gateway_parts import open_gateway
 from tests.support.redis_servers import RedisServer, cluster
+from tests.support.virtual_time import virtual_time
 
 CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
@@ -265,8 +266,8 @@ class Counted:
         return {"n": self.taken}
 
 
-async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operations.overview.SNAPSHOT_SECONDS", 0.3)
+@virtual_time
+async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken() -> None:
     overview = Counted()
     feed = SnapshotFeed(overview)  # type: ignore[arg-type]
     viewers = [feed.stream_events() for _ in range(20)]
@@ -278,7 +279,7 @@ async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken(mo
     for viewer in [*viewers, late]:
         await viewer.aclose()
     taken = overview.taken
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(2 * SNAPSHOT_SECONDS)
     assert (feed.viewers, overview.taken) == (0, taken)
     again = feed.stream_events()
     assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 from opentelemetry.sdk.trace import ReadableSpan
 
-from gateway.telemetry import otlp
 from gateway.telemetry.otlp import OtlpTracer
 from gateway.telemetry.spans import Kind
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -36,12 +35,15 @@ async def collector() -> AsyncIterator[FakeCollector]:
 
 
 @pytest.fixture
-def tracer(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> OtlpTracer:
+def _settings(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     settings = {"OTEL_BSP_MAX_QUEUE_SIZE": str(QUEUE), "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": str(BATCH)}
     for name, value in collector.settings(**settings, **getattr(request, "param", {})).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(otlp, "FLUSH_SECONDS", 0.5)
-    return OtlpTracer("test")
+
+
+@pytest.fixture
+def tracer(_settings: None) -> OtlpTracer:
+    return OtlpTracer("test", flush_seconds=0.5)
 
 
 def record_trace(tracer: OtlpTracer, stages: int = 3) -> bool:
@@ -78,17 +80,18 @@ async def test_a_collector_that_does_not_answer(tracer: OtlpTracer, collector: F
     assert await close(tracer) < CLOSE_SECONDS
 
 
-@pytest.mark.parametrize("tracer", [{"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}], indirect=True)
+@pytest.mark.parametrize(
+    "_settings", [{"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}], indirect=True
+)
 async def test_a_collector_that_does_not_exist(tracer: OtlpTracer) -> None:
     for _ in range(2 * QUEUE):
         assert record_trace(tracer)
     assert await close(tracer) < CLOSE_SECONDS
 
 
-async def test_queued_spans_are_sent_at_the_end(
-    tracer: OtlpTracer, collector: FakeCollector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(otlp, "FLUSH_SECONDS", 20)
+@pytest.mark.usefixtures("_settings")
+async def test_queued_spans_are_sent_at_the_end(collector: FakeCollector) -> None:
+    tracer = OtlpTracer("test", flush_seconds=20)
     for _ in range(QUEUE // 4):
         assert record_trace(tracer)
     await close(tracer)
@@ -99,7 +102,7 @@ async def test_queued_spans_are_sent_at_the_end(
 
 
 @pytest.mark.parametrize(
-    ("tracer", "alone", "sampled", "unsampled"),
+    ("_settings", "alone", "sampled", "unsampled"),
     [
         ({}, 64, True, False),
         ({"OTEL_TRACES_SAMPLER": "always_off"}, 0, False, False),
@@ -107,7 +110,7 @@ async def test_queued_spans_are_sent_at_the_end(
         ({"OTEL_TRACES_SAMPLER": "nonsense"}, 64, True, False),
     ],
     ids=["default", "off", "the caller's", "invalid"],
-    indirect=["tracer"],
+    indirect=["_settings"],
 )
 async def test_the_sampler_decides(tracer: OtlpTracer, alone: int, sampled: bool, unsampled: bool) -> None:
     assert sum(record_trace(tracer) for _ in range(64)) == alone
@@ -117,7 +120,7 @@ async def test_the_sampler_decides(tracer: OtlpTracer, alone: int, sampled: bool
 
 
 @pytest.mark.parametrize(
-    "tracer", [{"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"}], indirect=True
+    "_settings", [{"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"}], indirect=True
 )
 async def test_a_sampling_ratio(tracer: OtlpTracer) -> None:
     assert 0 < sum(record_trace(tracer) for _ in range(64)) < 64

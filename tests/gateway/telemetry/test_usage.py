@@ -1,14 +1,13 @@
 """The usage of each account, counted in memory and written at most once."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 
 from gateway.keys import requests_key, usage_keys
-from gateway.telemetry import counters as counters_module
-from gateway.telemetry import usage as usage_module
-from gateway.telemetry.usage import LoggedRequest, RequestDetails, outcome_of
+from gateway.telemetry.usage import LOGGED_REQUESTS, MAX_WAITING_REQUESTS, LoggedRequest, RequestDetails, outcome_of
 from tests.support.counters import NOON, CountingProcess, request_line
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
@@ -145,28 +144,28 @@ async def test_usage_is_not_sent_again_if_the_reply_is_lost(here: CountingProces
 
 
 async def test_while_redis_is_unavailable_the_oldest_requests_are_dropped(
-    here: CountingProcess, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+    here: CountingProcess, valkey: RedisServer
 ) -> None:
-    monkeypatch.setattr(usage_module, "MAX_WAITING_REQUESTS", 10)
     async with Proxy(valkey.port) as proxy:
         there = CountingProcess(proxy.url)
         proxy.go_down()
-        for n in range(13):
+        for n in range(MAX_WAITING_REQUESTS + 3):
             there.counters.count_request("acc", request_line(request_id=f"r{n}"))
-            if n % 6 == 0:
+            if n % 5_000 == 0:
                 assert not await there.counters.flush()
         assert there.unlogged == 3
         proxy.down = False
         assert await there.counters.flush()
-        assert {request.id for request in await logged(here)} == {f"r{n}" for n in range(3, 13)}
-        assert (await here.read_hash(HOUR))["notes//requests"] == "13"
+        newest = range(MAX_WAITING_REQUESTS + 3 - LOGGED_REQUESTS, MAX_WAITING_REQUESTS + 3)
+        assert {request.id for request in await logged(here)} == {f"r{n}" for n in newest}
+        assert (await here.read_hash(HOUR))["notes//requests"] == str(MAX_WAITING_REQUESTS + 3)
         await there.store.close()
 
 
-async def test_usage_that_waited_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
-    there = CountingProcess(redis_url)
+async def test_usage_that_waited_too_long_is_dropped(redis_url: str) -> None:
+    there = CountingProcess(redis_url, max_wait_seconds=0.5)
     there.count_answers(times=5)
-    monkeypatch.setattr(counters_module, "MAX_WAIT_SECONDS", -1.0)
+    await asyncio.sleep(0.6)
     there.counters._drop_old()
     there.counters.count_request("other", request_line())
     assert await there.counters.flush()
@@ -176,12 +175,9 @@ async def test_usage_that_waited_too_long_is_dropped(monkeypatch: pytest.MonkeyP
     await there.store.close()
 
 
-async def test_only_requests_that_the_log_keeps_are_sent(
-    here: CountingProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage_module, "LOGGED_REQUESTS", 3)
-    for n in range(5):
+async def test_only_requests_that_the_log_keeps_are_sent(here: CountingProcess) -> None:
+    for n in range(LOGGED_REQUESTS + 2):
         here.counters.count_request("acc", request_line(request_id=f"r{n}"))
     await here.counters.flush()
-    assert {request.id for request in await logged(here)} == {"r2", "r3", "r4"}
+    assert {request.id for request in await logged(here)} == {f"r{n}" for n in range(2, LOGGED_REQUESTS + 2)}
     assert here.unlogged == 0
