@@ -30,17 +30,19 @@ def clock_of(name: str) -> Callable[[Row], str]:
     return lambda row: text_of(name)(row)[11:19]
 
 
-def follow_rows(fetch: Fetch, count: int, identity: str, columns: Columns, **options: Any) -> NoReturn:
+def follow_rows(
+    fetch: Fetch, count: int, identity: str, columns: Columns, *, poll: float = POLL_SECONDS, **options: Any
+) -> NoReturn:
     """Prints the last `count` rows and all later ones, oldest first. `options` are those of a table."""
     output = _Output(columns, **options)
-    rows = retry(lambda: fetch(max(count, PAGE_ROWS)), POLL_SECONDS)
+    rows = retry(lambda: fetch(max(count, PAGE_ROWS)), poll)
     seen = {text_of(identity)(row) for row in rows}
     output.print_rows(rows[:count])
     while True:
-        time.sleep(POLL_SECONDS)
-        rows = retry(lambda: fetch(PAGE_ROWS), POLL_SECONDS)
+        time.sleep(poll)
+        rows = retry(lambda: fetch(PAGE_ROWS), poll)
         if len(rows) == PAGE_ROWS and not any(text_of(identity)(row) in seen for row in rows):
-            rows = retry(lambda: fetch(LOG_ROWS), POLL_SECONDS)
+            rows = retry(lambda: fetch(LOG_ROWS), poll)
         new = [row for row in rows if text_of(identity)(row) not in seen]
         if new:
             seen = {*(text_of(identity)(row) for row in rows), *(seen if len(seen) < LOG_ROWS else ())}

@@ -68,35 +68,35 @@ def open_source(path: Path) -> Iterator[PackedSource]:
     with path.open("rb") as file:
         size = path.stat().st_size
         if size > SOURCE_BYTES:
-            raise _too_large()
+            raise _too_large(SOURCE_BYTES)
         yield PackedSource(file, 1, 0, size, media_type)
 
 
 @contextmanager
-def pack_source(folder: Path) -> Iterator[PackedSource]:
+def pack_source(
+    folder: Path, *, max_bytes: int = SOURCE_BYTES, max_counted: int = MAX_COUNTED
+) -> Iterator[PackedSource]:
     """Yields the folder as a tar.gz in an unnamed temporary file. Raises ServiceRefusal, OSError."""
     folder = folder.resolve()
     with tempfile.TemporaryFile() as file:
-        files, selection = 0, _Selection(folder)
+        files, selection = 0, _Selection(folder, max_counted)
         with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
             for path in selection.select():
                 # Without this, tar would store a hard link's second name as a link.
                 tar.inodes.clear()  # type: ignore[attr-defined]
                 tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False, filter=_drop_owner)
                 files += 1
-                if file.tell() > SOURCE_BYTES:
-                    raise _too_large()
+                if file.tell() > max_bytes:
+                    raise _too_large(max_bytes)
         if not files:
             raise ServiceRefusal(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
-        if file.tell() > SOURCE_BYTES:
-            raise _too_large()
+        if file.tell() > max_bytes:
+            raise _too_large(max_bytes)
         yield PackedSource(file, files, selection.omitted, file.tell())
 
 
-def _too_large() -> ServiceRefusal:
-    return ServiceRefusal(
-        f"the packed source exceeds {SOURCE_BYTES // 1_048_576} MB; exclude files with a .capsuleignore"
-    )
+def _too_large(limit: int) -> ServiceRefusal:
+    return ServiceRefusal(f"the packed source exceeds {limit // 1_048_576} MB; exclude files with a .capsuleignore")
 
 
 def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -138,8 +138,8 @@ def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
 class _Selection:
     """Selects the files of a folder to publish, and counts the others."""
 
-    def __init__(self, top: Path) -> None:
-        self._top, self.omitted = top, 0
+    def __init__(self, top: Path, max_counted: int) -> None:
+        self._top, self._max_counted, self.omitted = top, max_counted, 0
 
     def select(self) -> Iterator[Path]:
         rules = _read_rules_above(self._top)
@@ -167,8 +167,8 @@ class _Selection:
 
     def _omit(self, path: Path, is_folder: bool) -> None:
         counts = (len(names) for _, _, names in os.walk(path)) if is_folder else iter([1])
-        while self.omitted < MAX_COUNTED and (count := next(counts, None)) is not None:
-            self.omitted = min(self.omitted + count, MAX_COUNTED)
+        while self.omitted < self._max_counted and (count := next(counts, None)) is not None:
+            self.omitted = min(self.omitted + count, self._max_counted)
 
 
 def _check_link(link: Path, top: Path) -> None:

@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import mimetypes
 import re
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class BundleError(Exception):
     """A file of the pages that this module cannot bundle, with the line."""
 
     def __init__(self, file: Path, line: int, reason: str) -> None:
-        super().__init__(f"{file.relative_to(PAGES) if file.is_relative_to(PAGES) else file}:{line}: {reason}")
+        super().__init__(f"{file.parent.name}/{file.name}:{line}: {reason}")
 
 
 class Asset(msgspec.Struct, frozen=True):
@@ -166,13 +167,13 @@ class Bundler:
 
 
 class Bundles:
-    """The pages' texts, and the files that they name."""
+    """The pages' texts, and the files that they name. `pages` has the folders `bundled`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: Path = PAGES, bundled: Iterable[str] = BUNDLED) -> None:
         self.files: dict[str, Asset] = {}  # by the name below /pages/
         self.texts: dict[str, str | BundleError] = {}  # a page with an error leaves the others in service
-        for folder in BUNDLED:
-            for page in sorted((PAGES / folder).glob("*.html")):
+        for folder in bundled:
+            for page in sorted((pages / folder).glob("*.html")):
                 name = folder if page.stem == "index" else page.stem
                 try:
                     self.texts[name] = self._bundle(name, page)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
-from gateway.deploys.runtime_log import DEPLOY_SECONDS, POLL_SECONDS, RuntimeLog
+from gateway.deploys.runtime_log import POLL_SECONDS, RuntimeLog
 from gateway.deploys.serving import Records
 
 APP_CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"  # as `workers/kubernetes/objects.py` names them
@@ -19,8 +19,16 @@ UNREACHABLE_SECONDS = 5.0
 class PodLog(RuntimeLog):
     """The logs in one namespace. Without the API server, they are empty."""
 
-    def __init__(self, namespace: str, records: Records) -> None:
-        super().__init__("")
+    def __init__(
+        self,
+        namespace: str,
+        records: Records,
+        *,
+        poll_seconds: float = POLL_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        super().__init__("", poll_seconds=poll_seconds)
+        self._retry_seconds = retry_seconds
         self._namespace, self._records = namespace, records
         self._present: Any = None
 
@@ -50,9 +58,9 @@ class PodLog(RuntimeLog):
             async with run_in_background(self._collect(deploy_id, lines, found)):
                 while not until():
                     yield [found.get_nowait() for _ in range(found.qsize())]
-                    await asyncio.sleep(POLL_SECONDS)
+                    await asyncio.sleep(self._poll_seconds)
                     end_if_canceled()
-                    if asyncio.get_running_loop().time() - checked_at > DEPLOY_SECONDS:
+                    if asyncio.get_running_loop().time() - checked_at > self._deploy_seconds:
                         checked_at, now = asyncio.get_running_loop().time(), await find_deploy()
                         if now not in (None, deploy_id):
                             deploy_id, lines = now, WAITING_LINES  # all output of the new deploy follows
@@ -76,7 +84,7 @@ class PodLog(RuntimeLog):
                     await found.put(line)
                 lines = WAITING_LINES
             end_if_canceled()
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
 
     async def _find_pod(self, deploy_id: str) -> str | None:
         """Returns the name of the newest pod that runs the start command of this deploy."""

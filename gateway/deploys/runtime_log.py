@@ -26,8 +26,11 @@ ATTEMPTS = 5  # to read both files while they are swapped
 
 
 class RuntimeLog:
-    def __init__(self, data_dir: str) -> None:
+    def __init__(
+        self, data_dir: str, *, poll_seconds: float = POLL_SECONDS, deploy_seconds: float = DEPLOY_SECONDS
+    ) -> None:
         self._folder = Path(data_dir) / "running"
+        self._poll_seconds, self._deploy_seconds = poll_seconds, deploy_seconds
 
     async def has_start_command(self, app: App, live: str | None) -> bool:
         """Returns whether the app has a start command, or has run one here that its build recognized.
@@ -54,7 +57,7 @@ class RuntimeLog:
         deploy_id: str | None = None
         reader, checked_at = _Reader(self._folder / "none"), 0.0
         while not until():
-            if time.monotonic() - checked_at > DEPLOY_SECONDS:
+            if time.monotonic() - checked_at > self._deploy_seconds:
                 checked_at, now = time.monotonic(), await find_deploy()
                 if now != deploy_id and now is not None:
                     text, position = await asyncio.to_thread(self._read, self._folder / f"{now}.output")
@@ -62,7 +65,7 @@ class RuntimeLog:
                     yield _lines(text)[-lines if deploy_id is None else 0 :]
                     deploy_id = now
             yield await asyncio.to_thread(reader.read)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
 
     @staticmethod
     def _read(path: Path) -> tuple[bytes, tuple[int, int]]:

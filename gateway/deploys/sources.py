@@ -17,6 +17,8 @@ from collections.abc import AsyncIterable, Set
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from gateway.accounts.records import App
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import archives
@@ -51,10 +53,19 @@ GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
 BLANK = b"\xef\xbb\xbf \t\r\n"  # in front of a page: a byte order mark, and white space
 
 
+class SourceLimits(msgspec.Struct, frozen=True):
+    packed: int = SOURCE_BYTES
+    files: int = SOURCE_FILES
+    unpacked: int = UNPACKED_BYTES
+
+
+LIMITS = SourceLimits()
+
+
 class Sources:
-    def __init__(self, storage: Storage, uploads: Path) -> None:
+    def __init__(self, storage: Storage, uploads: Path, limits: SourceLimits = LIMITS) -> None:
         """`uploads` is a folder for uploads in progress."""
-        self._storage, self._uploads = storage, uploads
+        self._storage, self._uploads, self._limits = storage, uploads, limits
         self._receiving: Counter[str] = Counter()  # uploads in progress by account
         self._packing = asyncio.Semaphore(MAX_PACKING)
 
@@ -70,8 +81,8 @@ class Sources:
         `size` and `declared` are the size and the format that the request declares, or None. An upload that is refused
         for its size, or because the account has too many uploads in progress, is not read.
         """
-        if size is not None and size > SOURCE_BYTES:
-            raise _too_large()
+        if size is not None and size > self._limits.packed:
+            raise _too_large(self._limits)
         if self._receiving[app.account] >= MAX_UPLOADS:
             raise RateLimited(
                 f"An account can publish {MAX_UPLOADS} sources at once; wait until one of the uploads has ended.",
@@ -91,9 +102,9 @@ class Sources:
         path, packed = self._uploads / f"{source}.part", self._uploads / f"{source}.tar.part"
         try:
             async with asyncio.timeout(UPLOAD_SECONDS):
-                form = await _write(body, path, declared)
+                form = await _write(body, path, declared, self._limits)
                 async with self._packing:
-                    await _pack(form, path, packed)
+                    await _pack(form, path, packed, self._limits)
             await self._storage.put(self.key(app_id, source), path if form == "tar" else packed)
         finally:
             path.unlink(missing_ok=True)
@@ -134,14 +145,14 @@ def read_format(content_type: str) -> Format | None:
     return MEDIA_TYPES[kind]
 
 
-async def _write(body: AsyncIterable[bytes], path: Path, declared: Format | None) -> Format:
+async def _write(body: AsyncIterable[bytes], path: Path, declared: Format | None, limits: SourceLimits) -> Format:
     """Writes an upload to the file, and returns its format."""
     size, head, form = 0, b"", None
     with path.open("xb") as file:
         async for part in body:
             size += len(part)
-            if size > SOURCE_BYTES:
-                raise _too_large()
+            if size > limits.packed:
+                raise _too_large(limits)
             file.write(part)
             if form is None:
                 head += part
@@ -166,12 +177,11 @@ def _recognize(head: bytes, declared: Format | None) -> Format:
     return found
 
 
-async def _pack(form: Format, upload: Path, packed: Path) -> None:
+async def _pack(form: Format, upload: Path, packed: Path, limits: SourceLimits) -> None:
     """Checks an upload, and packs one that is not a tar.gz. Raises RequestMalformed."""
-    limits = (str(SOURCE_FILES), str(UNPACKED_BYTES))
     with upload.open("rb") as source, packed.open("xb") as target:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-IS", archives.__file__, form, *limits),
+            *(sys.executable, "-IS", archives.__file__, form, str(limits.files), str(limits.unpacked)),
             stdin=source,
             stdout=target,
             stderr=subprocess.PIPE,
@@ -196,5 +206,5 @@ async def _pack(form: Format, upload: Path, packed: Path) -> None:
         raise RequestMalformed(f"{fault[0].upper()}{fault[1:]}. Correct the archive, and publish it again.")
 
 
-def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"A packed source can have at most {SOURCE_BYTES // 1_048_576} MiB.")
+def _too_large(limits: SourceLimits) -> RequestTooLarge:
+    return RequestTooLarge(f"A packed source can have at most {limits.packed // 1_048_576} MiB.")

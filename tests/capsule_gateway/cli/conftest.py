@@ -29,3 +29,9 @@ def capsule(account: Account, tmp_path: Path) -> Tool:
 @pytest.fixture
 def operator(gw: Gateway, tmp_path: Path) -> Tool:
     return Tool(gw.address, OPERATOR, tmp_path)
+
+
+@pytest.fixture
+def quick_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets commands that follow a deploy ask often."""
+    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)

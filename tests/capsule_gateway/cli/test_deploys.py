@@ -88,8 +88,8 @@ async def find_queued(app: App) -> str:
     return deploy["id"]
 
 
-async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
+@pytest.mark.usefixtures("quick_follow")
+async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path) -> None:
     following = asyncio.create_task(capsule("deploys", "publish", hosted.name, str(folder), "--follow"))
     deploy_id = await find_queued(hosted)
     await report_phases(hosted.gateway, deploy_id, "build", "health", "canary")
@@ -98,8 +98,8 @@ async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path, mo
     assert re.search(rf"^Live at https://{hosted.name}\.apps\.localhost after \d+ (ms|s)\.$", run.out, re.MULTILINE)
 
 
-async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
+@pytest.mark.usefixtures("quick_follow")
+async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path) -> None:
     deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
     following = asyncio.create_task(capsule("deploys", "show", deploy_id, "--follow"))
     await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason="exit status 2")
@@ -138,12 +138,7 @@ async def follow(tmp_path: Path, *answers: Script) -> Run:
         return await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow")
 
 
-@pytest.fixture
-def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.01)
-
-
-@pytest.mark.usefixtures("_hasty")
+@pytest.mark.usefixtures("quick_follow")
 async def test_a_log_grows(tmp_path: Path) -> None:
     run = await follow(
         tmp_path,
@@ -172,7 +167,7 @@ async def test_a_log_grows(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("_hasty")
+@pytest.mark.usefixtures("quick_follow")
 async def test_a_service_that_stays_away(tmp_path: Path) -> None:
     run = await follow(tmp_path, deploy("building", ""), answer(503, b""))
     assert run.code == 1

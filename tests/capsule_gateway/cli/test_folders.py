@@ -85,10 +85,10 @@ async def deploy_to_the_end(capsule: Tool, gw: Gateway, folder: Path, *options: 
     return await asyncio.wait_for(running, 20)
 
 
+@pytest.mark.usefixtures("quick_follow")
 async def test_the_first_deploy_creates_the_app_and_the_second_only_publishes(
-    capsule: Tool, account: Account, folder: Path, monkeypatch: pytest.MonkeyPatch
+    capsule: Tool, account: Account, folder: Path
 ) -> None:
-    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
     gw = account.gateway
     name = (folder / "capsule.toml").read_text().split('"')[1]
     run = await deploy_to_the_end(capsule, gw, folder)
@@ -117,10 +117,10 @@ async def test_the_first_deploy_creates_the_app_and_the_second_only_publishes(
         assert [site for site in client.scan_iter(sites) if client.hexists(site, "cache")]
 
 
+@pytest.mark.usefixtures("quick_follow")
 async def test_the_first_deploy_of_a_folder_writes_its_manifest(
-    capsule: Tool, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsule: Tool, account: Account, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
     folder = tmp_path / f"app-{secrets.token_hex(4)}"
     folder.mkdir()
     (folder / "package.json").write_text(

@@ -27,9 +27,8 @@ def rows(*numbers: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[int]]]:
+def play() -> Callable[..., tuple[Result, list[int]]]:
     """Returns a function that follows a log with these pages, and then gets Ctrl-C."""
-    monkeypatch.setattr(follow, "POLL_SECONDS", 0)
 
     def play(*pages: Page, arguments: tuple[str, ...] = ()) -> tuple[Result, list[int]]:
         left, asked = iter(pages), list[int]()
@@ -46,7 +45,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[in
         @click.command()
         @as_list
         def watch() -> None:
-            follow.follow_rows(fetch, 2, "id", {"id": text_of("id"), "app": text_of("app")}, cut=["app"])
+            follow.follow_rows(fetch, 2, "id", {"id": text_of("id"), "app": text_of("app")}, cut=["app"], poll=0)
 
         return CliRunner().invoke(watch, arguments), asked
 

@@ -76,8 +76,7 @@ async def odd() -> AsyncIterator[FakeServer]:
 
 
 @pytest.fixture
-def capsule(odd: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.01)
+def capsule(odd: FakeServer, tmp_path: Path, quick_follow: None) -> Tool:
     return Tool(odd.address, "csk_key", tmp_path)
 
 

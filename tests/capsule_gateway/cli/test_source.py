@@ -72,10 +72,9 @@ def test_virtual_environments_caches_and_what_systems_add_are_omitted_and_counte
         assert packed.omitted == len(omitted) + 20
 
 
-def test_the_count_of_omitted_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_of_omitted_files_is_bounded(tmp_path: Path) -> None:
     write_files(tmp_path, "a", *(f"node_modules/x/{number}" for number in range(20)))
-    monkeypatch.setattr(source, "MAX_COUNTED", 5)
-    with pack_source(tmp_path) as packed:
+    with pack_source(tmp_path, max_counted=5) as packed:
         assert packed.omitted == 5
 
 
@@ -144,11 +143,11 @@ def test_nothing_to_publish(tmp_path: Path) -> None:
         pass
 
 
-def test_a_source_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_too_large(tmp_path: Path) -> None:
     assert source.SOURCE_BYTES == sources.SOURCE_BYTES
-    monkeypatch.setattr(source, "SOURCE_BYTES", 1 << 20)
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
-    with pytest.raises(ServiceRefusal, match="the packed source exceeds 1 MB"), pack_source(tmp_path):
+    packing = pack_source(tmp_path, max_bytes=1 << 20)
+    with pytest.raises(ServiceRefusal, match="the packed source exceeds 1 MB"), packing:
         pass
 
 

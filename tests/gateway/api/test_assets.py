@@ -50,9 +50,7 @@ def test_a_page_that_cannot_be_bundled_leaves_the_others_in_service(
         (tmp_path / name / "page.js").write_text(script)
         (tmp_path / name / "index.html").write_text(f'<script type="module" src="/{name}/page.js"></script>')
         monkeypatch.setitem(assets.FOLDERS, name, (tmp_path / name,))
-    monkeypatch.setattr(assets, "PAGES", tmp_path)
-    monkeypatch.setattr(assets, "BUNDLED", ("good", "bad"))
-    bundled = assets.Bundles()
+    bundled = assets.Bundles(tmp_path, ("good", "bad"))
     assert "/pages/good." in str(bundled.texts["good"])
     assert str(bundled.texts["bad"]) == "bad/page.js:1: export is not supported here"
 

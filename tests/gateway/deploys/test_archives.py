@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.accounts.records import App
-from gateway.deploys import archives, sources
-from gateway.deploys.sources import Format, Sources
+from gateway.deploys import archives
+from gateway.deploys.sources import LIMITS, Format, SourceLimits, Sources
 from gateway.errors import RequestMalformed
 from gateway.storage import FolderStorage
 
@@ -21,14 +21,16 @@ APP = App(id="app_1", name="notes", account="acc", createdAt="2026-11-21T12:00:0
 PAGE = b"<!doctype html><title>Notes</title>"
 
 
-async def receive(folder: Path, content: bytes, declared: Format | None = None) -> dict[str, Any]:
+async def receive(
+    folder: Path, content: bytes, declared: Format | None = None, limits: SourceLimits = LIMITS
+) -> dict[str, Any]:
     """Returns the files of the stored source, by name."""
 
     async def upload() -> AsyncIterator[bytes]:
         for start in range(0, len(content), 700):
             yield content[start : start + 700]
 
-    source = await Sources(FolderStorage(folder), folder / "uploads").receive(APP, upload(), None, declared)
+    source = await Sources(FolderStorage(folder), folder / "uploads", limits).receive(APP, upload(), None, declared)
     assert [*(folder / "uploads").iterdir()] == []
     with tarfile.open(folder / Sources.key("app_1", source)) as tar:
         return {member.name: member.isfile() and tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
@@ -164,19 +166,16 @@ async def test_names_that_are_too_long(tmp_path: Path, pack: Callable[..., bytes
 
 
 @pytest.mark.parametrize("pack", [tarred, zipped])
-async def test_the_same_limits_hold_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[..., bytes]
-) -> None:
-    monkeypatch.setattr(sources, "SOURCE_FILES", 10)
-    monkeypatch.setattr(sources, "UNPACKED_BYTES", 3 << 20)
-    assert await receive(tmp_path, pack(*((f"{number}", 1) for number in range(10))))
-    assert await receive(tmp_path, pack(("a", 2 << 20), ("b", 1 << 20)))
+async def test_the_same_limits_hold_for_all(tmp_path: Path, pack: Callable[..., bytes]) -> None:
+    limits = SourceLimits(files=10, unpacked=3 << 20)
+    assert await receive(tmp_path, pack(*((f"{number}", 1) for number in range(10))), limits=limits)
+    assert await receive(tmp_path, pack(("a", 2 << 20), ("b", 1 << 20)), limits=limits)
     with pytest.raises(RequestMalformed, match="more than 10 files"):
-        await receive(tmp_path, pack(*((f"{number}", 1) for number in range(11))))
+        await receive(tmp_path, pack(*((f"{number}", 1) for number in range(11))), limits=limits)
     with pytest.raises(RequestMalformed, match="more than 3 MiB"):
-        await receive(tmp_path, pack(("a", 2 << 20), ("b", (1 << 20) + 1)))
+        await receive(tmp_path, pack(("a", 2 << 20), ("b", (1 << 20) + 1)), limits=limits)
     with pytest.raises(RequestMalformed, match="leaves its folder"):
-        await receive(tmp_path, pack(("../x", 1)))
+        await receive(tmp_path, pack(("../x", 1)), limits=limits)
 
 
 async def test_the_process_has_limits(tmp_path: Path) -> None:

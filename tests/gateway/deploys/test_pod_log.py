@@ -22,7 +22,7 @@ class CutLog(PodLog):
     """The log of a container, whose connections end after the given numbers of lines. Each begins with all lines."""
 
     def __init__(self, lines: list[tuple[str, str]], *ends: int) -> None:
-        super().__init__("apps", None)  # type: ignore[arg-type]
+        super().__init__("apps", None, poll_seconds=0.05, retry_seconds=0.01)  # type: ignore[arg-type]
         self._lines, self._ends = lines, list(ends)
 
     async def _find_pod(self, deploy_id: str) -> str:
@@ -34,10 +34,8 @@ class CutLog(PodLog):
 
 
 @pytest.mark.parametrize("ends", [(), (2,), (1, 3, 4), (5, 5)])
-async def test_lines_of_one_instant_are_all_read_once(ends: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_of_one_instant_are_all_read_once(ends: tuple[int, ...]) -> None:
     """Some container engines give the same time to all lines that they read at once, such as those of a stack trace."""
-    monkeypatch.setattr("gateway.deploys.pod_log.RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("gateway.deploys.pod_log.POLL_SECONDS", 0.05)
     times = ["10:00:00.1Z", "10:00:00.2Z", "10:00:00.2Z", "10:00:00.2Z", "10:00:00.3Z"]
     log = CutLog(list(zip(times, "abcde", strict=True)), *ends)
     found: list[str] = []

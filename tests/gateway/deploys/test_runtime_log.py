@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from gateway.accounts.records import App, Build
-from gateway.deploys import runtime_log
 from gateway.deploys.runtime_log import FORMER, RuntimeLog
 
 
@@ -17,17 +16,14 @@ def running(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(
-    running: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime_log, "POLL_SECONDS", 0)
+async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(running: Path) -> None:
     path, live, seen = running / "dep_1.output", "dep_1", list[str]()
 
     async def find_live() -> str:
         return live
 
     path.write_text("one\ntwo\nthr")
-    follow = RuntimeLog(str(running.parent)).follow(find_live, 1, lambda: False)
+    follow = RuntimeLog(str(running.parent), poll_seconds=0, deploy_seconds=0).follow(find_live, 1, lambda: False)
 
     async def read() -> None:
         seen.extend(await anext(follow))
@@ -48,7 +44,6 @@ async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(
     assert seen == ["two", "three", "four", "five", "six", "seven"]
     live = "dep_2"
     (running / "dep_2.output").write_text("of the next\n")
-    monkeypatch.setattr(runtime_log, "DEPLOY_SECONDS", 0)
     while seen[-1] != "of the next":
         await read()
     await follow.aclose()

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.accounts.records import App
 from gateway.deploys import sources
-from gateway.deploys.sources import KEPT_SOURCES, MAX_UPLOADS, Sources
+from gateway.deploys.sources import KEPT_SOURCES, LIMITS, MAX_UPLOADS, SourceLimits, Sources
 from gateway.errors import RateLimited, RequestMalformed, RequestTooLarge, ServiceError
 from gateway.storage import FolderStorage
 
@@ -23,8 +23,8 @@ def app(app_id: str) -> App:
     return App(id=app_id, name=app_id, account="acc", createdAt="2026-11-21T12:00:00.000Z")
 
 
-def sources_in(folder: Path) -> Sources:
-    return Sources(FolderStorage(folder), folder / "uploads")
+def sources_in(folder: Path, limits: SourceLimits = LIMITS) -> Sources:
+    return Sources(FolderStorage(folder), folder / "uploads", limits)
 
 
 def path_of(folder: Path, app_id: str, source: str) -> Path:
@@ -53,11 +53,10 @@ async def test_an_upload_is_stored_completely(tmp_path: Path) -> None:
     ids=["empty", "empty-parts", "zip", "too-large"],
 )
 async def test_a_refused_upload_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...], refusal: type[ServiceError]
+    tmp_path: Path, parts: tuple[bytes, ...], refusal: type[ServiceError]
 ) -> None:
-    monkeypatch.setattr(sources, "SOURCE_BYTES", 5)
     with pytest.raises(refusal):
-        await sources_in(tmp_path).receive(app("app_1"), upload(*parts), None)
+        await sources_in(tmp_path, SourceLimits(packed=5)).receive(app("app_1"), upload(*parts), None)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
