@@ -12,20 +12,20 @@
 -- Returns  1 if the record was written, 0 if one of the two was not the expected one
 
 local channel, check, expected, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local beside, ttl, expected_beside = ARGV[5], ARGV[6], ARGV[7]
+local companion, ttl, expected_companion = ARGV[5], ARGV[6], ARGV[7]
 
 if check == 'same' and (redis.call('GET', KEYS[1]) or '') ~= expected then return 0 end
-if expected_beside and (redis.call('GET', KEYS[2]) or '') ~= expected_beside then return 0 end
+if expected_companion and (redis.call('GET', KEYS[2]) or '') ~= expected_companion then return 0 end
 if record == '' then
   redis.call('DEL', KEYS[1])
 else
   redis.call('SET', KEYS[1], record)
 end
 if KEYS[2] then
-  if beside == '' then
+  if companion == '' then
     redis.call('DEL', KEYS[2])
   else
-    redis.call('SET', KEYS[2], beside, 'EX', ttl)
+    redis.call('SET', KEYS[2], companion, 'EX', ttl)
   end
 end
 redis.call('PUBLISH', channel, KEYS[1])

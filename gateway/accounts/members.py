@@ -36,7 +36,7 @@ from gateway.ids import Time, now_iso, seconds_of
 from gateway.keys import account_key, invitations_key, invited_by_key, members_key, memberships_key
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
-from gateway.redis.scripts import Beside
+from gateway.redis.scripts import Companion
 from gateway.validation import is_email
 
 MAX_MEMBERS = 100  # of one account
@@ -415,11 +415,11 @@ def _decode_invitations(text: str | None) -> Invitations:
     return {hashed: each for hashed, each in invitations.items() if each.ends > now}
 
 
-def _write_invitations(account_id: str, invitations: Invitations, expected: str) -> Beside:
+def _write_invitations(account_id: str, invitations: Invitations, expected: str) -> Companion:
     """Returns what writes the record in the same step as that of the members. It expires with the last invitation."""
     text = msgspec.json.encode(invitations).decode() if invitations else ""
     end = max((each.ends for each in invitations.values()), default=0.0)
-    return Beside(invitations_key(account_id), text, max(1, math.ceil(end - time.time())), expected)
+    return Companion(invitations_key(account_id), text, max(1, math.ceil(end - time.time())), expected)
 
 
 def _view_invitation(invitation: Invitation) -> MemberView:

@@ -26,7 +26,7 @@ from gateway.keys import previous_secret_key, redelivered_key, webhook_key
 from gateway.outbound import addresses
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
-from gateway.redis.scripts import Beside, compare_and_set
+from gateway.redis.scripts import Companion, compare_and_set
 from gateway.validation import parse_time
 
 logger = structlog.get_logger()
@@ -102,8 +102,8 @@ class Webhooks:
                     return Change(None, (receiver, None))
             secret = new_secret()
             receiver = Receiver(url, self._seal(secret), now_iso())
-            beside = Beside(previous_secret_key(account_id), "", OVERLAP_SECONDS)
-            return Change(msgspec.json.encode(receiver).decode(), (receiver, secret), beside)
+            companion = Companion(previous_secret_key(account_id), "", OVERLAP_SECONDS)
+            return Change(msgspec.json.encode(receiver).decode(), (receiver, secret), companion)
 
         return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")
 
@@ -119,8 +119,8 @@ class Webhooks:
             receiver = msgspec.json.decode(present, type=Receiver)
             secret = new_secret()
             rotated = msgspec.structs.replace(receiver, secret=self._seal(secret))
-            beside = Beside(previous_secret_key(account_id), receiver.secret, OVERLAP_SECONDS)
-            return Change(msgspec.json.encode(rotated).decode(), secret, beside)
+            companion = Companion(previous_secret_key(account_id), receiver.secret, OVERLAP_SECONDS)
+            return Change(msgspec.json.encode(rotated).decode(), secret, companion)
 
         return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")
 
@@ -137,8 +137,8 @@ class Webhooks:
             raise ServiceError("No webhook can be set until the operator sets GATEWAY_ENCRYPTION_KEY.") from None
 
     async def clear_receiver(self, account_id: str) -> None:
-        beside = Beside(previous_secret_key(account_id), "", OVERLAP_SECONDS)
-        await compare_and_set(self._store, webhook_key(account_id), "", beside=beside)
+        companion = Companion(previous_secret_key(account_id), "", OVERLAP_SECONDS)
+        await compare_and_set(self._store, webhook_key(account_id), "", companion=companion)
 
     async def _check_url(self, account_id: str, url: str) -> str:
         """Raises RequestMalformed for a private address. Each delivery checks again, because names may change."""

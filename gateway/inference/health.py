@@ -44,7 +44,7 @@ from gateway.keys import failed_accounts_key, probe_key, provider_key, refusal_k
 from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
-from gateway.redis.scripts import Beside
+from gateway.redis.scripts import Companion
 
 logger = structlog.get_logger()
 
@@ -406,8 +406,8 @@ class Health:
             if after == before:
                 return Change(None, record)
             accounts = msgspec.json.encode(after.accounts).decode() if after.accounts else ""
-            beside = Beside(failed_key, accounts, ROW_SECONDS, text) if failed or accounts else None
-            return Change(msgspec.json.encode(record).decode(), record, beside)
+            companion = Companion(failed_key, accounts, ROW_SECONDS, text) if failed or accounts else None
+            return Change(msgspec.json.encode(record).decode(), record, companion)
 
         key, failed_key = provider_key(self.provider), failed_accounts_key(self.provider)
         self._take(await change_record(self._store, key, compute, subject="the provider's health"))

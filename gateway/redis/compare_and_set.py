@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
-from gateway.redis.scripts import Beside, compare_and_set
+from gateway.redis.scripts import Companion, compare_and_set
 
 ATTEMPTS = 50  # each fails only if another write succeeds
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Change(NamedTuple, Generic[T]):
     record: str | None  # the new text; '' removes the record, None leaves it as it is
     result: T
-    beside: Beside | None = None
+    companion: Companion | None = None
 
 
 async def change_record(
@@ -39,7 +39,7 @@ async def change_record(
         present = await store.get(key) or ""
         change = await compute(present)
         if change.record is None or await compare_and_set(
-            store, key, change.record, expected=present, beside=change.beside
+            store, key, change.record, expected=present, companion=change.companion
         ):
             return change.result
     raise BackboneUnavailable(f"Several requests are changing {subject} at the same time; try again.")

@@ -19,7 +19,7 @@ _INCREMENT_COUNTERS = Script("increment_counters")
 _SET_ENTRY_IDLE = Script("set_entry_idle")
 
 
-class Beside(NamedTuple):
+class Companion(NamedTuple):
     """Another key of the partition, which is written in the same step as a record."""
 
     key: str
@@ -29,18 +29,18 @@ class Beside(NamedTuple):
 
 
 async def compare_and_set(
-    store: Store, key: str, value: str, *, expected: str | None = None, beside: Beside | None = None
+    store: Store, key: str, value: str, *, expected: str | None = None, companion: Companion | None = None
 ) -> bool:
     """Writes a record ('' removes it) and announces the change. With `expected`, only if that is the record's value.
 
-    `beside` is written in the same step.
+    `companion` is written in the same step.
     """
     script_keys, check = [key], "any" if expected is None else "same"
     args: list[str | int] = [CHANGES_CHANNEL, check, expected or "", value]
-    if beside is not None:
-        script_keys, args = [key, beside.key], [*args, beside.value, beside.seconds]
-        if beside.expected is not None:
-            args.append(beside.expected)
+    if companion is not None:
+        script_keys, args = [key, companion.key], [*args, companion.value, companion.seconds]
+        if companion.expected is not None:
+            args.append(companion.expected)
     return bool(await store.run_script(_COMPARE_AND_SET, script_keys, *args))
 
 

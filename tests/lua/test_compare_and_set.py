@@ -61,25 +61,25 @@ def test_only_the_expected_record_is_replaced(client: Any, write: Write, announc
 
 def test_a_second_key_is_written_and_removed_with_the_record(client: Any) -> None:
     """It stays unchanged if the record is not the expected one."""
-    script, beside = client.register_script(Script("compare_and_set").source), f"{TAG}:previous-secret:acc"
-    assert script([KEY, beside], ["changes", "same", "", "new", "old", 100]) == 1
-    assert client.get(beside) == b"old"
-    assert 0 < client.ttl(beside) <= 100
-    assert script([KEY, beside], ["changes", "same", "other", "newer", "", 100]) == 0
-    assert client.get(beside) == b"old"
-    assert script([KEY, beside], ["changes", "same", "new", "newer", "", 100]) == 1
-    assert (client.get(KEY), client.exists(beside)) == (b"newer", 0)
+    script, companion = client.register_script(Script("compare_and_set").source), f"{TAG}:previous-secret:acc"
+    assert script([KEY, companion], ["changes", "same", "", "new", "old", 100]) == 1
+    assert client.get(companion) == b"old"
+    assert 0 < client.ttl(companion) <= 100
+    assert script([KEY, companion], ["changes", "same", "other", "newer", "", 100]) == 0
+    assert client.get(companion) == b"old"
+    assert script([KEY, companion], ["changes", "same", "new", "newer", "", 100]) == 1
+    assert (client.get(KEY), client.exists(companion)) == (b"newer", 0)
 
 
 def test_a_second_key_that_another_process_has_changed(client: Any, announced: Any) -> None:
     """Neither of the two is written then, even if the record itself is the expected one."""
-    script, beside = client.register_script(Script("compare_and_set").source), f"{TAG}:invitations:acc"
-    assert script([KEY, beside], ["changes", "same", "", "one", "invited", 100, ""]) == 1
+    script, companion = client.register_script(Script("compare_and_set").source), f"{TAG}:invitations:acc"
+    assert script([KEY, companion], ["changes", "same", "", "one", "invited", 100, ""]) == 1
     for expected in ("", "other"):
-        assert script([KEY, beside], ["changes", "same", "one", "two", "", 100, expected]) == 0
-    assert (client.get(KEY), client.get(beside)) == (b"one", b"invited")
-    assert script([KEY, beside], ["changes", "same", "one", "two", "", 100, "invited"]) == 1
-    assert (client.get(KEY), client.exists(beside)) == (b"two", 0)
+        assert script([KEY, companion], ["changes", "same", "one", "two", "", 100, expected]) == 0
+    assert (client.get(KEY), client.get(companion)) == (b"one", b"invited")
+    assert script([KEY, companion], ["changes", "same", "one", "two", "", 100, "invited"]) == 1
+    assert (client.get(KEY), client.exists(companion)) == (b"two", 0)
     assert announced() == [KEY.encode()] * 2
 
 

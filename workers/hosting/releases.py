@@ -14,7 +14,7 @@
     running/<deploy id>                          link to a release whose start command the watchdog runs
     running/<deploy id>.sock                     where that app is reached; `sock` in its release links here
     running/<deploy id>.asleep                   while that app sleeps; `asleep` in its release links here
-    running/<deploy id>.haste                    while requests wait for the end of that app
+    running/<deploy id>.stop-soon                while requests wait for the end of that app
 
 A variant is `live`, `preview` or `p-<slug>`. Caddy reads `addresses` on every request (`Caddyfile`). A swap renames
 `current`, and undoing it renames it back.
@@ -36,7 +36,7 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
-from workers.sandbox.keeper import HASTE_SUFFIX
+from workers.sandbox.keeper import STOP_SOON_SUFFIX
 from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
@@ -288,7 +288,7 @@ class Releases:
     def run(self, release: Path) -> None:
         for name in ("sock", "asleep"):
             replace_link(release / name, os.path.relpath(self.running / f"{release.name}.{name}", release))
-        (self.running / f"{release.name}{HASTE_SUFFIX}").unlink(missing_ok=True)
+        (self.running / f"{release.name}{STOP_SOON_SUFFIX}").unlink(missing_ok=True)
         replace_link(self.running / release.name, os.path.relpath(release, self.running))
 
     def stop(self, deploy_id: str) -> None:
@@ -296,18 +296,18 @@ class Releases:
 
     def stop_soon(self, deploy_id: str) -> None:
         """Stops the app within seconds. Requests reach it no more, and those in progress get two seconds to end."""
-        (self.running / f"{deploy_id}{HASTE_SUFFIX}").touch()
+        (self.running / f"{deploy_id}{STOP_SOON_SUFFIX}").touch()
         (self.running / f"{deploy_id}.sock").unlink(missing_ok=True)
         self.stop(deploy_id)
 
     def is_stopping(self, deploy_id: str) -> bool:
         """Returns whether the watchdog has not removed the app yet that was to stop soon."""
-        return (self.running / f"{deploy_id}{HASTE_SUFFIX}").exists()
+        return (self.running / f"{deploy_id}{STOP_SOON_SUFFIX}").exists()
 
     def confirm_stops(self, running: Collection[str]) -> None:
         """Forgets the stops of apps that do not run. The other stops end when the watchdog removes the app's files."""
-        for path in self.running.glob(f"*{HASTE_SUFFIX}"):
-            if path.name.removesuffix(HASTE_SUFFIX) not in running:
+        for path in self.running.glob(f"*{STOP_SOON_SUFFIX}"):
+            if path.name.removesuffix(STOP_SOON_SUFFIX) not in running:
                 path.unlink(missing_ok=True)
 
     def releases_to_run(self) -> dict[str, Path]:

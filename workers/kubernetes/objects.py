@@ -27,7 +27,7 @@ from workers.engine.app_data import AppData
 from workers.hosting.watchdog import LIMITS, PORTS
 from workers.kubernetes.pod import DATA_PORT, FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
 from workers.sandbox.bwrap import DATA_FILES
-from workers.sandbox.keeper import DRAIN_SECONDS, HASTY_DRAIN_SECONDS
+from workers.sandbox.keeper import DRAIN_SECONDS, STOP_SOON_DRAIN_SECONDS
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP
 
 Object = dict[str, Any]
@@ -149,7 +149,7 @@ def describe_deployment(release: PodRelease, settings: Settings, *, asleep: bool
         app["securityContext"] |= {"runAsUser": find_uid(release.app) + 1}
         app["terminationMessagePolicy"] = "FallbackToLogsOnError"  # the last lines of a crash
         drained.append(app)
-    drain = DRAIN.replace("SECONDS", f"{HASTY_DRAIN_SECONDS if release.alone else DRAIN_SECONDS:.0f}")
+    drain = DRAIN.replace("SECONDS", f"{STOP_SOON_DRAIN_SECONDS if release.alone else DRAIN_SECONDS:.0f}")
     for container in drained:
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", drain]}}}
     containers = [*drained]

@@ -46,8 +46,8 @@ NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY_BYTES = 1_024  # counted for each file in addition to its size: removing a million empty files takes long
 CHECK_SECONDS = 0.25  # between checks of the limits
 DRAIN_SECONDS = 300.0  # for the requests in progress of an app whose link is gone
-HASTE_SUFFIX = ".haste"  # of a file beside the link: requests for another release wait until this app has ended
-HASTY_DRAIN_SECONDS, HASTY_GRACE_SECONDS = 2.0, 2.0  # then
+STOP_SOON_SUFFIX = ".stop-soon"  # of a file beside the link: requests for another release wait until this app has ended
+STOP_SOON_DRAIN_SECONDS, STOP_SOON_GRACE_SECONDS = 2.0, 2.0  # then
 CONNECTED = ("02", "03")  # states of a socket in /proc/net/unix: waits to be accepted, is accepted
 CHUNK_BYTES = 65_536  # per read of the command's output
 PIPE_READS = 16
@@ -228,7 +228,7 @@ class Keeper:
             held = self._data is not None and self._data.is_held()
             if not stopping and (stop.is_set() or held or self._is_over()):
                 stopping = True
-                ends = time.monotonic() + (HASTY_GRACE_SECONDS if self._is_in_haste() else self.limits["grace"])
+                ends = time.monotonic() + (STOP_SOON_GRACE_SECONDS if self._must_stop_soon() else self.limits["grace"])
                 with contextlib.suppress(OSError):
                     os.killpg(self._find_first(), signal.SIGTERM)  # the namespace's first process ignores it
             if time.monotonic() > ends:
@@ -262,12 +262,12 @@ class Keeper:
             self._drain_ends = float("inf")
             return False
         now = time.monotonic()
-        drain = HASTY_DRAIN_SECONDS if self._is_in_haste() else DRAIN_SECONDS
+        drain = STOP_SOON_DRAIN_SECONDS if self._must_stop_soon() else DRAIN_SECONDS
         self._drain_ends = min(self._drain_ends, now + drain)
         return now >= self._drain_ends or not _is_connected(self.spec["socket"])
 
-    def _is_in_haste(self) -> bool:
-        return bool(self.spec["link"]) and os.path.exists(self.spec["link"] + HASTE_SUFFIX)
+    def _must_stop_soon(self) -> bool:
+        return bool(self.spec["link"]) and os.path.exists(self.spec["link"] + STOP_SOON_SUFFIX)
 
     def _find_first(self) -> int:
         """Returns the first process of the command's namespace. Raises ProcessLookupError until it has started."""

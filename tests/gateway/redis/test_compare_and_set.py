@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
-from gateway.redis.scripts import Beside
+from gateway.redis.scripts import Companion
 from tests.support.stores import opened
 
 
@@ -52,12 +52,12 @@ async def test_a_change_may_remove_the_record_or_leave_it(redis_url: str) -> Non
 
 async def test_a_second_key_is_written_in_the_same_step(redis_url: str) -> None:
     async def compute(_: str) -> Change[None]:
-        return Change("new", None, beside=Beside("{p09}:beside", "old", 60))
+        return Change("new", None, companion=Companion("{p09}:companion", "old", 60))
 
     async with opened(redis_url) as store:
         await change_record(store, "{p09}:record", compute)
-        assert await store.get_all(["{p09}:record", "{p09}:beside"]) == ["new", "old"]
-        assert 0 < await store.client.ttl("{p09}:beside") <= 60
+        assert await store.get_all(["{p09}:record", "{p09}:companion"]) == ["new", "old"]
+        assert 0 < await store.client.ttl("{p09}:companion") <= 60
         await store.client.delete("{p09}:record")
 
 
@@ -67,15 +67,15 @@ async def test_a_second_key_that_changes_meanwhile_is_read_again(redis_url: str)
     async with opened(redis_url) as store:
 
         async def compute(_: str) -> Change[None]:
-            present = await store.get("{p09}:beside") or ""
+            present = await store.get("{p09}:companion") or ""
             read.append(present)
             if present != "other":  # another process, which leaves the record as it is
-                await store.client.set("{p09}:beside", "other", ex=60)
-            return Change("new", None, Beside("{p09}:beside", f"{present} and mine", 60, expected=present))
+                await store.client.set("{p09}:companion", "other", ex=60)
+            return Change("new", None, Companion("{p09}:companion", f"{present} and mine", 60, expected=present))
 
         await change_record(store, "{p09}:record", compute)
         assert read == ["", "other"]
-        assert await store.get_all(["{p09}:record", "{p09}:beside"]) == ["new", "other and mine"]
+        assert await store.get_all(["{p09}:record", "{p09}:companion"]) == ["new", "other and mine"]
         await store.client.delete("{p09}:record")
 
 
