@@ -122,6 +122,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app_sleep: dict[str, float] = msgspec.field(  # seconds without a request, by plan; other plans never sleep
         default_factory=lambda: {"free": 900.0}
     )
+    app_pods: dict[str, int] = msgspec.field(  # addresses of an account with pods at the same time, on Kubernetes
+        default_factory=lambda: {"free": 3, "starter": 8, "maker": 20, "max": 75}
+    )
     app_data: dict[str, int] = msgspec.field(  # MiB for the data of an app, by plan
         default_factory=lambda: {"free": 256, "starter": 1_024, "maker": 4_096, "max": 16_384}
     )

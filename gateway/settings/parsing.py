@@ -286,6 +286,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),
     "app_limits": _plan_reader(Settings().app_limits, _read_whole),
     "build_cache": _zero_or(_read_whole, 0),
+    "app_pods": _plan_reader(Settings().app_pods, _read_whole),
     "app_data": _plan_reader(Settings().app_data, _read_whole),
     "app_sleep": lambda text: _read_pairs(text, PLANS, _zero_or(_read_seconds, 0.0)),
     "daily_caps": _plan_reader(Settings().daily_caps, _read_euro),

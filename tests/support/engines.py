@@ -240,6 +240,10 @@ class ClusterEngine(Engine):
         self.cluster = FakeCluster(self.commands)
         self._sleep: Sleep | None = None
         self._driver: ClusterDriver | None = None
+        self.pod_limit = 100  # of each account
+
+    async def find_pods(self, _: str) -> int:
+        return self.pod_limit
 
     def _make_settings(self) -> Settings:
         return msgspec.structs.replace(super()._make_settings(), apps_engine="kubernetes")
@@ -248,7 +252,7 @@ class ClusterEngine(Engine):
         cluster = await self._stack.enter_async_context(Cluster("apps"))
         suspended = SuspendedList(self.store)
         self._driver = driver = ClusterDriver(
-            self.settings, cluster, self.find_app, suspended, _ignore_crash, _find_limit, "127.0.0.1"
+            self.settings, cluster, self.find_app, suspended, _ignore_crash, _find_limit, self.find_pods, "127.0.0.1"
         )
         self._stack.push_async_callback(driver.aclose)
         self._sleep = await self._stack.enter_async_context(contextlib.aclosing(Sleep(cluster, driver, suspended)))
@@ -279,7 +283,9 @@ class ClusterEngine(Engine):
 
     async def let_sleep(self, deploy: str) -> None:
         assert self._sleep is not None
-        [address] = [address for address in self._sleep.list_awake() if address[1] == "live"]
+        assert self._driver is not None
+        records = self._driver.records
+        [address] = [address for address in self._sleep.list_awake() if records[address].serves == deploy]
         await self._sleep.let_sleep(address, 0.0)
         await wait_until(lambda: deploy not in self.commands.running)
 
@@ -288,7 +294,7 @@ class ClusterEngine(Engine):
 
 
 class StayAwake:
-    async def find(self, _: str) -> None:
+    async def find(self, _: str, *, is_preview: bool) -> None:
         """Finds no limit for any app."""
 
 

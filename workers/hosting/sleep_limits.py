@@ -18,8 +18,11 @@ class SleepLimits:
         self._registry, self._seconds = registry, seconds
         self._plans = dict[str, Plan]()  # by app
 
-    async def find(self, app_id: str) -> float | None:
-        """Returns the seconds after which the app sleeps. None: it stays awake, for now."""
+    async def find(self, app_id: str, *, is_preview: bool = False) -> float | None:
+        """Returns the seconds after which the app sleeps. None: it stays awake, for now.
+
+        With `is_preview`, it sleeps as an app of the plan `free` does.
+        """
         if not any(self._seconds.values()):
             return None
         with suppress(ServiceError, msgspec.MsgspecError):
@@ -28,4 +31,5 @@ class SleepLimits:
             self._plans.pop(app_id, None)
             if account is not None:
                 self._plans[app_id] = account.plan
-        return self._seconds.get(self._plans.get(app_id, "")) or None
+        plan = self._plans.get(app_id, "")
+        return self._seconds.get("free" if is_preview and plan else plan) or None

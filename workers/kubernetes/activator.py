@@ -22,6 +22,7 @@ from gateway.loops import every
 from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.places import ACTIVATOR_PORT
+from workers.kubernetes.shares import NoPlace
 from workers.kubernetes.sleep import Sleep
 from workers.sandbox.network import Connection, splice
 from workers.sandbox.relay import FROM_MONITOR
@@ -40,6 +41,7 @@ NO_APP = "404 Not Found", "There is no app at this address."
 BUSY = "503 Service Unavailable", "The app has too many requests in progress."
 UNASKED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"  # to uptime probes, which wake no app
 SUSPENDED = "503 Service Unavailable", "This app is suspended."
+NO_PLACE = "503 Service Unavailable", "As many apps of this account run as its plan allows; try again later."
 NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
@@ -79,7 +81,7 @@ class Activator:
 
     async def _check(self, key: tuple[str, str]) -> None:
         """Lets an app sleep if its plan says so."""
-        left, limit = CHECK_SECONDS, await self._limits.find(key[0])
+        left, limit = CHECK_SECONDS, await self._limits.find(key[0], is_preview=key[1] != "live")
         try:
             if limit is not None:
                 left = min(left, await self._sleep.let_sleep(key, limit))
@@ -116,7 +118,7 @@ class Activator:
                         app = await asyncio.open_connection(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
-                return await refuse(writer, *NOT_AWAKE)
+                return await refuse(writer, *(NO_PLACE if isinstance(error, NoPlace) else NOT_AWAKE))
             app[1].write(close_afterwards(head))
             with contextlib.closing(app[1]):
                 await splice(visitor, app, IDLE_SECONDS)

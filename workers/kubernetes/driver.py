@@ -7,11 +7,11 @@ credentials.
 """
 
 import asyncio
+import contextlib
 import enum
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -58,6 +58,7 @@ from workers.kubernetes.pod_status import (
     statuses_of,
 )
 from workers.kubernetes.pods import Pods, ReportCrash
+from workers.kubernetes.shares import Address, Shares
 
 logger = structlog.get_logger()
 
@@ -66,8 +67,6 @@ RETURN_SECONDS = 30.0  # in which a release that is served again should answer
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests to the activator, before a pod ends
 STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
-
-Address = tuple[str, str]  # the id of an app, and which of its addresses
 
 
 class SleepState(enum.Enum):
@@ -87,8 +86,9 @@ class SleepState(enum.Enum):
 class ClusterDriver:
     """Serves releases from the cluster's namespace. Implements `Driver`.
 
-    `find_app` returns the record of an app by its id or name, and `find_data_limit` the bytes that the data of an
-    account's app may take. `activator` is the address of this worker (`activator.py`).
+    `find_app` returns the record of an app by its id or name, `find_data_limit` the bytes that the data of an account's
+    app may take, and `find_pod_limit` how many addresses of an account may have pods. `activator` is the address of
+    this worker (`activator.py`).
     """
 
     def __init__(
@@ -99,10 +99,12 @@ class ClusterDriver:
         suspended: SuspendedList,
         report_crash: ReportCrash,
         find_data_limit: Callable[[str], Awaitable[int]],
+        find_pod_limit: Callable[[str], Awaitable[int]],
         activator: str,
     ) -> None:
         self._settings, self._cluster, self._find_app = settings, cluster, find_app
         self._suspended, self._find_data_limit = suspended, find_data_limit
+        self._shares = Shares(cluster, find_pod_limit)
         self.places = ClusterPlaces(settings, cluster, activator)
         self._domain = settings.apps_domain.partition(":")[0]
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
@@ -160,10 +162,12 @@ class ClusterDriver:
         variables = msgspec.json.decode(self._vault.open(sealed), type=dict[str, str]) if sealed else {}
         if release.keeps_data:
             await self.apply_claim(release, await self._find_data_limit(release.account))
-        await self._cluster.apply(
-            describe_secret(release, self._token(target.deploy), variables),
-            describe_deployment(release, self._settings, asleep=self._sleeps(target)),
-        )
+        asleep = self._sleeps(target)
+        async with contextlib.nullcontext() if asleep else self._shares.place(release, self._let_preview_sleep):
+            await self._cluster.apply(
+                describe_secret(release, self._token(target.deploy), variables),
+                describe_deployment(release, self._settings, asleep=asleep),
+            )
 
     async def apply_claim(self, release: PodRelease, limit: int) -> None:
         """Makes the volume of an app's data, or a larger one. Raises DeployError.
@@ -176,7 +180,7 @@ class ClusterDriver:
             requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
             claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
             if present.status.phase == "Bound" and _count_bytes(size) < _count_bytes(requests["storage"]):
-                with suppress(DeployError):
+                with contextlib.suppress(DeployError):
                     return await self._cluster.apply(claim, secret)
             requests["storage"] = size
         await self._cluster.apply(claim, secret)
@@ -336,13 +340,28 @@ class ClusterDriver:
         sleeps = state in (SleepState.ENDING, SleepState.ASLEEP) and self.routed(target.wanted) == target.deploy
         return sleeps or state is SleepState.SUSPENDED
 
+    async def _let_preview_sleep(self, address: Address) -> bool:
+        """Ends the pods of a preview, whose next visitor wakes it. Returns False while a deploy works on it."""
+        wanted, target = self.records.get(address), await self.find_target(address)
+        if target is None or wanted is None or wanted.step != "live" or self.state(address) is not SleepState.AWAKE:
+            return False
+        await self.lead(target, asleep=True)
+        await self._end_pods(address)
+        logger.info("app.asleep", app=address[0], address=address[1], reason="the account's apps need the place")
+        return True
+
     async def kill_pods(self, address: Address) -> None:
         """Ends all pods of an address at once, with the connections of their visitors. Raises DeployError."""
-        labels = {"app": address[0], "address": address[1]}
-        releases = [read_release(each.spec.template) for each in self._cluster.select("Deployment", **labels)]
+        await self._end_pods(address)
+        pods = self._cluster.select("Pod", app=address[0], address=address[1])
+        await self._cluster.delete(*[("Pod", each.metadata.name) for each in pods])
+
+    async def _end_pods(self, address: Address) -> None:
+        """Lets the pods of an address end when their visitors' connections have ended. Raises DeployError."""
+        found = self._cluster.select("Deployment", app=address[0], address=address[1])
+        releases = [read_release(each.spec.template) for each in found]
         ended = [describe_deployment(each, self._settings, asleep=True) for each in releases if each is not None]
         await self._cluster.apply(*ended)
-        await self._cluster.delete(*[("Pod", each.metadata.name) for each in self._cluster.select("Pod", **labels)])
 
     # -- visitors --------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from workers.kubernetes.data import ClusterData
 from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
+from workers.kubernetes.shares import find_pod_limit
 from workers.kubernetes.sleep import Sleep
 
 logger = structlog.get_logger()
@@ -75,8 +76,9 @@ async def run(settings: Settings) -> None:
         lost = await stack.enter_async_context(_hold_lease(records, settings.kubernetes_namespace))
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
         find_limit = partial(find_data_limit, settings, reporter.registry)
+        find_pods = partial(find_pod_limit, settings, reporter.registry)
         driver = ClusterDriver(
-            settings, cluster, find_address, suspended, reporter.report, find_limit, find_own_address()
+            settings, cluster, find_address, suspended, reporter.report, find_limit, find_pods, find_own_address()
         )
         await stack.enter_async_context(aclosing(driver))
         steps = ReleaseSteps(driver, find_address, settings.apps_domain)

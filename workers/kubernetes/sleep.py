@@ -10,9 +10,10 @@ import structlog
 from gateway.accounts.suspended import SuspendedList
 from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.driver import ACTIVATOR_SECONDS, Address, ClusterDriver, SleepState
+from workers.kubernetes.driver import ACTIVATOR_SECONDS, ClusterDriver, SleepState
 from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
 from workers.kubernetes.pod_status import has_ended, is_ready
+from workers.kubernetes.shares import Address
 
 logger = structlog.get_logger()
 

@@ -528,6 +528,33 @@ async def test_a_check_that_fails_leaves_an_app_to_wake_that_sleeps(shop: Shop, 
     assert overlap or not shop.commands.ran_together(FIRST, SECOND)
 
 
+@pytest.mark.parametrize("kind", ["cluster"], indirect=True)
+async def test_a_preview_sleeps_where_an_app_needs_its_place(shop: Shop) -> None:
+    """As many addresses of an account have pods as its plan allows."""
+    await shop.open()
+    await close_to_visitors(shop)
+    assert isinstance(shop.engine, ClusterEngine)
+    shop.engine.pod_limit = 2
+    preview = Builder(shop.engine, shop.store, address="preview")
+    await preview.make("dep_preview")
+    assert (await preview.deploy("dep_preview")).ok
+    others = [msgspec.structs.replace(APP, id=f"other{number}", name=f"other{number}") for number in (1, 2)]
+    builders = [Builder(shop.engine, shop.store, app) for app in others]
+    shop.engine.apps += others
+    for number, builder in enumerate(builders):
+        await builder.make(f"dep_other{number}")
+    assert (await builders[0].deploy("dep_other0")).ok
+    await wait_until(lambda: shop.commands.running, holds=lambda running: running == {FIRST, "dep_other0"})
+    assert "as many as its plan allows" in (await builders[1].deploy("dep_other1")).reason
+    assert (await shop.engine.visit(PREVIEW))[0] == 503, "it takes no place of an app"
+    await shop.builder.make(SECOND)
+    assert (await shop.builder.deploy(SECOND)).ok, "a swap needs no further place"
+    await shop.engine.let_sleep(SECOND)
+    assert await shop.engine.visit(PREVIEW) == (200, "dep_preview")
+    assert await shop.engine.visit(HOST) == (200, SECOND)
+    await wait_until(lambda: shop.commands.running, holds=lambda running: running == {SECOND, "dep_other0"})
+
+
 async def close_to_visitors(shop: Shop) -> None:
     """Lets nobody ask any more."""
     [visiting] = [task for task in asyncio.all_tasks() if "Visitors.run" in str(task.get_coro())]

@@ -201,6 +201,8 @@ async def test_the_plan_decides_and_the_last_one_known_counts_while_redis_is_awa
             assert await limits.find("other") is None
             await change_plan(registry, account.id, "maker")
             assert await limits.find("shop") is None, "a plan without a limit"
+            assert await limits.find("shop", is_preview=True) == 900
+            assert await limits.find("other", is_preview=True) is None
             await change_plan(registry, account.id, "free")
             assert await limits.find("shop") == 900
             server.kill()
