@@ -20,7 +20,9 @@ from gateway.data.records import DataRecords
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
+from gateway.deploys.logs import DeployLogs
 from gateway.deploys.pod_log import PodLog
+from gateway.deploys.records import DeployRecords
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploys
@@ -87,18 +89,33 @@ class Services:
         self.admission = Admission(settings, self.store, self.metrics, self.budget if settings.sends_notices else None)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
-        self.deploys = Deploys(settings, self.registry)
-        records = Records(self.store)
-        self.deploy_actions = DeployActions(records, self.deploys)
         self.storage = open_storage(settings)
+        self.deploy_records = DeployRecords(settings, self.registry)
+        self.deploy_logs = DeployLogs(self.store, self.storage)
+        self.deploys = Deploys(settings, self.registry, self.deploy_records)
+        records = Records(self.store)
+        self.deploy_actions = DeployActions(records, self.deploys, self.deploy_records)
         self.data_records, self.data_commands = DataRecords(self.store), DataCommands(self.store)
         self.environments = Environments(self.store, self.vault)
         self.removal = Removal(
-            self.app_changes, self.hooks, self.environments, self.data_commands, self.data_records, self.deploys
+            self.app_changes,
+            self.hooks,
+            self.environments,
+            self.data_commands,
+            self.data_records,
+            self.deploys,
+            self.deploy_records,
         )
-        self.apps = Apps(settings, self.registry, self.app_changes, self.deploys, self.users, self.removal)
+        self.apps = Apps(settings, self.registry, self.app_changes, self.deploy_records, self.users, self.removal)
         self.leaving = Leaving(
-            self.registry, self.deploys, self.removal, self.storage, self.data_records, self.data_commands, settings
+            self.registry,
+            self.deploys,
+            self.deploy_records,
+            self.removal,
+            self.storage,
+            self.data_records,
+            self.data_commands,
+            settings,
         )
         on_disk = settings.apps_engine == "local"
         self.runtime_log = RuntimeLog(settings.data_dir) if on_disk else PodLog(settings.kubernetes_namespace, records)

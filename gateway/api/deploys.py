@@ -23,6 +23,8 @@ from gateway.api.resources import Caller, CallerAccess, OwnApp, OwnDeploy, requi
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments, VariableView
 from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook
+from gateway.deploys.logs import DeployLogs
+from gateway.deploys.records import DeployRecords
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploys
@@ -100,7 +102,7 @@ async def revoke_hook(account: Caller, hook_id: FromPath[str], hooks: Injected[H
 @get("/deploys", errors=[RequestMalformed])
 async def list_deploys(
     account: Caller,
-    deploys: Injected[Deploys],
+    deploy_records: Injected[DeployRecords],
     app: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
     before: FromQuery[str] = "",
@@ -109,12 +111,17 @@ async def list_deploys(
 
     The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the previous page.
     """
-    return await view_deploys(await deploys.list(account.id, app, limit, before), deploys)
+    return await view_deploys(await deploy_records.list(account.id, app, limit, before), deploy_records)
 
 
 @get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
-async def show_deploy(account: Caller, own_deploy: OwnDeploy, deploys: Injected[Deploys]) -> DeployWithLog:
-    return await view_with_log(own_deploy, deploys)
+async def show_deploy(
+    account: Caller,
+    own_deploy: OwnDeploy,
+    deploy_records: Injected[DeployRecords],
+    deploy_logs: Injected[DeployLogs],
+) -> DeployWithLog:
+    return await view_with_log(own_deploy, deploy_records, deploy_logs)
 
 
 @put(
@@ -292,7 +299,7 @@ async def read_logs(
     access: CallerAccess,
     request: Request[Any, Any, State],
     own_app: OwnApp,
-    deploys: Injected[Deploys],
+    deploy_records: Injected[DeployRecords],
     runtime_log: Injected[RuntimeLog],
     log_viewers: Injected[Viewers],
     process: Injected[ProcessState],
@@ -302,12 +309,12 @@ async def read_logs(
 
     The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
-    live = await deploys.find_live_id(own_app)
+    live = await deploy_records.find_live_id(own_app)
     if not await runtime_log.has_start_command(own_app, live):
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        events = end_with_right(request, _events(own_app, deploys, runtime_log, process, tail))
+        events = end_with_right(request, _events(own_app, deploy_records, runtime_log, process, tail))
         events = log_viewers.open(access.account.id, access.who, events)
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
@@ -319,14 +326,14 @@ async def read_logs(
 
 async def _events(
     app: App,
-    deploys: Deploys,
+    deploy_records: DeployRecords,
     runtime_log: RuntimeLog,
     process: ProcessState,
     tail: int,
 ) -> AsyncGenerator[bytes]:
     ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
     lines = runtime_log.follow(
-        lambda: deploys.find_live_id(app),
+        lambda: deploy_records.find_live_id(app),
         tail,
         lambda: process.draining or time.monotonic() > ends,
     )

@@ -16,7 +16,8 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.audit import REPORTS
 from gateway.api.authentication import operator_router
-from gateway.deploys.states import Deploy, Deploys, StaleDeploy
+from gateway.deploys.records import Deploy, DeployRecords
+from gateway.deploys.states import Deploys, StaleDeploy
 from gateway.deploys.views import DeployView
 from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalog import Phase
@@ -47,13 +48,13 @@ async def list_queued(
     settings: Injected[Settings],
     vault: Injected[Vault],
     registry: Injected[Registry],
-    deploys: Injected[Deploys],
+    deploy_records: Injected[DeployRecords],
     queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued",
 ) -> list[QueuedDeploy]:
     """List the queued deploys, with everything that an engine needs to build them."""
     return [
         _queued_deploy(deploy, await registry.find_app(deploy.appId), settings, vault)
-        for deploy in await deploys.list_queued()
+        for deploy in await deploy_records.list_queued()
     ]
 
 
@@ -72,12 +73,14 @@ def _queued_deploy(deploy: Deploy, app: App | None, settings: Settings, vault: V
 
 
 @get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound, StorageUnavailable])
-async def fetch_source(deploy_id: FromPath[str], deploys: Injected[Deploys]) -> Stream:
+async def fetch_source(
+    deploy_id: FromPath[str], deploys: Injected[Deploys], deploy_records: Injected[DeployRecords]
+) -> Stream:
     """Download the stored source of a deploy.
 
     A tar.gz. Deploys of a repository have no stored source.
     """
-    deploy = await deploys.find(deploy_id)
+    deploy = await deploy_records.find(deploy_id)
     source = None if deploy is None else await deploys.open_source(deploy)
     if source is None:
         raise NotFound
@@ -93,7 +96,11 @@ class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
 
 @post("/deploys/{deploy_id:str}/phases", status_code=200, opt=REPORTS, errors=[RequestMalformed, NotFound])
 async def report_phase(
-    deploy_id: FromPath[str], data: JSONBody[PhaseReport], settings: Injected[Settings], deploys: Injected[Deploys]
+    deploy_id: FromPath[str],
+    data: JSONBody[PhaseReport],
+    settings: Injected[Settings],
+    deploys: Injected[Deploys],
+    deploy_records: Injected[DeployRecords],
 ) -> DeployView:
     """Report the end of a deploy's phase.
 
@@ -103,7 +110,7 @@ async def report_phase(
         raise RequestMalformed(
             "This service builds deploys itself; set GATEWAY_DEPLOY_ENGINE=external to report phases."
         )
-    deploy = await deploys.find(deploy_id)
+    deploy = await deploy_records.find(deploy_id)
     if deploy is None:
         raise NotFound
     try:

@@ -6,7 +6,7 @@ from litestar.params import FromPath
 from gateway.accounts.access import Access
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.deploys.states import Deploy, Deploys
+from gateway.deploys.records import Deploy, DeployRecords
 from gateway.errors import NotFound
 from gateway.services import Injected
 
@@ -27,9 +27,11 @@ async def require_own_app(app: FromPath[str], access: CallerAccess, registry: In
     return found
 
 
-async def require_deploy(deploy_id: FromPath[str], access: CallerAccess, deploys: Injected[Deploys]) -> Deploy:
+async def require_deploy(
+    deploy_id: FromPath[str], access: CallerAccess, deploy_records: Injected[DeployRecords]
+) -> Deploy:
     """Returns the account's deploy with this id. Raises NotFound, and NotPermitted for a key of another app."""
-    deploy = await deploys.get(deploy_id, access.account.id)
+    deploy = await deploy_records.get(deploy_id, access.account.id)
     if deploy is None or deploy.account != access.account.id:
         raise NotFound("There is no such deploy in this account.")
     access.require_app(deploy.appId)

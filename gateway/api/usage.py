@@ -15,7 +15,7 @@ from litestar.response import Stream
 
 from gateway.api.authentication import account_router, operator_router
 from gateway.api.resources import AnyAccount, Caller, CallerAccess
-from gateway.deploys.states import Deploys
+from gateway.deploys.records import DeployRecords
 from gateway.deploys.views import DeployView, view_deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
@@ -223,13 +223,13 @@ async def list_account_requests(
 @get("/accounts/{account_id:str}/deploys", errors=[RequestMalformed, NotFound])
 async def list_account_deploys(
     any_account: AnyAccount,
-    deploys: Injected[Deploys],
+    deploy_records: Injected[DeployRecords],
     app: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
     before: FromQuery[str] = "",
 ) -> list[DeployView]:
     """List an account's deploys, newest first."""
-    return await view_deploys(await deploys.list(any_account.id, app, limit, before), deploys)
+    return await view_deploys(await deploy_records.list(any_account.id, app, limit, before), deploy_records)
 
 
 ROUTES = [

@@ -9,8 +9,9 @@ import contextlib
 from collections.abc import Set
 
 from gateway.accounts.records import App
+from gateway.deploys.records import Deploy, DeployRecords, Trigger
 from gateway.deploys.serving import Records
-from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger
+from gateway.deploys.states import Deploys, StaleDeploy
 from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
 
 MAX_SEARCHED = 1_000  # deploys of an account
@@ -19,8 +20,8 @@ IN_PROGRESS = ("building", "checking", "canary")
 
 
 class DeployActions:
-    def __init__(self, records: Records, deploys: Deploys) -> None:
-        self._records, self._deploys = records, deploys
+    def __init__(self, serving: Records, deploys: Deploys, records: DeployRecords) -> None:
+        self._serving, self._deploys, self._records = serving, deploys, records
 
     async def roll_back(self, app: App, deploy_id: str | None) -> str:
         """Queues a live deploy of an earlier release, and returns its id.
@@ -28,7 +29,7 @@ class DeployActions:
         Without `deploy_id` this is the release before the one that is live or about to be live. Raises a ServiceError.
         """
         await self._deploys.require_active(app)
-        current = await self._deploys.find_live_id(app)
+        current = await self._records.find_live_id(app)
         if deploy_id is None:
             target = await self._find_previous(app, current)
         else:
@@ -36,7 +37,7 @@ class DeployActions:
         return await self._serve_again(app, "rollback", target)
 
     async def _find_live(self, app: App, deploy_id: str, current: str | None) -> Deploy:
-        deploy = await self._deploys.get(deploy_id, app.account)
+        deploy = await self._records.get(deploy_id, app.account)
         if deploy is None or deploy.account != app.account or deploy.appId != app.id:
             raise NotFound("deployId: this app has no such deploy; 'capsule deploys list' shows its deploys.")
         if deploy.kind != "live":
@@ -50,8 +51,8 @@ class DeployActions:
 
     async def _find_previous(self, app: App, current: str | None) -> Deploy:
         """Returns the newest kept release older than the live deploy, or than a newer one in progress."""
-        leaving, kept = current, await self._records.list_kept(app.account, app.id)
-        for deploy in await self._deploys.list(app.account, app.id, MAX_SEARCHED):
+        leaving, kept = current, await self._serving.list_kept(app.account, app.id)
+        for deploy in await self._records.list(app.account, app.id, MAX_SEARCHED):
             if deploy.kind != "live":
                 continue
             if deploy.state in IN_PROGRESS and leaving == current:
@@ -79,8 +80,8 @@ class DeployActions:
         `snapshot` is the storage's key of the snapshot.
         """
         await self._deploys.require_active(app)
-        live = await self._deploys.find_live_id(app)
-        deploy = None if live is None else await self._deploys.get(live, app.account)
+        live = await self._records.find_live_id(app)
+        deploy = None if live is None else await self._records.get(live, app.account)
         if deploy is None:
             raise NoDeployYet("This app is not live yet; publish it first, then restore its data.")
         await self._require_release(deploy)
@@ -102,7 +103,7 @@ class DeployActions:
         Deploys of an app are made in order: the queued deploy would wait for the build, and replace it at once.
         """
         queued = await self._deploys.queue(app, trigger, reuse=release, restores=restores)
-        for older in await self._deploys.list(app.account, app.id, MAX_SEARCHED):
+        for older in await self._records.list(app.account, app.id, MAX_SEARCHED):
             if older.kind == "live" and older.state == "building" and older.id < queued:
                 with contextlib.suppress(StaleDeploy):  # it has just been built, and continues
                     await self._deploys.cancel(older, f"replaced by {queued}, a {trigger} to an existing release")
@@ -117,14 +118,14 @@ class DeployActions:
             try:
                 return await self._deploys.cancel(deploy, "canceled on request")
             except StaleDeploy:
-                found = await self._deploys.get(deploy.id, deploy.account)
+                found = await self._records.get(deploy.id, deploy.account)
                 if found is None:
                     raise NotFound from None
                 deploy = found
         raise BackboneUnavailable("The deploy's state keeps changing; try again.")
 
     async def _require_release(self, deploy: Deploy) -> None:
-        if not _may_be_kept(deploy, await self._records.list_kept(deploy.account, deploy.appId)):
+        if not _may_be_kept(deploy, await self._serving.list_kept(deploy.account, deploy.appId)):
             raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
 
 

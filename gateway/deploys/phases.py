@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from gateway.deploys.manifest import FILE as MANIFEST
-from gateway.deploys.states import FINAL, Deploy
+from gateway.deploys.records import FINAL, Deploy
 from gateway.events.catalog import Phase
 from gateway.ids import Time
 

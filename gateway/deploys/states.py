@@ -15,9 +15,9 @@ deploy. So every deploy ends once and sends one event, whether the built-in work
 import contextlib
 import datetime
 import time
-from collections.abc import AsyncIterable, Collection, Sequence
+from collections.abc import AsyncIterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import structlog
@@ -25,11 +25,11 @@ import structlog
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys import positions, scripts
+from gateway.deploys import scripts
 from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
-from gateway.deploys.logs import DeployLogs
 from gateway.deploys.manifest import FILE as MANIFEST
+from gateway.deploys.records import FINAL, MAX_LISTED, SCAN_LIMIT, STREAM, Deploy, DeployRecords, State, Trigger
 from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.scripts import Transition
 from gateway.deploys.sources import Format, Sources
@@ -48,37 +48,23 @@ from gateway.errors import (
 from gateway.events.catalog import DeployFailed, DeploySucceeded, Event, Kind, Phase, prepare_event
 from gateway.ids import new_id, now_iso
 from gateway.keys import (
-    PARTITION_TAGS,
     deploy_key,
-    deploy_log_key,
-    deploys_key,
     deploys_on_key,
     partition_tag,
     served_apps_key,
     serving_key,
     site_key,
     stream_key,
-    tagged_deploy_key,
 )
 from gateway.settings import Settings
 from gateway.storage import Object, open_storage
 
 logger = structlog.get_logger()
 
-STREAM, GROUP = "builds", "deploys"
 PREVIEW_FIELD = "preview:"  # of the app's site, followed by the preview's address: the deploy that it serves
-LOG_BYTES = 262_144  # of one deploy
-LOG_SECONDS = 2 * 86_400  # in Redis after the last line; when the deploy ends, the log moves to the storage
-SCAN_LIMIT = 1_000  # entries read from one partition's stream
-RECORDS_PER_READ = 100  # in one round trip
-MAX_LISTED = 1_000  # deploys kept per account
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500  # characters
 CANCEL_ATTEMPTS = 10  # each fails only if the deploy has changed its state
-
-Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy", "restore"]
-State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
-FINAL: tuple[State, ...] = ("live", "failed", "canceled")
 
 # (state, phase that succeeded) → next state
 NEXT: dict[tuple[str, str], State] = {
@@ -102,38 +88,10 @@ class AppGone(DeployError):
         super().__init__("the app was deleted, or now belongs to another account")
 
 
-class Deploy(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    account: str
-    app: str
-    appId: str
-    kind: Kind
-    state: State
-    trigger: Trigger
-    createdAt: str
-    source: str = ""  # id of a stored source; empty: the repository
-    release: str | None = None  # id of the deploy whose release is served again, instead of a build
-    restores: str | None = None  # the storage's key of the snapshot whose data it restores
-    branch: str | None = None
-    commit: str | None = None
-    warning: str | None = None  # what its source lacks
-    digest: str | None = None  # hexadecimal SHA-256 of the archive of its release
-    size: int | None = None  # bytes of the archive
-    startedAt: str | None = None
-    checkingAt: str | None = None  # end of the build
-    canaryAt: str | None = None  # end of the health check
-    finishedAt: str | None = None
-    durationMs: int | None = None
-    url: str | None = None
-    error: str | None = None
-
-
 class Deploys:
-    def __init__(self, settings: Settings, registry: Registry) -> None:
-        self._settings, self._registry, self._store = settings, registry, registry.store
-        storage = open_storage(settings)
-        self._sources = Sources(storage, Path(settings.data_dir) / "uploads")
-        self._logs = DeployLogs(storage)
+    def __init__(self, settings: Settings, registry: Registry, records: DeployRecords) -> None:
+        self._settings, self._registry, self._store, self._records = settings, registry, registry.store, records
+        self._sources = Sources(open_storage(settings), Path(settings.data_dir) / "uploads")
 
     # -- queueing --------------------------------------------------------------------------------------------
 
@@ -203,7 +161,7 @@ class Deploys:
         """
         owned = (await self._registry.read_apps([app.id])).get(app.id)
         if owned is not None and find_suspension(*owned) is not None:
-            deploy = await self.get(deploy_id, app.account)
+            deploy = await self._records.get(deploy_id, app.account)
             if deploy is not None:
                 await self.end_as_canceled(deploy, "the app was suspended")
             raise AppSuspended
@@ -226,6 +184,14 @@ class Deploys:
 
     async def count_today(self, account_id: str, day: str) -> int:
         return int(await self._store.get(deploys_on_key(account_id, day)) or 0)
+
+    async def clear_build_cache(self, app: App) -> None:
+        """Makes the app's next builds begin without a cache, on every builder."""
+        await self._store.client.hset(site_key(app.account, app.id), "cache", new_id("clr"))
+
+    async def find_cache_clearing(self, app: App) -> str:
+        """Returns the id of the last clearing of the app's build cache; '' for none."""
+        return await self._store.client.hget(site_key(app.account, app.id), "cache") or ""
 
     # -- stored sources --------------------------------------------------------------------------------------
 
@@ -296,7 +262,7 @@ class Deploys:
 
     async def forget_app(self, app: App) -> None:
         """Cancels the deploys of a deleted app, and removes its stored sources and its live deploy."""
-        for deploy in await self.list(app.account, app.id, MAX_LISTED):
+        for deploy in await self._records.list(app.account, app.id, MAX_LISTED):
             if deploy.state in ("queued", "building"):
                 with contextlib.suppress(StaleDeploy):
                     await self.cancel(deploy, "the app was deleted")
@@ -309,134 +275,6 @@ class Deploys:
     async def _forget_site(self, account_id: str, app_id: str) -> None:
         await self._store.client.delete(site_key(account_id, app_id), serving_key(account_id, app_id))
         await self._store.client.zrem(served_apps_key(partition_tag(account_id)), app_id)
-
-    # -- reading ---------------------------------------------------------------------------------------------
-
-    async def get(self, deploy_id: str, account_id: str) -> Deploy | None:
-        record = await self._store.client.hgetall(deploy_key(account_id, deploy_id))
-        return msgspec.convert(record, Deploy, strict=False) if record else None
-
-    async def find(self, deploy_id: str) -> Deploy | None:
-        """Finds a deploy of any account. The id does not contain the account, so this reads every partition."""
-        found = await self._get_all([tagged_deploy_key(tag, deploy_id) for tag in PARTITION_TAGS])
-        return found[0] if found else None
-
-    async def find_live_id(self, app: App) -> str | None:
-        """Returns the id of the deploy that the app serves."""
-        live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
-        return live
-
-    async def clear_build_cache(self, app: App) -> None:
-        """Makes the app's next builds begin without a cache, on every builder."""
-        await self._store.client.hset(site_key(app.account, app.id), "cache", new_id("clr"))
-
-    async def find_cache_clearing(self, app: App) -> str:
-        """Returns the id of the last clearing of the app's build cache; '' for none."""
-        return await self._store.client.hget(site_key(app.account, app.id), "cache") or ""
-
-    async def find_live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
-        """Returns the ids of the deploys that these apps serve."""
-        found = await self._store.read_each(app_ids, lambda pipe, app: pipe.hget(site_key(account_id, app), "live"))
-        return {live for live in found if live}
-
-    async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
-        """Returns deploys, newest first. Raises RequestMalformed.
-
-        `app` is an app's id or name; its deploys before it was renamed count, too. `before` is the last deploy of the
-        previous page.
-        """
-        present = await self._registry.find_app(app) if app else None
-        names = {app, present.id} if present is not None and present.account == account_id else {app}
-        last = -1 if app or before else limit - 1
-        ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
-        if before:
-            if before not in ids:
-                raise RequestMalformed("before: there is no deploy of this id; leave it out to begin with the newest.")
-            ids = ids[ids.index(before) + 1 :]
-        found: Sequence[Deploy] = []
-        for first in range(0, len(ids), RECORDS_PER_READ):
-            deploys = await self._get_all(
-                [deploy_key(account_id, name) for name in ids[first : first + RECORDS_PER_READ]]
-            )
-            found = [*found, *(deploy for deploy in deploys if app is None or names & {deploy.app, deploy.appId})]
-            if len(found) >= limit:
-                break
-        return found[:limit]
-
-    async def find_positions(self, deploys: Sequence[Deploy]) -> dict[str, dict[str, int | str]]:
-        """Returns the position and reason of each queued deploy, by id."""
-        queued = [deploy.id for deploy in deploys if deploy.state == "queued"]
-        if not queued:
-            return {}
-        if self._settings.deploy_engine == "external":
-            return {deploy_id: {"waitsFor": positions.ENGINE} for deploy_id in queued}
-        known = await positions.read_positions(self._store)
-        missing = positions.NO_WORKER if known is None else positions.BEING_TAKEN
-        found = {name: msgspec.structs.asdict(position) for name, position in (known or {}).items()}
-        return {deploy_id: found.get(deploy_id, {"waitsFor": missing}) for deploy_id in queued}
-
-    async def list_queued(self) -> Sequence[Deploy]:
-        """Returns the queued deploys of all accounts, oldest first within each partition."""
-        return [deploy for deploy in await self._list_in_streams() if deploy.state == "queued"]
-
-    async def _list_in_streams(self) -> Sequence[Deploy]:
-        """Returns all deploys that are queued or in progress."""
-        records = []
-        for tag in PARTITION_TAGS:
-            entries = await self._store.client.xrange(stream_key(tag, STREAM), count=SCAN_LIMIT)
-            # A worker moves an entry without an id to the dead letters.
-            records += [tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
-        return await self._get_all(records)
-
-    async def _get_all(self, records: Sequence[str]) -> Sequence[Deploy]:
-        """Returns the records that exist, in the same order, with one round trip per hundred."""
-        found: list[Deploy] = []
-        for first in range(0, len(records), RECORDS_PER_READ):
-            batch = records[first : first + RECORDS_PER_READ]
-            answers = await self._store.read_each(batch, lambda pipe, key: pipe.hgetall(key))
-            found += [msgspec.convert(record, Deploy, strict=False) for record in answers if record]
-        return found
-
-    # -- log -------------------------------------------------------------------------------------------------
-
-    async def read_log(self, deploy: Deploy) -> str:
-        # Redis first: the log is removed there only after it is stored.
-        live = await self._store.get(deploy_log_key(deploy.account, deploy.id))
-        if live is not None and deploy.state not in FINAL:  # pages that follow a deploy read it every second
-            return live
-        try:
-            stored = await self._logs.read(deploy.id, deploy.createdAt[:10])
-        except StorageUnavailable:
-            return live or "… the log cannot be read at the moment: the storage does not answer\n"
-        return stored if stored is not None else live or ""
-
-    async def store_log(self, deploy: Deploy) -> None:
-        """Moves the log of a deploy that has ended from Redis to the storage. Can be repeated.
-
-        A log that cannot be stored stays in Redis until it expires.
-        """
-        key = deploy_log_key(deploy.account, deploy.id)
-        text = await self._store.get(key)
-        if text is None:
-            return
-        try:
-            await self._logs.write(deploy.id, deploy.createdAt[:10], text)
-        except StorageUnavailable as error:
-            logger.error("deploy.log_not_stored", deploy=deploy.id, error=repr(error.__cause__))
-            return
-        await self._store.client.delete(key)
-
-    async def append_log(self, deploy: Deploy, text: str) -> None:
-        """Appends to the log. A log that is too long keeps its start, because the first error explains the others."""
-        key = deploy_log_key(deploy.account, deploy.id)
-        length = await self._store.client.strlen(key)
-        if length >= LOG_BYTES:
-            return
-        if length + len(text.encode()) >= LOG_BYTES:
-            room = LOG_BYTES - length
-            text = text.encode()[:room].decode(errors="ignore") + "\n… the log is cut off here\n"
-        await self._store.client.append(key, text)
-        await self._store.client.expire(key, LOG_SECONDS)
 
     # -- state changes: each raises StaleDeploy --------------------------------------------------------------
 
@@ -458,7 +296,7 @@ class Deploys:
 
     async def cancel_unfinished(self, account_id: str, app_id: str | None, reason: str) -> None:
         """Cancels all deploys of the account, or of one app, that are queued or in progress."""
-        for deploy in await self.list(account_id, app_id, MAX_LISTED):
+        for deploy in await self._records.list(account_id, app_id, MAX_LISTED):
             await self.end_as_canceled(deploy, reason)
 
     async def end_as_canceled(self, deploy: Deploy, reason: str) -> None:
@@ -470,7 +308,7 @@ class Deploys:
             with contextlib.suppress(StaleDeploy):
                 await self._move(found, state="canceled", error=reason, **self._final_timing(found))
                 return
-            found = await self.get(deploy.id, deploy.account)
+            found = await self._records.get(deploy.id, deploy.account)
         raise BackboneUnavailable("A deploy's state keeps changing; try again.")
 
     async def record_commit(self, deploy: Deploy, commit: str, warning: str) -> Deploy:
@@ -530,7 +368,7 @@ class Deploys:
         """
         failed, oldest = 0, now_iso(time.time() - ENGINE_SECONDS)
         reason = f"the engine reported no result within {ENGINE_SECONDS // 3600:.0f} hours; deploy again"
-        for deploy in await self._list_in_streams():
+        for deploy in await self._records.list_in_progress():
             if deploy.state not in ("queued", *FINAL) and (deploy.startedAt or "") < oldest:
                 with contextlib.suppress(StaleDeploy):
                     await self.fail_abandoned(deploy, reason)
@@ -570,7 +408,7 @@ class Deploys:
         )
         if not await scripts.advance_deploy(self._store, transition):
             raise StaleDeploy
-        after = await self.get(deploy.id, deploy.account)
+        after = await self._records.get(deploy.id, deploy.account)
         if after is None:
             raise BackboneUnavailable
         return after

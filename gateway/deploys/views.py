@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import msgspec
 
-from gateway.deploys.logs import split_times
+from gateway.deploys.logs import DeployLogs, split_times
 from gateway.deploys.phases import PhaseView, list_phases
-from gateway.deploys.states import Deploy, Deploys, State, Trigger
+from gateway.deploys.records import Deploy, DeployRecords, State, Trigger
 from gateway.events.catalog import Kind
 from gateway.ids import Time
 
@@ -48,24 +48,24 @@ class DeployWithLog(DeployView, kw_only=True):
     logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
 
 
-async def view_deploys(listed: Sequence[Deploy], deploys: Deploys) -> list[DeployView]:
+async def view_deploys(listed: Sequence[Deploy], records: DeployRecords) -> list[DeployView]:
     """Returns deploys of one account as it sees them, the queued ones with their positions."""
-    more = await _read_more(listed, deploys)
+    more = await _read_more(listed, records)
     return [DeployView.of(deploy, **fields) for deploy, fields in zip(listed, more, strict=True)]
 
 
-async def view_with_log(deploy: Deploy, deploys: Deploys) -> DeployWithLog:
-    [fields] = await _read_more([deploy], deploys)
-    log, times = split_times(await deploys.read_log(deploy))
+async def view_with_log(deploy: Deploy, records: DeployRecords, logs: DeployLogs) -> DeployWithLog:
+    [fields] = await _read_more([deploy], records)
+    log, times = split_times(await logs.read(deploy))
     queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
     after = [None if time is None else max(0, time - queued) for time in times]
     return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
 
 
-async def _read_more(listed: Sequence[Deploy], deploys: Deploys) -> list[dict[str, Any]]:
+async def _read_more(listed: Sequence[Deploy], records: DeployRecords) -> list[dict[str, Any]]:
     """Returns the fields of each deploy that are not in its record."""
     if not listed:
         return []
-    waits = await deploys.find_positions(listed)
-    live = await deploys.find_live_ids(listed[0].account, {deploy.appId for deploy in listed})
+    waits = await records.find_positions(listed)
+    live = await records.find_live_ids(listed[0].account, {deploy.appId for deploy in listed})
     return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in listed]

@@ -14,8 +14,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.accounts.pacing import leave_lane
 from gateway.api.bodies import decode_map
-from gateway.deploys.states import FINAL
-from gateway.deploys.views import DeployView, view_deploys, view_with_log
+from gateway.deploys.records import FINAL
+from gateway.deploys.views import DeployView, view_deploys
 from gateway.errors import NotFound
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 
@@ -32,13 +32,13 @@ class DeployTool(AgentTool):
 
     async def list(self, app: AppName = "") -> Result:
         """List the newest deploys, of all apps or of `app`."""
-        deploys = await self.services.deploys.list(self.account.id, app or None, LISTED_DEPLOYS)
-        return {"deploys": await view_deploys(deploys, self.services.deploys)}
+        deploys = await self.services.deploy_records.list(self.account.id, app or None, LISTED_DEPLOYS)
+        return {"deploys": await view_deploys(deploys, self.services.deploy_records)}
 
     async def show(self, id: DeployId) -> Result:
         """Show the deploy with this `id`, and the end of its log."""
         found = await self._find_deploy(id)
-        view = msgspec.to_builtins(await view_with_log(found, self.services.deploys))
+        view = msgspec.to_builtins(await self._view_with_log(found))
         view.pop("logTimes", None)
         return {"deploy": {**view, "log": view.get("log", "")[-LOG_CHARACTERS:]}}
 
@@ -135,7 +135,7 @@ class PublishTool(AgentTool):
             deploy = await self._find_deploy(deploy_id)
         published: Result = {"deployId": deploy_id, "deploy": DeployView.of(deploy)}
         if deploy.state in FINAL:
-            return {**published, "log": (await view_with_log(deploy, self.services.deploys)).log[-LOG_CHARACTERS:]}
+            return {**published, "log": (await self._view_with_log(deploy)).log[-LOG_CHARACTERS:]}
         note = "The deploy has not ended; call service_deploy with 'show' until its state is 'live' or 'failed'."
         return {**published, "note": note}
 
@@ -155,19 +155,19 @@ class LogsTool(AgentTool):
     async def show(self, app: AppName, deploy: LogOf = "", tail: Tail = 200) -> Result:
         """Show the last lines of a log, and whose log it is."""
         found = await self._find_app(app)
-        live = await self.services.deploys.find_live_id(found)
+        live = await self.services.deploy_records.find_live_id(found)
         if not deploy and await self.services.runtime_log.has_start_command(found, live):
             lines = [] if live is None else await self.services.runtime_log.tail(live, tail)
             return {"of": "start command", "log": "".join(line + "\n" for line in lines)[-LOG_CHARACTERS:]}
         if not deploy:
-            newest = await self.services.deploys.list(self.account.id, found.id, 1)
+            newest = await self.services.deploy_records.list(self.account.id, found.id, 1)
             if not newest:
                 raise NotFound("This app has no log yet; publish it with service_publish.")
             deploy = newest[0].id
         shown = await self._find_deploy(deploy)
         if shown.appId != found.id:
             raise NotFound("There is no such deploy of this app.")
-        lines = (await view_with_log(shown, self.services.deploys)).log.splitlines(keepends=True)
+        lines = (await self._view_with_log(shown)).log.splitlines(keepends=True)
         return {"of": shown.id, "state": shown.state, "log": "".join(lines[-tail:])[-LOG_CHARACTERS:]}
 
 

@@ -21,7 +21,8 @@ from gateway.accounts.access import TOOL_CALLS, Access, Call, Where
 from gateway.accounts.records import App
 from gateway.api.bodies import decode_body
 from gateway.api.resources import require_deploy, require_own_app
-from gateway.deploys.states import Deploy
+from gateway.deploys.records import Deploy
+from gateway.deploys.views import DeployWithLog, view_with_log
 from gateway.errors import ServiceError
 from gateway.services import Services
 
@@ -138,7 +139,10 @@ class AgentTool:
         return await require_own_app(name, self.access, self.services.registry)
 
     async def _find_deploy(self, deploy_id: str) -> Deploy:
-        return await require_deploy(deploy_id, self.access, self.services.deploys)
+        return await require_deploy(deploy_id, self.access, self.services.deploy_records)
+
+    async def _view_with_log(self, deploy: Deploy) -> DeployWithLog:
+        return await view_with_log(deploy, self.services.deploy_records, self.services.deploy_logs)
 
     def _permit(self, action: str, arguments: dict[str, Any]) -> Call | None:
         """Returns the call that the action makes, if it changes something. Raises NotPermitted.

@@ -22,7 +22,7 @@ from gateway.accounts.records import (
 )
 from gateway.accounts.registry import Registry
 from gateway.deploys.addresses import live_url
-from gateway.deploys.states import Deploys
+from gateway.deploys.records import DeployRecords
 from gateway.errors import AppSuspended, RequestMalformed
 from gateway.ids import Time, new_id, now_iso
 from gateway.inference.auth.auth_checks import AuthCheck
@@ -137,12 +137,12 @@ class Apps:
         settings: Settings,
         registry: Registry,
         app_changes: AppChanges,
-        deploys: Deploys,
+        deploy_records: DeployRecords,
         users: Users,
         removal: Removal,
     ) -> None:
         self._settings, self._registry, self._app_changes = settings, registry, app_changes
-        self._deploys, self._users, self._removal = deploys, users, removal
+        self._deploy_records, self._users, self._removal = deploy_records, users, removal
 
     async def create(self, account: Account, name: str) -> AccountApp:
         """Raises RequestMalformed, RateLimited, AppLimitReached and NameTaken."""
@@ -162,7 +162,7 @@ class Apps:
         return AppDetails(
             **msgspec.structs.asdict(listed),
             createdAt=app.createdAt,
-            liveDeploy=await self._deploys.find_live_id(app),
+            liveDeploy=await self._deploy_records.find_live_id(app),
             repository=view_repository(app),
             build=app.build,
             certificate=await self._read_certificate(app),

@@ -12,7 +12,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from gateway.accounts.registry import Registry
-from gateway.deploys import states
+from gateway.deploys import records
 from gateway.events import scripts, webhooks
 from gateway.events.deliveries import SHARE_BYTES
 from gateway.ids import Time, now_iso
@@ -98,7 +98,7 @@ async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
     return StorageByAccount(SHARE_BYTES, top)
 
 
-STREAMS = {webhooks.GROUP: webhooks.STREAM, states.GROUP: states.STREAM}
+STREAMS = {webhooks.GROUP: webhooks.STREAM, records.GROUP: records.STREAM}
 GROUPS = (*STREAMS, "monitors", "sites")
 
 
@@ -165,7 +165,7 @@ async def read_backlog(store: Store, now: int) -> QueueBacklog:
     workers = await _read_workers(store, pending)
     if dead := listed - {f"{worker.group}:{worker.name}" for worker in workers}:
         await store.client.srem(WORKERS_KEY, *dead)
-    return QueueBacklog(queues[webhooks.GROUP], queues[states.GROUP], workers, outcomes)
+    return QueueBacklog(queues[webhooks.GROUP], queues[records.GROUP], workers, outcomes)
 
 
 def _value(answer: Any) -> Any:

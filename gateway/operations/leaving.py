@@ -28,7 +28,8 @@ from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.data.commands import DataCommands
 from gateway.data.records import FOLDER, DataRecords, DeletedData, snapshot_key
 from gateway.deploys.hooks import Hook
-from gateway.deploys.states import MAX_LISTED, Deploys
+from gateway.deploys.records import MAX_LISTED, DeployRecords
+from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, ServiceError
 from gateway.events.notices import STREAM as MAILS
 from gateway.ids import day_of, now_iso
@@ -86,6 +87,7 @@ class Leaving:
         self,
         registry: Registry,
         deploys: Deploys,
+        deploy_records: DeployRecords,
         removal: Removal,
         storage: Storage,
         data_records: DataRecords,
@@ -94,7 +96,8 @@ class Leaving:
     ) -> None:
         self._registry, self._store = registry, registry.store
         self._sessions = SessionStore(registry.store)
-        self._deploys, self._removal, self._storage = deploys, removal, storage
+        self._deploys, self._deploy_records = deploys, deploy_records
+        self._removal, self._storage = removal, storage
         self._data_records, self._data_commands = data_records, data_commands
         self._grace_days = settings.account_grace
         self._providers = [each.name for each in settings.providers]
@@ -222,7 +225,7 @@ class Leaving:
         """Removes the apps, and what the storage has of them. Returns their ids and names."""
         leaving, client, tag = leaving_key(account_id), self._store.client, partition_tag(account_id)
         apps = await self._registry.list_apps(account_id)
-        deploys = await self._deploys.list(account_id, None, MAX_LISTED)
+        deploys = await self._deploy_records.list(account_id, None, MAX_LISTED)
         deleted = await client.hvals(deleted_data_key(account_id))
         words = {word for app in apps for word in (app.id, app.name)}
         words |= {word for deploy in deploys for word in (deploy.appId, deploy.app)}
@@ -255,7 +258,7 @@ class Leaving:
 
     async def _remove_deploys(self, account_id: str) -> None:
         tag = partition_tag(account_id)
-        for deploy in await self._deploys.list(account_id, None, MAX_LISTED):
+        for deploy in await self._deploy_records.list(account_id, None, MAX_LISTED):
             await self._storage.delete([f"logs/{deploy.createdAt[:10]}/{deploy.id}.gz"])
             keys = [make(account_id, deploy.id) for make in (deploy_key, deploy_log_key, answer_key)]
             await self._store.client.delete(*keys)

@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 
 from gateway.accounts.registry import Registry
-from gateway.deploys.states import Deploy
+from gateway.deploys.records import Deploy
 from gateway.keys import (
     PARTITION_TAGS,
     certificate_ends_key,

@@ -17,8 +17,8 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.deploys.pods import read_pod_report
+from gateway.deploys.records import FINAL
 from gateway.deploys.serving import HostReport, Records
-from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.events.notices import count_outcomes
 from gateway.ids import day_of, now_iso

@@ -6,6 +6,7 @@ from gateway.data.commands import DataCommands
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
+from gateway.deploys.records import DeployRecords
 from gateway.deploys.states import Deploys
 
 
@@ -18,16 +19,18 @@ class Removal:
         data_commands: DataCommands,
         data_records: DataRecords,
         deploys: Deploys,
+        deploy_records: DeployRecords,
     ) -> None:
         self._app_changes, self._hooks, self._environments = app_changes, hooks, environments
-        self._data_commands, self._data_records, self._deploys = data_commands, data_records, deploys
+        self._data_commands, self._data_records = data_commands, data_records
+        self._deploys, self._deploy_records = deploys, deploy_records
 
     async def remove(self, app: App) -> None:
         """Raises NotFound if the app now belongs to another account.
 
         The record is deleted last, so that an interrupted removal can be repeated.
         """
-        if await self._deploys.find_live_id(app) is not None:
+        if await self._deploy_records.find_live_id(app) is not None:
             await self._app_changes.withhold_name(app)
         await self._hooks.forget_app(app)
         await self._environments.forget_variables(app)

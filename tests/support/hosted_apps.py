@@ -12,9 +12,9 @@ import aiohttp
 
 from gateway.accounts.records import App
 from gateway.deploys.addresses import address
+from gateway.deploys.records import Deploy
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Step, Wanted
-from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from tests.support.folders import passable_folder

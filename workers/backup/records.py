@@ -19,8 +19,8 @@ import msgspec
 
 from gateway.accounts.records import Account
 from gateway.data.records import Snapshot, snapshot_key
+from gateway.deploys.records import FINAL
 from gateway.deploys.serving import Wanted
-from gateway.deploys.states import FINAL
 from gateway.ids import now_iso
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import APP, BACKED_UP, LEFT_OUT, kind_of, spend_key, tag_of

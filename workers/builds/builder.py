@@ -32,21 +32,11 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
-from gateway.deploys.logs import stamp_line
+from gateway.deploys.logs import LOG_BYTES, DeployLogs, stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
-from gateway.deploys.states import (
-    FINAL,
-    GROUP,
-    LOG_BYTES,
-    STREAM,
-    AppGone,
-    Deploy,
-    DeployError,
-    Deploys,
-    StaleDeploy,
-    State,
-)
+from gateway.deploys.records import FINAL, GROUP, STREAM, Deploy, DeployRecords, State
+from gateway.deploys.states import AppGone, DeployError, Deploys, StaleDeploy
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import is_offered
@@ -54,6 +44,7 @@ from gateway.keys import partition_tag
 from gateway.loops import every, until, until_set
 from gateway.redis.client import COMMAND_SECONDS, Store, patient
 from gateway.settings import Settings
+from gateway.storage import open_storage
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
 from workers.builds.compiler import Job
@@ -70,9 +61,9 @@ CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)
 class DeployLog:
     """Collects lines in memory and flushes them regularly. Lines wait in memory while Redis is unavailable."""
 
-    def __init__(self, deploys: Deploys, deploy: Deploy) -> None:
-        """`deploys` waits for Redis."""
-        self._deploys, self._deploy = deploys, deploy
+    def __init__(self, logs: DeployLogs, deploy: Deploy) -> None:
+        """`logs` waits for Redis."""
+        self._logs, self._deploy = logs, deploy
         self._lines: list[str] = []
         self._stamped = 0  # time of the last line that has a time, ms
         self._size = 0  # bytes of all lines so far; lines beyond the log's bound are dropped
@@ -96,7 +87,7 @@ class DeployLog:
         async with self._lock:
             while self._lines:
                 count = len(self._lines)
-                await self._deploys.append_log(self._deploy, "".join(self._lines[:count]))
+                await self._logs.append(self._deploy, "".join(self._lines[:count]))
                 del self._lines[:count]
 
     async def __aenter__(self) -> Self:
@@ -141,9 +132,12 @@ class Builder:
         self._store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         vault = Vault(settings.encryption_key)
         registry = Registry(self._store, vault)
+        deploy_records = DeployRecords(settings, registry)
         # The changes of a deploy's state are repeated by `_change_state`, which must know that an answer was lost.
-        self._changes = Deploys(settings, registry)
+        self._changes = Deploys(settings, registry, deploy_records)
         self._registry, self._deploys = patient(registry), patient(self._changes)
+        self._deploy_records = patient(deploy_records)
+        self._deploy_logs = patient(DeployLogs(self._store, open_storage(settings)))
         find_variables = patient(Environments(self._store, vault)).open_variables
         find = (self._registry.find_app, self._find_ai_url, find_variables, self._deploys.find_cache_clearing)
         self._engine = Engine(settings, self._store, *find)
@@ -220,11 +214,11 @@ class Builder:
 
     async def _process(self, entry: Entry) -> None:
         fields = entry.fields
-        deploy = await self._deploys.get(fields["id"], fields["account"])
+        deploy = await self._deploy_records.get(fields["id"], fields["account"])
         if deploy is not None:
             if not await self._bring_to_end(deploy):
                 return
-            await self._deploys.store_log(deploy)
+            await self._deploy_logs.store(deploy)
         await patient(self._consumer).acknowledge_entry(entry)
 
     async def _bring_to_end(self, deploy: Deploy) -> bool:
@@ -237,7 +231,7 @@ class Builder:
             elif deploy.state not in FINAL:
                 await self._fail_abandoned(deploy)
         except StaleDeploy:
-            now = await self._deploys.get(deploy.id, deploy.account)
+            now = await self._deploy_records.get(deploy.id, deploy.account)
             if now is not None and now.state == "canceled":
                 await self._clean_up_canceled(now)
                 return True
@@ -269,7 +263,7 @@ class Builder:
         """Makes the deploy, and logs and traces it. Raises StaleDeploy."""
         trace = _begin_trace(deploy, self._schedule.added_at(deploy.id))
         try:
-            async with DeployLog(self._deploys, deploy) as log:
+            async with DeployLog(self._deploy_logs, deploy) as log:
                 try:
                     await self._run_phases(deploy, log, trace)
                 except asyncio.CancelledError:
@@ -355,7 +349,7 @@ class Builder:
 
     async def _has_moved(self, deploy: Deploy) -> bool:
         """Returns whether the deploy is no longer in the state that this worker set."""
-        now = await self._deploys.get(deploy.id, deploy.account)
+        now = await self._deploy_records.get(deploy.id, deploy.account)
         return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
@@ -396,7 +390,7 @@ class Builder:
                     raise
                 # The server that made the change may have been superseded, and its successor may not have the change.
                 await patient(self._store).confirm_writes(partition_tag(deploy.account))
-                now = await self._deploys.get(deploy.id, deploy.account)
+                now = await self._deploy_records.get(deploy.id, deploy.account)
                 if now is None or now.state != deploy.state:
                     if now is not None and now.state in after:
                         return now
@@ -412,7 +406,7 @@ class Builder:
         """
         with contextlib.suppress(StaleDeploy, TimeoutError):
             async with asyncio.timeout(REQUEUE_SECONDS):
-                now = await self._deploys.get(deploy.id, deploy.account)
+                now = await self._deploy_records.get(deploy.id, deploy.account)
                 if now is not None and now.state not in (*FINAL, "queued"):
                     await self._undo(now, 0)  # the host of the data may be stopping too
                     await self._deploys.requeue(now)
@@ -452,7 +446,7 @@ class Builder:
             return DATA_SECONDS
         if app.build is None or app.build.start is None:
             return 0
-        return FIRST_DATA_SECONDS if await self._deploys.find_live_id(app) else 0
+        return FIRST_DATA_SECONDS if await self._deploy_records.find_live_id(app) else 0
 
     async def _command_data(self, deploy: Deploy, action: Action, seconds: float = DATA_SECONDS) -> DataAnswer | None:
         """Sends a command to the host of the app's data. Returns None if it does not answer."""

@@ -16,9 +16,10 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.cancellation import run_in_thread
 from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.manifest import Manifest, ManifestError, seal_manifest
+from gateway.deploys.records import Deploy
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.sources import SOURCE_BYTES, Sources
-from gateway.deploys.states import Deploy, DeployError
+from gateway.deploys.states import DeployError
 from gateway.settings import Settings
 from gateway.storage import Storage, until_storage_answers
 from workers.builds import build, source

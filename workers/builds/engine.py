@@ -20,9 +20,10 @@ from gateway.accounts.records import App
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import address
 from gateway.deploys.manifest import Manifest
+from gateway.deploys.records import Deploy
 from gateway.deploys.release import Release
 from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
-from gateway.deploys.states import Deploy, DeployError, StaleDeploy
+from gateway.deploys.states import DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.loops import until
 from gateway.redis.client import Store, patient

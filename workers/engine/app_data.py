@@ -9,8 +9,8 @@
     data/<app id>/snapshot-ids the ids of the snapshots that were made of the files, and of the one that they come from
     data/<app id>/stale        while this file exists, no process runs: a newer snapshot may have to replace the files
     data/<app id>/stopped      the snapshot of the worker's last stop, and a fingerprint of its files
-    data/<app id>/former       the files before a change that is not complete: `recover` takes it back
-    data/<app id>/replaced-<id>   the files before a restore, until its deploy has succeeded; empty after `clear`
+    data/<app id>/former       the files before a change that is not complete (`replacements.py`)
+    data/<app id>/replaced-<id>   the files before a restore, until its deploy has succeeded; empty if they were cleared
     data/<app id>/gone-<account>  the files of another account, to which an app of this id belonged before
 
 If the worker is root, all processes of an app have one user id, which owns the files. Other users cannot enter the
@@ -32,7 +32,7 @@ from pathlib import Path
 from gateway.accounts.records import SLUG
 from workers.sandbox.folders import walk
 from workers.sandbox.keeper import measure_data, read_number, write_number
-from workers.sandbox.removal import empty_folder, remove_folder
+from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import Sandbox
 
 FOLDER = "data"  # in the data folder of the service
@@ -60,7 +60,7 @@ class AppData:
         self.app_id = app_id
         self.folder = folder.resolve() / FOLDER / app_id
         self.files = self.folder / "files"
-        self._hold, self._stale, self._former = (self.folder / name for name in ("hold", "stale", "former"))
+        self._hold, self._stale = self.folder / "hold", self.folder / "stale"
 
     @property
     def exists(self) -> bool:
@@ -266,62 +266,12 @@ class AppData:
         finally:
             os.close(lock)
 
-    # -- replacing all files ---------------------------------------------------------------------------------
-
-    @property
-    def replacements(self) -> list[str]:
-        """The ids of the changes that have replaced the files, and can be undone or were made a short time ago."""
-        return [path.name.removeprefix(REPLACED) for path in self.folder.glob(f"{REPLACED}*")]
-
-    def replace(self, fresh: Path, change: str) -> None:
-        """Replaces the files, and keeps the former ones until `confirm` or `undo`.
-
-        `change` is an id. The last of the renames completes it: until then, it is taken back.
-        """
-        try:
-            self.files.rename(self._former)
-            fresh.rename(self.files)
-            self._former.rename(self._replaced(change))
-        finally:
-            self._bring_back()
-        self.measure()
-
-    def clear(self, change: str) -> None:
-        """Replaces the files by an empty folder of the same owner. Keeps only the fact, for who repeats the change."""
-        empty, owner = self.folder / "empty", self.files.stat()
-        remove_folder(empty)
-        empty.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            os.chown(empty, owner.st_uid, owner.st_gid)
-        self.replace(empty, change)
-        empty_folder(self._replaced(change))
-
-    def undo(self, change: str) -> None:
-        """Brings back the files from before the change, unless that was done or the change is confirmed."""
-        if self._replaced(change).is_dir():
-            self._replaced(change).rename(self._former)
-            self._bring_back()
-
-    def confirm(self, change: str) -> None:
-        remove_folder(self._replaced(change))
+    # -- what is no longer needed ----------------------------------------------------------------------------
 
     def remove(self) -> None:
         """Removes the files. The app must not run."""
         if self.exists:
             remove_folder(self.set_aside(self.account))
-
-    def recover(self) -> None:
-        """Takes back what a process that was killed has begun. The command that it carried out is still queued."""
-        self._bring_back()
-        if self.is_full:  # nothing runs that would measure what has been replaced
-            self.measure()
-        self.release()
-
-    def _bring_back(self) -> None:
-        if self._former.is_dir():
-            remove_folder(self.files)
-            self._former.rename(self.files)
-            self.measure()
 
     def remove_leftovers(self) -> None:
         """Removes what was set aside long ago."""
@@ -329,9 +279,6 @@ class AppData:
             for path in self.folder.glob(f"{prefix}*"):
                 if time.time() - path.stat().st_ctime > seconds:
                     remove_folder(path)
-
-    def _replaced(self, change: str) -> Path:
-        return self.folder / f"{REPLACED}{change}"
 
 
 def is_empty(files: Path) -> bool:

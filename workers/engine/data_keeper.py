@@ -18,6 +18,7 @@ import msgspec
 from gateway.cancellation import run_in_thread
 from workers.engine.app_data import AppData, is_empty
 from workers.engine.packing import NOT_STOPPED, DataError, SandboxPacker
+from workers.engine.replacements import Replacements
 from workers.sandbox.removal import remove_folder
 
 
@@ -72,13 +73,13 @@ class DataKeeper:
     """Keeps the data in a folder. Implements `Keeper`."""
 
     def __init__(self, data: AppData, packer: SandboxPacker) -> None:
-        self._data, self._packer = data, packer
+        self._data, self._packer, self._replacements = data, packer, Replacements(data)
 
     async def report(self, limit: int | None = None) -> DataReport:
         data = self._data
         if limit is not None:
             data.limit = limit
-        return DataReport(data.used, data.is_full, data.is_held, data.is_stale, data.replacements)
+        return DataReport(data.used, data.is_full, data.is_held, data.is_stale, self._replacements.changes)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Packed | None]:
@@ -104,7 +105,7 @@ class DataKeeper:
             # A newer snapshot is kept than stale files.
             packed = None if self._data.is_stale else await stack.enter_async_context(self._packed(self._data.files))
             yield packed
-            await run_in_thread(self._data.replace, incoming, change)
+            await run_in_thread(self._replacements.replace, incoming, change)
 
     @asynccontextmanager
     async def clear(self, change: str) -> AsyncIterator[Packed | None]:
@@ -113,15 +114,15 @@ class DataKeeper:
             return
         async with _stopped(self._data), self._packed(self._data.files) as packed:
             yield packed
-            await run_in_thread(self._data.clear, change)
+            await run_in_thread(self._replacements.clear, change)
 
     async def undo(self, change: str) -> None:
-        if change in self._data.replacements:
+        if change in self._replacements.changes:
             async with _stopped(self._data):
-                await run_in_thread(self._data.undo, change)
+                await run_in_thread(self._replacements.undo, change)
 
     async def confirm(self, change: str) -> None:
-        await run_in_thread(self._data.confirm, change)
+        await run_in_thread(self._replacements.confirm, change)
 
     async def begin(self, snapshot_id: str) -> None:
         if snapshot_id:

@@ -26,6 +26,7 @@ from workers.engine.app_data import FOLDER, GONE_SECONDS, AppData, is_empty, lis
 from workers.engine.data import DataDriver, Start, describe_status
 from workers.engine.data_keeper import DataKeeper, Keeper, Packed
 from workers.engine.packing import DataError, SandboxPacker
+from workers.engine.replacements import Replacements
 from workers.hosting.releases import Releases, Site
 from workers.hosting.watchdog import is_running, read_state
 from workers.sandbox.sandbox import MIB, Sandbox
@@ -183,7 +184,7 @@ class HostData(DataDriver):
         While Redis is unavailable, all files count as the newest ones.
         """
         for data in await run_in_thread(list_data, self._folder):
-            await run_in_thread(data.recover)
+            await run_in_thread(Replacements(data).recover)
             self._site(data.app_id).unmark_stopped()  # the watchdog marks it again
         if self._may_move:
             with contextlib.suppress(BackboneUnavailable):

@@ -8,6 +8,7 @@ import os
 import time
 
 from workers.engine.app_data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
+from workers.engine.replacements import Replacements
 
 
 def prepare_volume(data: AppData) -> None:
@@ -26,7 +27,7 @@ def prepare_volume(data: AppData) -> None:
             if is_late:
                 break
             time.sleep(STOP_POLL_SECONDS)
-        data.recover()
+        Replacements(data).recover()
         if not data.exists:
             data.mark_stale()
             data.files.mkdir()

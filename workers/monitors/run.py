@@ -16,6 +16,7 @@ from gateway.data.commands import DataCommands
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
+from gateway.deploys.records import DeployRecords
 from gateway.deploys.states import Deploys
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.inference.spend import scripts
@@ -81,7 +82,8 @@ async def run_monitors(settings: Settings) -> None:
             group.create_task(Domains(settings, registry).run())
             group.create_task(keep_deleting_accounts(settings, registry))
             if settings.deploy_engine == "external":
-                group.create_task(keep_failing_unreported(Deploys(settings, registry)))
+                deploys = Deploys(settings, registry, DeployRecords(settings, registry))
+                group.create_task(keep_failing_unreported(deploys))
     finally:
         await store.close()
 
@@ -91,10 +93,13 @@ DELETION_SECONDS = 2.0  # between two searches for accounts to delete
 
 def make_leaving(settings: Settings, registry: Registry) -> Leaving:
     store = registry.store
-    deploys, records, commands = Deploys(settings, registry), DataRecords(store), DataCommands(store)
+    deploy_records, records, commands = DeployRecords(settings, registry), DataRecords(store), DataCommands(store)
+    deploys = Deploys(settings, registry, deploy_records)
     environments = Environments(store, registry.vault)
-    removal = Removal(AppChanges(registry), Hooks(settings, registry), environments, commands, records, deploys)
-    return Leaving(registry, deploys, removal, open_storage(settings), records, commands, settings)
+    removal = Removal(
+        AppChanges(registry), Hooks(settings, registry), environments, commands, records, deploys, deploy_records
+    )
+    return Leaving(registry, deploys, deploy_records, removal, open_storage(settings), records, commands, settings)
 
 
 async def keep_deleting_accounts(settings: Settings, registry: Registry) -> None:

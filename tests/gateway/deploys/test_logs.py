@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deploys.logs import DeployLogs, split_times, stamp_line
+from gateway.deploys.logs import StoredLogs, split_times, stamp_line
 from gateway.errors import StorageUnavailable
 from gateway.storage import FolderStorage
 
@@ -17,11 +17,11 @@ LOG = "one line of é\n" * 15_000
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> DeployLogs:
-    return DeployLogs(FolderStorage(tmp_path))
+def logs(tmp_path: Path) -> StoredLogs:
+    return StoredLogs(FolderStorage(tmp_path))
 
 
-async def test_a_log_is_read_as_it_was_written(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_a_log_is_read_as_it_was_written(logs: StoredLogs, tmp_path: Path) -> None:
     assert await logs.read("dep_1", DAY) is None
     await logs.write("dep_1", DAY, LOG)
     await logs.write("dep_2", DAY, "")
@@ -34,7 +34,7 @@ async def test_a_log_is_read_as_it_was_written(logs: DeployLogs, tmp_path: Path)
     assert await logs.read("dep_1", DAY) == "again"
 
 
-async def test_the_data_folder_s_owner_reads_it(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_the_data_folder_s_owner_reads_it(logs: StoredLogs, tmp_path: Path) -> None:
     """A worker that runs as root gives the file to the gateway's user."""
     if os.geteuid() == 0:
         os.chown(tmp_path, 10_001, 10_001)
@@ -43,7 +43,7 @@ async def test_the_data_folder_s_owner_reads_it(logs: DeployLogs, tmp_path: Path
     assert (found.st_uid, found.st_gid) == (tmp_path.stat().st_uid, tmp_path.stat().st_gid)
 
 
-async def test_old_logs_are_removed(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_old_logs_are_removed(logs: StoredLogs, tmp_path: Path) -> None:
     old, young = ((TODAY - datetime.timedelta(days=days)).isoformat() for days in (92, 89))
     for day in (old, young):
         await logs.write("dep_1", day, LOG)
@@ -53,7 +53,7 @@ async def test_old_logs_are_removed(logs: DeployLogs, tmp_path: Path) -> None:
     assert sorted(each.name for each in (tmp_path / "logs").iterdir()) == sorted([young, DAY, "not a day"])
 
 
-async def test_a_file_that_cannot_be_written_leaves_nothing(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_leaves_nothing(logs: StoredLogs, tmp_path: Path) -> None:
     (tmp_path / "logs" / DAY).mkdir(parents=True)
     (tmp_path / "logs" / DAY / "dep_1.gz").mkdir()
     with pytest.raises(StorageUnavailable):
@@ -61,7 +61,7 @@ async def test_a_file_that_cannot_be_written_leaves_nothing(logs: DeployLogs, tm
     assert [each.name for each in (tmp_path / "logs" / DAY).iterdir()] == ["dep_1.gz"]
 
 
-async def test_nothing_is_written_through_a_link(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_nothing_is_written_through_a_link(logs: StoredLogs, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("precious")
     (tmp_path / "logs" / DAY).mkdir(parents=True)

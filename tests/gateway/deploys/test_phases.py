@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.deploys.phases import list_phases
-from gateway.deploys.states import Deploy
+from gateway.deploys.records import Deploy
 from gateway.events.catalog import Kind
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.deploys.records import DeployRecords
 from gateway.deploys.states import Deploys
 from gateway.keys import deploy_key, partition_tag, stream_key
 from gateway.redis.client import Store
@@ -18,6 +19,11 @@ from tests.support.deploys import TARBALL, a_hook, an_app, publish, queued_event
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def _deploys(store: Store, settings: Settings) -> Deploys:
+    registry = Registry(store, Vault(""))
+    return Deploys(settings, registry, DeployRecords(settings, registry))
 
 
 async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway, account: Account) -> None:
@@ -169,7 +175,7 @@ async def test_an_outside_engine_gets_the_source_and_has_a_deadline(
     source = await gw.platform("GET", httpx.URL(listed["source"]).path.removeprefix("/platform/"))
     assert (source.content, source.headers["content-type"]) == (TARBALL, "application/gzip")
     assert (await report_phase(gw, deploy, "build")).json()["state"] == "checking"
-    deploys = Deploys(Settings(deploy_engine="external"), Registry(store, Vault("")))
+    deploys = _deploys(store, Settings(deploy_engine="external"))
     assert await deploys.fail_unreported() == 0
     await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
     assert await deploys.fail_unreported() == 1
@@ -188,7 +194,7 @@ async def test_an_abandoned_deploy_fails_in_its_present_phase(
     for name in phases:
         await report_phase(gw, deploy, name)
     await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
-    assert await Deploys(Settings(deploy_engine="external"), Registry(store, Vault(""))).fail_unreported() == 1
+    assert await _deploys(store, Settings(deploy_engine="external")).fail_unreported() == 1
     [(kind, data)] = queued_events(gw)
     assert kind == "deploy.failed"
     assert f'"phase":"{failed}"' in data
@@ -227,13 +233,13 @@ async def test_a_source_counts_as_stored_while_the_storage_is_away(
 ) -> None:
     """A redeploy is not refused then, and a deploy that goes live keeps its source."""
     deploy_id = (await publish(account, await an_app(account))).json()["deployId"]
-    registry, folder = Registry(store, Vault("")), tmp_path / "storage"
+    folder = tmp_path / "storage"
     folder.mkdir()
-    deploys = Deploys(Settings(storage_url=f"file://{folder}"), registry)
-    deploy = await deploys.get(deploy_id, account.id)
+    deploy = await DeployRecords(Settings(), Registry(store, Vault(""))).get(deploy_id, account.id)
     assert deploy is not None
+    deploys = _deploys(store, Settings(storage_url=f"file://{folder}"))
     assert not await deploys.has_source(deploy), "it is in another storage"
-    away = Deploys(Settings(storage_url=f"file://{tmp_path}/away"), registry)
+    away = _deploys(store, Settings(storage_url=f"file://{tmp_path}/away"))
     assert await away.has_source(deploy)
 
 

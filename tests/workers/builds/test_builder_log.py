@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.deploys.logs import split_times
-from gateway.deploys.states import Deploy
+from gateway.deploys.records import Deploy
 from gateway.errors import BackboneUnavailable
 from tests.support.polling import wait_until
 from workers.builds import builder
@@ -25,13 +25,13 @@ DEPLOY = Deploy(
 
 
 class Stored:
-    """Stands for `Deploys`."""
+    """Stands for `DeployLogs`."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.failures = 0
 
-    async def append_log(self, deploy: Deploy, text: str) -> None:
+    async def append(self, deploy: Deploy, text: str) -> None:
         if self.failures:
             self.failures -= 1
             raise BackboneUnavailable

@@ -30,6 +30,7 @@ from tests.support.stores import change_plan
 from workers.engine.app_data import AppData
 from workers.engine.data import DataDriver
 from workers.engine.packing import DataError, SandboxPacker
+from workers.engine.replacements import Replacements
 from workers.sandbox.sandbox import Command
 
 # Counts in a database in the present folder until it is killed.
@@ -233,7 +234,7 @@ async def test_files_without_a_snapshot_are_not_replaced(
 @pytest.mark.parametrize("action", ["restore", "clear"])
 @pytest.mark.parametrize(
     "after",
-    [(DataDriver, "store"), (DataRecords, "add_snapshot"), (AppData, "replace"), (DataCommands, "answer")],
+    [(DataDriver, "store"), (DataRecords, "add_snapshot"), (Replacements, "replace"), (DataCommands, "answer")],
     ids=["stored", "recorded", "replaced", "answered"],
 )
 async def test_a_command_goes_on_where_its_worker_was_killed(

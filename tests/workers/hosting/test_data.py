@@ -15,6 +15,7 @@ from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.sandbox import ORDINARY, ROOT, as_ordinary_user, checked_sandbox
 from workers.engine.app_data import AppData, DataHeld
+from workers.engine.replacements import Replacements
 from workers.hosting import watchdog
 from workers.hosting.watchdog import Watchdog, is_running, output_path, read_state
 from workers.sandbox.sandbox import MIB, Sandbox
@@ -262,7 +263,7 @@ async def test_while_the_files_are_held_no_process_runs(apps: Apps, hosting: Hos
     with pytest.raises(DataHeld), data.running("acc_1", MIB):
         pass
     await asyncio.sleep(0.5)
-    data.clear("dat_1")
+    Replacements(data).clear("dat_1")
     held.close()
     output_path(hosting.folder, "dep_1").write_text("")
     await apps.output("dep_1")

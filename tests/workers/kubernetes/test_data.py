@@ -11,6 +11,7 @@ from gateway.redis.client import Store
 from tests.support.data_rooms import ClusterRoom, data_room
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
+from workers.engine.replacements import Replacements
 from workers.kubernetes.objects import claim_name
 
 
@@ -35,7 +36,7 @@ async def test_a_new_volume_begins_with_the_newest_snapshot(room: ClusterRoom) -
     room.start()
     await wait_until(lambda: not room.data(app).is_held, 20)
     assert room.read(app) == {"note": "one"}
-    assert room.data(app).replacements == []
+    assert Replacements(room.data(app)).changes == []
 
 
 async def test_a_pod_is_started_for_an_app_that_does_not_run(room: ClusterRoom) -> None:

@@ -21,6 +21,7 @@ from tests.support.sandbox import ROOT
 from workers.engine.app_data import AppData
 from workers.engine.data_keeper import DataReport, Handover
 from workers.engine.packing import DataError
+from workers.engine.replacements import Replacements
 from workers.kubernetes import volume as volume_module
 from workers.kubernetes.data_client import DataClient
 from workers.kubernetes.data_pod import NONCE, PROOF, keep_data, sign
@@ -88,7 +89,7 @@ async def test_a_new_worker_ends_what_the_one_before_has_begun(volume: Volume) -
     with pytest.raises(DataError):
         await clear_slowly()
     assert volume.read() == {"b": "second"}
-    assert volume.data.replacements == ["dat_2"]
+    assert Replacements(volume.data).changes == ["dat_2"]
     assert not volume.data.is_held
 
 

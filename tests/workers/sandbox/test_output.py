@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.deploys.logs import LOG_BYTES
 from gateway.deploys.runtime_log import RuntimeLog
-from gateway.deploys.states import LOG_BYTES
 from workers.sandbox import output
 from workers.sandbox.output import PASSED_BYTES, BuildOutput, LineSplitter, Output, make_concealer
 
