@@ -27,7 +27,7 @@ from workers.heartbeat import keep_heartbeat
 from workers.hosting.engine_lease import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes.activator import Activator, find_own_address
+from workers.kubernetes.activator import ACTIVATOR_PORT, Activator, find_own_address
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data import ClusterData
 from workers.kubernetes.driver import ClusterDriver
@@ -76,7 +76,13 @@ async def run(settings: Settings) -> None:
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
         find_limit = partial(find_data_limit, settings, reporter.registry)
         driver = ClusterDriver(
-            settings, cluster, find_address, suspended, reporter.report, find_limit, find_own_address()
+            settings,
+            cluster,
+            find_address,
+            suspended,
+            reporter.report,
+            find_limit,
+            (find_own_address(), ACTIVATOR_PORT),
         )
         await stack.enter_async_context(aclosing(driver))
         steps = ReleaseSteps(driver, find_address, settings.apps_domain)
