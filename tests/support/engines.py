@@ -33,33 +33,26 @@ from tests.support.deployment import packed
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.engine.driver import Driver
-from workers.engine.reconciler import Reconciler
+from workers.engine.reconciler import NEXT_STEP_SECONDS, RESYNC_SECONDS, Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.hosting.archives import archive_key
-from workers.hosting.driver import HostDriver
+from workers.hosting.driver import START_SECONDS, HostDriver
 from workers.hosting.releases import Site, remove_folder
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
-from workers.kubernetes import activator
+from workers.kubernetes.activator import Activator
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.driver import ClusterDriver
+from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
 from workers.kubernetes.sleep import Sleep
 
 DOMAIN = "apps.test"
 LOOK_SECONDS = 0.02  # between looks at the suspended apps
 DATA_BYTES = 1 << 28
+POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,
-    "workers.engine.reconciler.POLL_SECONDS": 0.02,
-    "workers.engine.reconciler.QUICK_POLL_SECONDS": 0.02,
-    "workers.engine.reconciler.TIDY_SECONDS": 0.2,
-    "workers.hosting.driver.POLL_SECONDS": 0.02,
-    "workers.engine.steps.DRAIN_SECONDS": 0.1,
     "workers.hosting.suspensions.POLL_SECONDS": LOOK_SECONDS,
-    "workers.kubernetes.driver.POLL_SECONDS": 0.02,
-    "workers.kubernetes.driver.ACTIVATOR_SECONDS": 0.1,
-    "workers.kubernetes.sleep.ACTIVATOR_SECONDS": 0.1,
     "workers.kubernetes.cluster.FIRST_PAUSE_SECONDS": 0.05,
     "workers.kubernetes.cluster.LONGEST_PAUSE_SECONDS": 0.2,
 }
@@ -100,6 +93,9 @@ class Engine:
         self.folder, self._storage_folder = folder, folder / "storage"
         self._storage_folder.mkdir()
         self.settings = self._make_settings()
+        # The times of the worker that starts next.
+        self.start_seconds, self.place_seconds, self.drain_seconds = START_SECONDS, PLACE_SECONDS, 0.1
+        self.resync_seconds, self.next_step_seconds = RESYNC_SECONDS, NEXT_STEP_SECONDS
         self.pause = 0.0  # seconds, before each call of the applier
         self.after: Callable[[str], Awaitable[None]] = nothing_happens  # gets the name of each call
         self._working: list[asyncio.Task[Any]] = []
@@ -120,8 +116,19 @@ class Engine:
         raise NotImplementedError
 
     async def _follow(self, driver: Driver) -> None:
-        steps = ReleaseSteps(cast("Driver", Watched(driver, self)), self.find_app, DOMAIN)
-        reconciler = Reconciler(Records(self.store), steps, self.find_app, self.settings.canary)
+        watched = cast("Driver", Watched(driver, self))
+        steps = ReleaseSteps(watched, self.find_app, DOMAIN, drain_seconds=self.drain_seconds)
+        reconciler = Reconciler(
+            Records(self.store),
+            steps,
+            self.find_app,
+            self.settings.canary,
+            poll_seconds=POLL_SECONDS,
+            quick_poll_seconds=POLL_SECONDS,
+            resync_seconds=self.resync_seconds,
+            tidy_seconds=TIDY_SECONDS,
+            next_step_seconds=self.next_step_seconds,
+        )
         self._stack.push_async_callback(reconciler.aclose)
         await reconciler.catch_up()
         self._work(reconciler.run())
@@ -195,7 +202,9 @@ class HostEngine(Engine):
     async def start(self) -> None:
         suspensions = Suspensions(self.store, self.host.releases)
         await suspensions.catch_up()
-        driver = HostDriver(self.settings, suspensions.mark)
+        driver = HostDriver(
+            self.settings, suspensions.mark, start_seconds=self.start_seconds, poll_seconds=POLL_SECONDS
+        )
         await driver.open()
         self._work(suspensions.run())
         await self._follow(driver)
@@ -251,8 +260,20 @@ class ClusterEngine(Engine):
     async def start(self) -> None:
         cluster = await self._stack.enter_async_context(Cluster("apps"))
         suspended = SuspendedList(self.store)
+        port = free_port()
         self._driver = driver = ClusterDriver(
-            self.settings, cluster, self.find_app, suspended, _ignore_crash, _find_limit, self.find_pods, "127.0.0.1"
+            self.settings,
+            cluster,
+            self.find_app,
+            suspended,
+            _ignore_crash,
+            _find_limit,
+            self.find_pods,
+            ("127.0.0.1", port),
+            place_seconds=self.place_seconds,
+            start_seconds=self.start_seconds,
+            poll_seconds=POLL_SECONDS,
+            activator_seconds=ACTIVATOR_SECONDS,
         )
         self._stack.push_async_callback(driver.aclose)
         self._sleep = await self._stack.enter_async_context(contextlib.aclosing(Sleep(cluster, driver, suspended)))
@@ -260,7 +281,7 @@ class ClusterEngine(Engine):
         await cluster.until_synced()
         await suspended.read_changes()
         self._work(every(LOOK_SECONDS, self._sleep.follow_suspensions, "sites.suspensions_not_marked"))
-        self._work(activator.Activator(self._sleep, cast("SleepLimits", StayAwake())).run())
+        self._work(Activator(self._sleep, cast("SleepLimits", StayAwake()), port=port).run())
         await self._follow(driver)
 
     async def aclose(self) -> None:
@@ -309,9 +330,6 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
             await stack.enter_async_context(own.host)
         else:
             engine = (cluster := ClusterEngine(folder, store))
-            port = free_port()
-            for module in ("places", "activator"):
-                monkeypatch.setattr(f"workers.kubernetes.{module}.ACTIVATOR_PORT", port)
             monkeypatch.setenv("KUBECONFIG", str(await cluster.cluster.start(folder)))
         stack.push_async_callback(engine.aclose)
         yield engine

@@ -53,11 +53,11 @@ class DataHeld(Exception):
 class AppData:
     """The data of one app."""
 
-    def __init__(self, folder: Path, app_id: str) -> None:
+    def __init__(self, folder: Path, app_id: str, *, stop_seconds: float = STOP_SECONDS) -> None:
         """`folder` is the data folder of the service."""
         if not SLUG.fullmatch(app_id):
             raise ValueError(f"{app_id!r} is not the id of an app")
-        self.app_id = app_id
+        self.app_id, self.stop_seconds = app_id, stop_seconds
         self.folder = folder.resolve() / FOLDER / app_id
         self.files = self.folder / "files"
         self._hold, self._stale = self.folder / "hold", self.folder / "stale"
@@ -253,7 +253,7 @@ class AppData:
         with self._open_lock() as lock:
             self.hold()
             try:
-                _lock_alone(lock)
+                _lock_alone(lock, self.stop_seconds)
                 yield
             finally:
                 self.release()
@@ -308,8 +308,8 @@ def give_files(files: Path, uid: int, owners: Container[int]) -> None:
     os.chown(files, uid, uid)
 
 
-def _lock_alone(lock: int) -> None:
-    ends = time.monotonic() + STOP_SECONDS
+def _lock_alone(lock: int, seconds: float) -> None:
+    ends = time.monotonic() + seconds
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

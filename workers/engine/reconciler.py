@@ -60,11 +60,20 @@ class Reconciler:
         steps: ReleaseSteps,
         find_app: Callable[[str], Awaitable[App | None]],
         canary: float,
+        *,
+        poll_seconds: float = POLL_SECONDS,
+        quick_poll_seconds: float = QUICK_POLL_SECONDS,
+        resync_seconds: float = RESYNC_SECONDS,
+        tidy_seconds: float = TIDY_SECONDS,
+        next_step_seconds: float = NEXT_STEP_SECONDS,
     ) -> None:
         """`canary`: its seconds."""
         self._records, self._answers = records, patient(records)
         self._do, self._driver, self._find_app = steps, steps.driver, find_app
         self._canary_pause = min(1.0, canary / 10)
+        self._poll_seconds, self._quick_poll_seconds = poll_seconds, quick_poll_seconds
+        self._resync_seconds, self._tidy_seconds = resync_seconds, tidy_seconds
+        self._next_step_seconds = next_step_seconds
         self._steps: dict[tuple[str, str], Step] = {}  # by app and address
         self._deploys: set[str] = set()  # of these steps
         self._lacking: set[str] = set()  # tokens of records whose release was missing when last looked for
@@ -80,18 +89,18 @@ class Reconciler:
 
     async def run(self) -> None:
         """Runs until canceled."""
-        resync = time.monotonic() + RESYNC_SECONDS
-        tidying = every(TIDY_SECONDS, self._tidy, "sites.not_tidied", first=TIDY_SECONDS)
+        resync = time.monotonic() + self._resync_seconds
+        tidying = every(self._tidy_seconds, self._tidy, "sites.not_tidied", first=self._tidy_seconds)
         async with run_in_background(tidying):
             while True:
                 end_if_canceled()
                 now = time.monotonic()
                 if now >= resync:
-                    resync, self._seen = now + RESYNC_SECONDS, {}
+                    resync, self._seen = now + self._resync_seconds, {}
                 with suppress(BackboneUnavailable):
                     await self._sync()
                 quick = time.monotonic() < self._quick_until
-                await asyncio.sleep(QUICK_POLL_SECONDS if quick else POLL_SECONDS)
+                await asyncio.sleep(self._quick_poll_seconds if quick else self._poll_seconds)
 
     async def aclose(self) -> None:
         tasks = [step.task for step in self._steps.values() if step.task is not None]
@@ -149,7 +158,7 @@ class Reconciler:
             while time.monotonic() < ends and not outage.done():
                 if all(step.is_over or step.state is not State.APPLYING for step in self._steps.values()):
                     return
-                await asyncio.wait([outage], timeout=POLL_SECONDS / 2)
+                await asyncio.wait([outage], timeout=self._poll_seconds / 2)
 
     async def _follow(self, step: Step, former: Step | None) -> None:
         if former is not None and former.task is not None:
@@ -205,7 +214,7 @@ class Reconciler:
         elif wanted.step == "canary":
             await self._watch_canary(target)
         elif wanted.step == "check":
-            await asyncio.sleep(NEXT_STEP_SECONDS)
+            await asyncio.sleep(self._next_step_seconds)
             await self._do.resume(target)
 
     async def _watch_canary(self, target: Target) -> None:

@@ -22,9 +22,17 @@ REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 class ReleaseSteps:
     """Every step may raise DeployError."""
 
-    def __init__(self, driver: Driver, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        find_app: Callable[[str], Awaitable[App | None]],
+        domain: str,
+        *,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
         """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
         self.driver, self.names = driver, Names(driver.places, find_app, domain)
+        self._drain_seconds = drain_seconds
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
 
     async def check(self, target: Target) -> None:
@@ -78,7 +86,7 @@ class ReleaseSteps:
         self._checked.discard(target.deploy)
         others = self.driver.list_others(target)
         if others:
-            await asyncio.sleep(DRAIN_SECONDS)
+            await asyncio.sleep(self._drain_seconds)
         await self.driver.retire(target, others)
 
     async def resume(self, target: Target) -> None:
@@ -96,7 +104,7 @@ class ReleaseSteps:
         elif was_routed:
             await self.driver.unroute(target)
         if was_routed:
-            await asyncio.sleep(DRAIN_SECONDS)
+            await asyncio.sleep(self._drain_seconds)
 
     async def remove(self, target: Target) -> None:
         """Gives visitors the release before again, and removes this one."""

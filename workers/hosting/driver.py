@@ -99,6 +99,9 @@ class HostDriver:
         settings: Settings,
         mark_suspended: Callable[[Site], None] = lambda _: None,
         bring_data: Callable[[str, str], Awaitable[None]] | None = None,
+        *,
+        start_seconds: float = START_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._settings, self._mark_suspended, self._bring_data = settings, mark_suspended, bring_data
         self._domain = settings.apps_domain.partition(":")[0]
@@ -108,6 +111,7 @@ class HostDriver:
         self._fetching = asyncio.Semaphore(FETCHES)
         self.outage = asyncio.Event()
         self.return_seconds = RETURN_SECONDS
+        self._start_seconds, self._poll_seconds = start_seconds, poll_seconds
 
     async def open(self) -> None:
         """Removes what the worker before this one was fetching."""
@@ -206,7 +210,7 @@ class HostDriver:
             if not (release / "files" / "index.html").is_file():
                 raise DeployError("GET / returned 404")
             return None
-        why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
+        why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + self._start_seconds
         while time.monotonic() < ends:
             state = read_state(self._releases.folder, target.deploy)
             if state.exits:
@@ -216,8 +220,8 @@ class HostDriver:
                     return await _request_root(Path(state.socket), target.host(self._domain))
                 except DeployError as error:
                     why = str(error)
-            await asyncio.sleep(POLL_SECONDS)
-        raise DeployError(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
+            await asyncio.sleep(self._poll_seconds)
+        raise DeployError(f"the start command did not answer within {self._start_seconds:.0f} seconds: {why}")
 
     async def read_output(self, target: Target) -> list[str]:
         path = output_path(self._releases.folder, target.deploy)
@@ -292,7 +296,7 @@ class HostDriver:
     async def visit(self, target: Target) -> None:
         """Raises DeployError unless Caddy, which starts after this process, answers for the app."""
         socket = caddy.canary_socket(self._releases.folder)
-        await until(partial(caddy.is_listening, socket), POLL_SECONDS, SERVER_SECONDS)
+        await until(partial(caddy.is_listening, socket), self._poll_seconds, SERVER_SECONDS)
         if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
         await _request_root(socket, target.host(self._domain))

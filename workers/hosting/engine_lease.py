@@ -37,8 +37,17 @@ class ServedElsewhere(CannotRun):
 
 
 class HostLease:
-    def __init__(self, records: Records, folder: Path, host: str) -> None:
+    def __init__(
+        self,
+        records: Records,
+        folder: Path,
+        host: str,
+        *,
+        renewal_seconds: float = RENEWAL_SECONDS,
+        folder_poll_seconds: float = FOLDER_POLL_SECONDS,
+    ) -> None:
         """`folder`: the data folder. `host`: its id."""
+        self._renewal_seconds, self._folder_poll_seconds = renewal_seconds, folder_poll_seconds
         self._records = records
         self._holder = Holder(host, f"the host {socket.gethostname()} (data folder {folder})")
         self.is_elsewhere = False  # whether the apps are in another data folder, so that this host follows no records
@@ -56,14 +65,14 @@ class HostLease:
     async def keep(self) -> None:
         """Renews the lease until canceled. Raises ServedElsewhere when another engine has it."""
         while True:
-            await asyncio.sleep(FOLDER_POLL_SECONDS if self.is_elsewhere else RENEWAL_SECONDS)
+            await asyncio.sleep(self._folder_poll_seconds if self.is_elsewhere else self._renewal_seconds)
             end_if_canceled()
             await self.take()
 
     async def until_here(self) -> None:
         """Waits until the apps are in this host's data folder."""
         while self.is_elsewhere:
-            await asyncio.sleep(FOLDER_POLL_SECONDS / 4)
+            await asyncio.sleep(self._folder_poll_seconds / 4)
             end_if_canceled()
 
     async def leave(self) -> None:

@@ -21,7 +21,6 @@ from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes.places import ACTIVATOR_PORT
 from workers.kubernetes.shares import NoPlace
 from workers.kubernetes.sleep import Sleep
 from workers.sandbox.network import Connection, splice
@@ -29,6 +28,7 @@ from workers.sandbox.relay import FROM_MONITOR
 
 logger = structlog.get_logger()
 
+ACTIVATOR_PORT = 61083
 LOOK_SECONDS = 5.0  # between looks for apps whose idleness is to be checked
 CHECK_SECONDS = 300.0  # at most, between checks whether an app may sleep
 CHECKS = 50  # at once
@@ -46,8 +46,20 @@ NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
 class Activator:
-    def __init__(self, sleep: Sleep, limits: SleepLimits) -> None:
-        self._sleep, self._limits = sleep, limits
+    """Listens at `port`. It holds so many requests in all and of an app, each for so many seconds."""
+
+    def __init__(
+        self,
+        sleep: Sleep,
+        limits: SleepLimits,
+        *,
+        port: int = ACTIVATOR_PORT,
+        held: int = HELD,
+        held_of_app: int = HELD_OF_APP,
+        hold_seconds: float = HOLD_SECONDS,
+    ) -> None:
+        self._sleep, self._limits, self._port = sleep, limits, port
+        self._held_limit, self._held_of_app_limit, self._hold_seconds = held, held_of_app, hold_seconds
         self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
         self._checking: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._held: Counter[str] = Counter()  # requests, by app
@@ -56,7 +68,7 @@ class Activator:
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
-        listener = caddy.open_listener("::", ACTIVATOR_PORT)
+        listener = caddy.open_listener("::", self._port)
         server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_BYTES)
         try:
             async with server, run_in_background(every(LOOK_SECONDS, self._look, "sites.sleep_failed")) as looking:
@@ -114,7 +126,7 @@ class Activator:
                 return await refuse(writer, *BUSY)
             try:
                 with self._holding(key[0], account):
-                    async with asyncio.timeout(HOLD_SECONDS):
+                    async with asyncio.timeout(self._hold_seconds):
                         app = await asyncio.open_connection(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
@@ -125,7 +137,8 @@ class Activator:
 
     def _has_room(self, app: str, account: str) -> bool:
         accounts = len(self._held_of_account.keys() | {account})
-        return self._held[app] < HELD_OF_APP and self._held_of_account[account] < HELD // accounts
+        room = self._held_limit // accounts
+        return self._held[app] < self._held_of_app_limit and self._held_of_account[account] < room
 
     @contextlib.contextmanager
     def _holding(self, app: str, account: str) -> Iterator[None]:

@@ -87,8 +87,8 @@ class ClusterDriver:
     """Serves releases from the cluster's namespace. Implements `Driver`.
 
     `find_app` returns the record of an app by its id or name, `find_data_limit` the bytes that the data of an account's
-    app may take, and `find_pod_limit` how many addresses of an account may have pods. `activator` is the address of
-    this worker (`activator.py`).
+    app may take, and `find_pod_limit` how many addresses of an account may have pods. `activator` is the address and
+    the port of this worker's activator (`activator.py`).
     """
 
     def __init__(
@@ -100,7 +100,12 @@ class ClusterDriver:
         report_crash: ReportCrash,
         find_data_limit: Callable[[str], Awaitable[int]],
         find_pod_limit: Callable[[str], Awaitable[int]],
-        activator: str,
+        activator: tuple[str, int],
+        *,
+        place_seconds: float = PLACE_SECONDS,
+        start_seconds: float = START_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+        activator_seconds: float = ACTIVATOR_SECONDS,
     ) -> None:
         self._settings, self._cluster, self._find_app = settings, cluster, find_app
         self._suspended, self._find_data_limit = suspended, find_data_limit
@@ -113,7 +118,8 @@ class ClusterDriver:
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
         self.outage = asyncio.Event()
-        self.return_seconds = RETURN_SECONDS
+        self.return_seconds, self.activator_seconds = RETURN_SECONDS, activator_seconds
+        self._place_seconds, self._start_seconds, self._poll_seconds = place_seconds, start_seconds, poll_seconds
 
     async def aclose(self) -> None:
         await self._pods.aclose()
@@ -188,10 +194,10 @@ class ClusterDriver:
     async def until_answers(self, target: Target) -> None:
         if self._sleeps(target):
             return
-        pod = await self._until_pod(target.deploy, PLACE_SECONDS + START_SECONDS)
+        pod = await self._until_pod(target.deploy, self._place_seconds + self._start_seconds)
         await self._until_it_answers(target, pod)
         # An app may answer before the cluster counts its pod. The Service would lead nowhere meanwhile.
-        await self.until_ready(target.deploy, START_SECONDS)
+        await self.until_ready(target.deploy, self._start_seconds)
 
     async def until_ready(self, deploy: str, seconds: float) -> Any:
         """Waits until Services lead to a pod of the release, and returns it. Raises DeployError."""
@@ -229,7 +235,7 @@ class ClusterDriver:
 
     async def _until_it_answers(self, target: Target, pod: Any) -> None:
         """Requests `/` until the start command answers. Raises DeployError."""
-        ends, runs = time.monotonic() + START_SECONDS, bool(statuses_of(pod, APP_CONTAINER))
+        ends, runs = time.monotonic() + self._start_seconds, bool(statuses_of(pod, APP_CONTAINER))
         while True:
             try:
                 return await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
@@ -237,12 +243,12 @@ class ClusterDriver:
                 if not runs:
                     raise
                 if time.monotonic() > ends:
-                    limit = f"{START_SECONDS:.0f} seconds"
+                    limit = f"{self._start_seconds:.0f} seconds"
                     raise DeployError(f"the start command did not answer within {limit}: {error}") from None
             now = self._cluster.present.get(("Pod", pod.metadata.name))
             if now is not None and (outcome := find_end(now)):
                 raise DeployError(outcome.describe("the start command", LIMITS))
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
 
     async def read_output(self, target: Target) -> list[str]:
         found: list[str] = []
@@ -275,7 +281,7 @@ class ClusterDriver:
         release = self._read_deployed(former)
         if release is not None and self.routed(target.wanted) == former and not self.places.is_asleep(*address):
             await self.places.lead(release, asleep=True)
-        await asyncio.sleep(ACTIVATOR_SECONDS)
+        await asyncio.sleep(self.activator_seconds)
 
     async def stop(self, target: Target, former: str) -> None:
         if (release := self._read_deployed(former)) is not None:
@@ -385,7 +391,7 @@ class ClusterDriver:
         await self._cluster.delete(("Ingress", name), ("Service", name))
 
     async def visit(self, target: Target) -> None:
-        pod = await self._until_pod(target.deploy, START_SECONDS)
+        pod = await self._until_pod(target.deploy, self._start_seconds)
         await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
 
     def count_exits(self, target: Target) -> int:

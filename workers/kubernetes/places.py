@@ -27,16 +27,15 @@ from workers.kubernetes.objects import (
 )
 from workers.kubernetes.pod import PodRelease
 
-ACTIVATOR_PORT = 61083
 # The controllers that make EndpointSlices, as their label names them.
 CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
 FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
 
 
 class ClusterPlaces:
-    """Implements `Places`. `activator` is the address of this worker."""
+    """Implements `Places`. `activator` is the address and the port of this worker's activator."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, activator: str) -> None:
+    def __init__(self, settings: Settings, cluster: Cluster, activator: tuple[str, int]) -> None:
         self._settings, self._cluster, self._activator = settings, cluster, activator
         self._sweeping: set[asyncio.Task[None]] = set()
         cluster.on_slice = self._note_slice
@@ -66,7 +65,7 @@ class ClusterPlaces:
 
     async def lead(self, release: PodRelease, *, asleep: bool) -> None:
         """Leads an address to a release, or to the activator. Raises DeployError."""
-        activator = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
+        activator = describe_endpoints(release, *self._activator)
         name = activator["metadata"]["name"]
         if not asleep:  # the cluster lists the pods there
             self._cluster.leave(("Endpoints", name))

@@ -27,7 +27,7 @@ from workers.heartbeat import keep_heartbeat
 from workers.hosting.engine_lease import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes.activator import Activator, find_own_address
+from workers.kubernetes.activator import ACTIVATOR_PORT, Activator, find_own_address
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data import ClusterData
 from workers.kubernetes.driver import ClusterDriver
@@ -78,7 +78,14 @@ async def run(settings: Settings) -> None:
         find_limit = partial(find_data_limit, settings, reporter.registry)
         find_pods = partial(find_pod_limit, settings, reporter.registry)
         driver = ClusterDriver(
-            settings, cluster, find_address, suspended, reporter.report, find_limit, find_pods, find_own_address()
+            settings,
+            cluster,
+            find_address,
+            suspended,
+            reporter.report,
+            find_limit,
+            find_pods,
+            (find_own_address(), ACTIVATOR_PORT),
         )
         await stack.enter_async_context(aclosing(driver))
         steps = ReleaseSteps(driver, find_address, settings.apps_domain)

@@ -10,7 +10,7 @@ import structlog
 from gateway.accounts.suspended import SuspendedList
 from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.driver import ACTIVATOR_SECONDS, ClusterDriver, SleepState
+from workers.kubernetes.driver import ClusterDriver, SleepState
 from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
 from workers.kubernetes.pod_status import has_ended, is_ready
 from workers.kubernetes.shares import Address
@@ -102,7 +102,7 @@ class Sleep:
         try:
             if (target := await self._driver.find_target(address)) is not None:
                 await self._driver.lead(target, asleep=True)
-            await asyncio.sleep(ACTIVATOR_SECONDS)  # until nobody asks the pod any more
+            await asyncio.sleep(self._driver.activator_seconds)  # until nobody asks the pod any more
             async with self._lock:
                 left = await self._read_seconds_left(address, seconds)
                 is_same = self._driver.records.get(address) is wanted

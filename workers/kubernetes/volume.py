@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 
-from workers.engine.app_data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
+from workers.engine.app_data import STOP_POLL_SECONDS, AppData
 from workers.engine.replacements import Replacements
 
 
@@ -19,7 +19,7 @@ def prepare_volume(data: AppData) -> None:
     data.folder.mkdir(parents=True, exist_ok=True)  # it is the volume
     lock = os.open(data.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
     try:
-        ends = time.monotonic() + STOP_SECONDS
+        ends = time.monotonic() + data.stop_seconds
         while not _try_to_lock(lock):
             is_late = time.monotonic() > ends
             if data.exists and (is_late or not data.is_held):  # another pod of the app uses it
@@ -42,12 +42,12 @@ def prepare_volume(data: AppData) -> None:
 def wait_for_data(data: AppData) -> int:
     """Waits until the start command may run. Returns the descriptor of a lock that it must hold meanwhile."""
     lock = os.open(data.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    while True:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if not (data.is_held or data.is_full):
-            return lock
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    while data.is_held or data.is_full:
         fcntl.flock(lock, fcntl.LOCK_UN)
         time.sleep(STOP_POLL_SECONDS)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
 
 
 def _try_to_lock(lock: int) -> bool:

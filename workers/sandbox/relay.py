@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import re
 import socket
+from typing import NamedTuple
 
 from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, splice
 from workers.sandbox.trailers import ResponseReader
@@ -40,9 +41,22 @@ The app has too many requests in progress.\r
 """
 
 
-async def relay(port: int, listener: socket.socket, control: socket.socket) -> None:
+class RelayLimits(NamedTuple):
+    """Of an app. The constants above say what each of them limits."""
+
+    requests: int = REQUESTS
+    waiting: int = WAITING
+    wait_seconds: float = WAIT_SECONDS
+    idle_seconds: float = IDLE_SECONDS
+    gone_seconds: float = GONE_SECONDS
+
+
+LIMITS = RelayLimits()
+
+
+async def relay(port: int, listener: socket.socket, control: socket.socket, *, limits: RelayLimits = LIMITS) -> None:
     """Connects the Unix socket to a port of this namespace. Runs until killed."""
-    relaying = Relay(listener, port)
+    relaying = Relay(listener, port, limits)
     relaying.begin()
     try:
         await relaying.answer_workers(control)
@@ -51,13 +65,16 @@ async def relay(port: int, listener: socket.socket, control: socket.socket) -> N
 
 
 class Relay:
-    def __init__(self, listener: socket.socket, port: int) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, listener: socket.socket, port: int, limits: RelayLimits = LIMITS) -> None:
+        self._loop, self._limits = asyncio.get_running_loop(), limits
         self._listener, self._port = listener, port
         listener.setblocking(False)
         self._connections: Tasks = set()
         self._requests: Tasks = set()  # the connections that keep the app awake
-        self._room, self._waiting = asyncio.Semaphore(REQUESTS), 0  # the second counts the requests that wait for room
+        self._room, self._waiting = (
+            asyncio.Semaphore(limits.requests),
+            0,
+        )  # the second counts the requests that wait for room
         self._starting, self._has_listened = asyncio.Lock(), False
         self._began = self._used_at = self._loop.time()
 
@@ -93,17 +110,24 @@ class Relay:
             self._used_at = self._loop.time()
 
     async def _serve(self, connection: socket.socket) -> None:
+        limits = self._limits
         visitor = reader, writer = await asyncio.open_unix_connection(sock=connection)
         if not await self._find_room():
-            return await refuse(reader, writer)
+            return await refuse(reader, writer, limits.wait_seconds)
         try:
-            async with asyncio.timeout(IDLE_SECONDS):
+            async with asyncio.timeout(limits.idle_seconds):
                 first = await reader.read(CHUNK_BYTES)
             if FROM_MONITOR.search(first.partition(b"\r\n\r\n")[0] + b"\r\n"):
                 self._requests.discard(asyncio.current_task())
             app = await self._reach_app()
             app[1].write(first)
-            await splice(visitor, app, IDLE_SECONDS, end_seconds=GONE_SECONDS, filter_answer=ResponseReader().pass_on)
+            await splice(
+                visitor,
+                app,
+                limits.idle_seconds,
+                end_seconds=limits.gone_seconds,
+                filter_answer=ResponseReader().pass_on,
+            )
         except OSError:
             abort(writer)
         finally:
@@ -111,11 +135,11 @@ class Relay:
 
     async def _find_room(self) -> bool:
         """Returns whether the request may begin, after waiting for room. `_room.release` makes room again."""
-        if self._room.locked() and self._waiting >= WAITING:
+        if self._room.locked() and self._waiting >= self._limits.waiting:
             return False
         self._waiting += 1
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(self._limits.wait_seconds):
                 await self._room.acquire()
         except TimeoutError:
             return False
@@ -167,10 +191,10 @@ class Relay:
             self.begin()
 
 
-async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
     """Answers the request, without reading more of it than has arrived."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(seconds):
             await reader.read(CHUNK_BYTES)
             writer.write(BUSY)
             await writer.drain()

@@ -94,9 +94,7 @@ async def test_unreadable_entries_do_not_stop_workers_or_delay_apps(own: Host) -
 
 
 async def test_each_release_has_an_archive_until_it_is_removed(own: Host) -> None:
-    await own.worker(
-        "deploys", constants={f"workers.{name}.KEPT_RELEASES": 2 for name in ("builds.engine", "hosting.releases")}
-    )
+    await own.worker("deploys", constants={"workers.hosting.releases.KEPT_RELEASES": 2})
     app = await own.app(build=BUILD)
     folder = own.gateway.data_folder / "archives"
     deploys = []

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.sandbox import ROOT
-from workers.engine import app_data
 from workers.engine.app_data import AppData, give_files
 from workers.sandbox.sandbox import MIB
 
@@ -42,9 +41,8 @@ def test_an_id_is_never_a_path(tmp_path: Path, name: str) -> None:
         AppData(tmp_path, name)
 
 
-async def test_a_command_that_does_not_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_data, "STOP_SECONDS", 0.1)
-    data = AppData(tmp_path, "shop")
+async def test_a_command_that_does_not_end_is_reported(tmp_path: Path) -> None:
+    data = AppData(tmp_path, "shop", stop_seconds=0.1)
     with data.running("acc_1", MIB), pytest.raises(TimeoutError), data.stopped():
         pass
     assert not data.is_held

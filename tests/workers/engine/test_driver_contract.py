@@ -158,11 +158,9 @@ async def shop(engine: Engine, store: Store) -> AsyncIterator[Shop]:
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["app", "pages"])
-async def test_visitors_get_a_release_once_it_is_checked(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, runs: bool
-) -> None:
+async def test_visitors_get_a_release_once_it_is_checked(shop: Shop, runs: bool) -> None:
+    shop.engine.drain_seconds = DRAIN_SECONDS
     await shop.open(runs=runs)
-    monkeypatch.setattr("workers.engine.steps.DRAIN_SECONDS", DRAIN_SECONDS)
     await shop.builder.make(SECOND, runs=runs)
     assert (await shop.builder.step("check", SECOND)).ok
     await shop.visitors.until(FIRST)
@@ -214,23 +212,21 @@ REASONS = {
 
 @WAYS
 @pytest.mark.parametrize("fault", REASONS)
-async def test_a_release_that_fails_its_check_is_never_served(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, overlap: bool, fault: str
-) -> None:
+async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overlap: bool, fault: str) -> None:
     await shop.open(overlap=overlap)
     await shop.builder.make(SECOND, overlap=overlap)
     if fault == "it ends":
         shop.commands.ending.add(SECOND)
     elif fault == "it answers 500":
         shop.commands.failing.add(SECOND)
-        for module in ("hosting.driver", "kubernetes.driver"):
-            monkeypatch.setattr(f"workers.{module}.START_SECONDS", 0.5)
+        shop.engine.start_seconds = 0.5
+        await shop.restart()
     elif fault == "it has no archive":
         await shop.engine.lose_release(APP, SECOND)
     else:
         shop.engine.damage_release(APP, SECOND)
-        for name in ("START", "PLACE"):
-            monkeypatch.setattr(f"workers.kubernetes.driver.{name}_SECONDS", 0.5)
+        shop.engine.start_seconds = shop.engine.place_seconds = 0.5
+        await shop.restart()
     answer = await shop.builder.deploy(SECOND)
     assert not answer.ok
     assert REASONS[fault] in answer.reason
@@ -377,10 +373,8 @@ async def die_in(shop: Shop, call: str, step: Step, deploy: str) -> None:
 
 
 @WAYS
-async def test_a_release_whose_builder_has_died_after_its_check_gives_way_again(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, overlap: bool
-) -> None:
-    monkeypatch.setattr("workers.engine.reconciler.NEXT_STEP_SECONDS", 0.2)
+async def test_a_release_whose_builder_has_died_after_its_check_gives_way_again(shop: Shop, overlap: bool) -> None:
+    shop.engine.next_step_seconds = 0.2
     await shop.open(overlap=overlap)
     await shop.builder.make(SECOND, overlap=overlap)
     assert (await shop.builder.step("check", SECOND)).ok
@@ -399,15 +393,11 @@ async def test_a_worker_that_starts_again_changes_nothing_for_visitors(shop: Sho
     assert len(shop.commands.together) == began, "it runs on"
 
 
-async def test_a_worker_that_finds_nothing_serves_what_the_records_say(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_finds_nothing_serves_what_the_records_say(shop: Shop) -> None:
     """Beside a record that cannot be read, and as soon as the archive of the release is whole again."""
-    monkeypatch.setattr("workers.engine.reconciler.RESYNC_SECONDS", 0.3)
-    for name in ("START", "PLACE"):
-        monkeypatch.setattr(f"workers.kubernetes.driver.{name}_SECONDS", 0.3)
     await shop.open()
     await shop.engine.stop()
+    shop.engine.resync_seconds = shop.engine.start_seconds = shop.engine.place_seconds = 0.3
     shop.engine.lose_everything()
     await shop.store.client.hset(serving_key(APP.account, "broken"), "live", "{")
     await shop.store.client.zadd(served_apps_key(partition_tag(APP.account)), {"broken": 1e14})

@@ -20,7 +20,6 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import DOMAIN, HOST, Hosting, hosted
 from tests.support.polling import wait_until
 from tests.support.watched_apps import Watch, watching
-from workers.engine import steps as module
 from workers.engine.driver import Target
 from workers.engine.steps import ReleaseSteps
 from workers.hosting import caddy
@@ -47,7 +46,7 @@ class Shop:
     def __init__(self, watch: Watch, hosting: Hosting) -> None:
         self.watch, self.hosting = watch, hosting
         settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
-        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, DOMAIN)
+        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, DOMAIN, drain_seconds=0.1)
         self.site = hosting.site(hosting.deploy("dep_1"))
         self.answers: list[str] = []
         self.longest = 0.0  # seconds
@@ -84,7 +83,6 @@ class Shop:
 
 @pytest_asyncio.fixture
 async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.1)
     with passable_folder() as folder:
         hosting = Hosting(folder)
         async with watching(hosting, monkeypatch) as watch, hosting.served():

@@ -22,7 +22,8 @@ CLUSTER = Holder("worker", "a Kubernetes cluster (namespace apps)")
 
 
 def lease_of(store: Store, host: str, *, shared: bool = True) -> HostLease:
-    return HostLease(Records(store, "" if shared else host), Path("/data") / host, host)
+    records = Records(store, "" if shared else host)
+    return HostLease(records, Path("/data") / host, host, renewal_seconds=0.02, folder_poll_seconds=0.02)
 
 
 async def test_one_host_serves_at_a_time(store: Store) -> None:
@@ -43,7 +44,6 @@ async def test_one_host_serves_at_a_time(store: Store) -> None:
 
 
 async def test_a_host_is_told_when_a_cluster_has_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_lease, "RENEWAL_SECONDS", 0.02)
     monkeypatch.setattr(serving, "LEASE_SECONDS", 0.2)
     lease = lease_of(store, "a")
     await lease.take()
@@ -67,8 +67,7 @@ async def test_without_redis_a_host_serves() -> None:
         await cancel(keeping)
 
 
-async def test_a_host_without_the_apps_waits_until_they_are_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_lease, "FOLDER_POLL_SECONDS", 0.02)
+async def test_a_host_without_the_apps_waits_until_they_are_gone(store: Store) -> None:
     had, empty = (lease_of(store, host, shared=False) for host in ("a", "b"))
     await had.take()
     with pytest.raises(ServedElsewhere):

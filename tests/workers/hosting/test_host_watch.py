@@ -49,7 +49,7 @@ class Machine:
         self.driver = HostDriver(self.settings)
         steps = ReleaseSteps(self.driver, find, DOMAIN)
         self.records = Records(store, hosting.releases.folder_id())
-        self.reconciler = Reconciler(self.records, steps, find, 1.0)
+        self.reconciler = Reconciler(self.records, steps, find, 1.0, resync_seconds=0.1, tidy_seconds=0.1)
         self.lease = HostLease(self.records, hosting.folder, hosting.releases.folder_id())
         self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
 
@@ -73,8 +73,7 @@ class Machine:
 
 
 @pytest_asyncio.fixture
-async def machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
-    monkeypatch.setattr(reconciler, "RESYNC_SECONDS", 0.1)
+async def machine(store: Store) -> AsyncIterator[Machine]:
     with passable_folder() as folder:
         machine = Machine(Hosting(folder), store, Registry(store, Vault(ENCRYPTION_KEY)))
         async with aclosing(machine.reconciler):
@@ -211,7 +210,6 @@ async def test_a_release_that_starts_while_others_are_tidied_keeps_running(
     async def answer(_: Target) -> None:
         machine.hosting.releases.run(release)
 
-    monkeypatch.setattr(reconciler, "TIDY_SECONDS", 0.1)
     monkeypatch.setattr(driver, "tidy", tidy_slowly)
     monkeypatch.setattr(driver, "place", place)
     monkeypatch.setattr(driver, "until_answers", answer)

@@ -10,7 +10,6 @@ import pytest
 from gateway.deploys.states import DeployError
 from tests.support.polling import wait_until
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes import activator as activator_module
 from workers.kubernetes.activator import Activator, close_afterwards, find_host
 from workers.kubernetes.sleep import Sleep
 
@@ -54,11 +53,11 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.fixture
-async def apps(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> AsyncIterator[tuple[Apps, int]]:
-    monkeypatch.setattr(activator_module, "ACTIVATOR_PORT", unused_tcp_port)
-    apps = Apps()
+async def apps(request: pytest.FixtureRequest, unused_tcp_port: int) -> AsyncIterator[tuple[Apps, int]]:
+    """With the limits of the activator that the test names."""
+    apps, limits = Apps(), getattr(request, "param", {})
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    activator = Activator(cast("Sleep", apps), cast("SleepLimits", None))
+    activator = Activator(cast("Sleep", apps), cast("SleepLimits", None), port=unused_tcp_port, **limits)
     running = asyncio.create_task(activator.run())
     try:
         yield apps, unused_tcp_port
@@ -96,16 +95,14 @@ async def test_requests_wait_until_the_app_is_awake(apps: tuple[Apps, int]) -> N
         assert b"GET /page HTTP/1.1\r\nHost: Notes.example.com:80\r\nConnection: close\r\n" in answer
 
 
-async def test_what_cannot_be_answered_is_refused_at_once(
-    apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("apps", [{"held_of_app": 2}], indirect=True)
+async def test_what_cannot_be_answered_is_refused_at_once(apps: tuple[Apps, int]) -> None:
     own, port = apps
     assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
     suspended = await ask(port, "suspended.example.com")
     assert suspended.startswith(b"HTTP/1.1 503 ")
     assert suspended.endswith(b"This app is suspended.\n")
     assert (await ask(port, more=b"Host: two.example.com\r\n")).startswith(b"HTTP/1.1 404 ")
-    monkeypatch.setattr(activator_module, "HELD_OF_APP", 2)
     held = [asyncio.create_task(ask(port)) for _ in range(2)]
     await asyncio.sleep(0.3)
     refused = await ask(port)
@@ -119,12 +116,15 @@ async def test_what_cannot_be_answered_is_refused_at_once(
         assert b"no node" not in answer
 
 
-async def test_no_account_takes_all_places(apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("apps", [{"held": 8}], indirect=True)
+async def test_no_account_takes_all_places(apps: tuple[Apps, int]) -> None:
     own, port = apps
-    monkeypatch.setattr(activator_module, "HELD", 8)
     flooding = [asyncio.create_task(ask(port, f"flood-{number}.example.com")) for number in range(12)]
+    await wait_until(
+        lambda: sum(each.done() for each in flooding) == 4
+    )  # it has all places while nobody else wants one
     await asyncio.sleep(0.3)
-    assert sum(each.done() for each in flooding) == 4, "it has all places while nobody else wants one"
+    assert sum(each.done() for each in flooding) == 4
     others = [asyncio.create_task(ask(port, f"other-{number}.example.com")) for number in range(4)]
     await asyncio.sleep(0.3)
     assert not any(each.done() for each in others)
@@ -140,8 +140,8 @@ async def test_uptime_probes_wake_no_app(apps: tuple[Apps, int]) -> None:
     )
 
 
-async def test_a_request_is_not_held_for_ever(apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activator_module, "HOLD_SECONDS", 0.2)
+@pytest.mark.parametrize("apps", [{"hold_seconds": 0.2}], indirect=True)
+async def test_a_request_is_not_held_for_ever(apps: tuple[Apps, int]) -> None:
     assert (await ask(apps[1])).startswith(b"HTTP/1.1 503 ")
 
 

@@ -22,7 +22,6 @@ from workers.engine.app_data import AppData
 from workers.engine.data_keeper import DataReport, Handover
 from workers.engine.packing import DataError
 from workers.engine.replacements import Replacements
-from workers.kubernetes import volume as volume_module
 from workers.kubernetes.data_client import DataClient
 from workers.kubernetes.data_pod import NONCE, PROOF, keep_data, sign
 from workers.kubernetes.pod import DATA_PORT
@@ -204,10 +203,9 @@ def test_a_pod_that_starts_brings_back_files_that_were_being_replaced() -> None:
         assert not data.is_held
 
 
-def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_module, "STOP_SECONDS", 0.3)
+def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them() -> None:
     with passable_folder() as folder:
-        data = AppData(folder, "shop")
+        data = AppData(folder, "shop", stop_seconds=0.3)
         prepare_volume(data)
         data.unmark_stale()
         with data.stopped():

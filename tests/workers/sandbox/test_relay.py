@@ -14,7 +14,7 @@ from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox import relay
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Running = Callable[[], contextlib.AbstractAsyncContextManager["App"]]
+Running = Callable[..., contextlib.AbstractAsyncContextManager["App"]]
 REQUEST = b"GET / HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n"
 
 
@@ -35,12 +35,10 @@ class App:
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
-    monkeypatch.setattr(relay, "REQUESTS", 3)
-    monkeypatch.setattr(relay, "WAITING", 2)
-
+def app(tmp_path: Path) -> Running:
     @contextlib.asynccontextmanager
-    async def running() -> AsyncIterator[App]:
+    async def running(**seconds: float) -> AsyncIterator[App]:
+        limits = relay.RelayLimits(requests=3, waiting=2, **seconds)  # type: ignore[arg-type]
         app = App(tmp_path / "sock")
         listener, control = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
         for each, path in ((listener, app.path), (control, app.control)):
@@ -52,7 +50,7 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
 
         async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            relaying = asyncio.create_task(relay.relay(port, listener, control))
+            relaying = asyncio.create_task(relay.relay(port, listener, control, limits=limits))
             yield app
             for _, writer in app.connections:
                 writer.close()
@@ -105,9 +103,8 @@ async def test_a_burst_is_served_as_far_as_there_is_room(app: Running) -> None:
             writer.close()
 
 
-async def test_a_request_waits_only_so_long(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "WAIT_SECONDS", 0.1)
-    async with app() as running:
+async def test_a_request_waits_only_so_long(app: Running) -> None:
+    async with app(wait_seconds=0.1) as running:
         visitors = [await running.ask() for _ in range(4)]
         assert (await asyncio.wait_for(visitors[3][0].read(), 5)).startswith(b"HTTP/1.1 503 ")
         assert len(running.connections) == 3
@@ -115,9 +112,8 @@ async def test_a_request_waits_only_so_long(app: Running, monkeypatch: pytest.Mo
             writer.close()
 
 
-async def test_a_connection_without_progress_ends(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "IDLE_SECONDS", 0.4)
-    async with app() as running:
+async def test_a_connection_without_progress_ends(app: Running) -> None:
+    async with app(idle_seconds=0.4) as running:
         reader, writer = await running.ask()
         await running.has(1)
         from_app, to_app = running.connections[0]
@@ -159,11 +155,8 @@ async def test_an_idle_app_gives_its_listener_away_until_the_worker_leaves(app: 
         late.close()
 
 
-async def test_a_connection_whose_visitor_has_left_keeps_no_app_awake(
-    app: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "GONE_SECONDS", 0.2)
-    async with app() as running:
+async def test_a_connection_whose_visitor_has_left_keeps_no_app_awake(app: Running) -> None:
+    async with app(gone_seconds=0.2) as running:
         _, visitor = await running.ask()
         await running.has(1)
         from_app, _ = running.connections[0]
