@@ -246,7 +246,7 @@ class ClusterEngine(Engine):
 
     def __init__(self, folder: Path, store: Store) -> None:
         super().__init__(folder, store)
-        self.cluster = FakeCluster(self.commands)
+        self.cluster, self._port = FakeCluster(self.commands), free_port()  # of each worker's activator
         self._sleep: Sleep | None = None
         self._driver: ClusterDriver | None = None
         self.pod_limit = 100  # of each account
@@ -260,7 +260,6 @@ class ClusterEngine(Engine):
     async def start(self) -> None:
         cluster = await self._stack.enter_async_context(Cluster("apps"))
         suspended = SuspendedList(self.store)
-        port = free_port()
         self._driver = driver = ClusterDriver(
             self.settings,
             cluster,
@@ -269,7 +268,7 @@ class ClusterEngine(Engine):
             _ignore_crash,
             _find_limit,
             self.find_pods,
-            ("127.0.0.1", port),
+            ("127.0.0.1", self._port),
             place_seconds=self.place_seconds,
             start_seconds=self.start_seconds,
             poll_seconds=POLL_SECONDS,
@@ -281,7 +280,7 @@ class ClusterEngine(Engine):
         await cluster.until_synced()
         await suspended.read_changes()
         self._work(every(LOOK_SECONDS, self._sleep.follow_suspensions, "sites.suspensions_not_marked"))
-        self._work(Activator(self._sleep, cast("SleepLimits", StayAwake()), port=port).run())
+        self._work(Activator(self._sleep, cast("SleepLimits", StayAwake()), port=self._port).run())
         await self._follow(driver)
 
     async def aclose(self) -> None:
