@@ -62,6 +62,9 @@ class ReleaseSteps:
             try:
                 if target.deploy not in self._checked:
                     await self._check_placed(target)
+                else:  # a suspension may have ended it since
+                    await self.driver.start(target)
+                    await self.driver.until_answers(target)
             except DeployError:
                 if target.is_new:
                     raise

@@ -123,6 +123,7 @@ class Activator:
                 return writer.write(UNASKED)
             account = self._sleep.account_of(key)
             if not self._has_room(key[0], account):
+                self._sleep.wake_soon(key)  # others may hold all places, and the next attempt finds it awake
                 return await refuse(writer, *BUSY)
             try:
                 with self._holding(key[0], account):

@@ -27,12 +27,12 @@ class Sleep:
         self._cluster, self._driver, self._suspended = cluster, driver, suspended
         self._changes = -1  # of the list of suspended apps, that have been followed
         self._stopped: set[Address] = set()  # because they are suspended
-        self._waking_again: set[asyncio.Task[None]] = set()
+        self._waking_soon: dict[Address, asyncio.Task[None]] = {}
         self._waking: dict[Address, asyncio.Task[tuple[str, int]]] = {}
         self._lock = asyncio.Lock()  # held while pods begin and end
 
     async def aclose(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [*self._waking.values(), *self._waking_again]
+        tasks: list[asyncio.Task[Any]] = [*self._waking.values(), *self._waking_soon.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -58,8 +58,7 @@ class Sleep:
         began, over = present - self._stopped, (self._stopped - present) & self._driver.records.keys()
         self._stopped = present
         for address in over:
-            self._waking_again.add(task := asyncio.create_task(self._wake_again(address)))
-            task.add_done_callback(self._waking_again.discard)
+            self.wake_soon(address)
         await asyncio.gather(*map(self._suspend, began))
 
     async def _suspend(self, address: Address) -> None:
@@ -70,12 +69,6 @@ class Sleep:
             )
         except DeployError as error:
             logger.error("sites.suspensions_not_marked", app=address[0], reason=str(error))
-
-    async def _wake_again(self, address: Address) -> None:
-        try:
-            await self.wake(address)
-        except DeployError as error:
-            logger.warning("sites.not_awake", app=address[0], reason=str(error))
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
@@ -166,6 +159,19 @@ class Sleep:
             self._waking[address] = waking = asyncio.create_task(self._wake(address))
             waking.add_done_callback(lambda ended: (self._waking.pop(address), ended.cancelled() or ended.exception()))
         return await asyncio.shield(waking)
+
+    def wake_soon(self, address: Address) -> None:
+        """Begins to start an app that sleeps, and waits for nothing."""
+
+        async def wake() -> None:
+            try:
+                await self.wake(address)
+            except DeployError as error:
+                logger.warning("sites.not_awake", app=address[0], reason=str(error))
+
+        if address not in self._waking_soon:
+            self._waking_soon[address] = waking = asyncio.create_task(wake())
+            waking.add_done_callback(lambda _: self._waking_soon.pop(address))
 
     async def _wake(self, address: Address) -> tuple[str, int]:
         began = time.monotonic()

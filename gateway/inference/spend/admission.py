@@ -225,7 +225,8 @@ class Admission:
 
     async def repeat_recent(self) -> None:
         """Repeats the settlements that a replaced server confirmed. Runs for the life of the process."""
-        while await self._replaced.wait():
+        while True:
+            await self._replaced.wait()
             self._replaced.clear()
             recent = [settled for at, settled in self._recent if at > time.monotonic() - RECENT_SECONDS]
             for n in range(0, len(recent), REPEAT_BATCH):
@@ -246,7 +247,8 @@ class Admission:
 
     async def repeat_settlements(self) -> None:
         """Writes the pending settlements. Runs for the life of the process."""
-        while await self._has_pending.wait():
+        while True:
+            await self._has_pending.wait()
             await self.settle_pending()
             if self._pending:
                 self._has_pending.set()

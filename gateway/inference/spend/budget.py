@@ -54,7 +54,8 @@ class BudgetWatch:
 
     async def keep_reporting(self) -> None:
         """Queues the notices. Runs for the life of the process."""
-        while await self._has_waiting.wait():
+        while True:
+            await self._has_waiting.wait()
             self._has_waiting.clear()
             while self._waiting:
                 (account_id, app), use = self._waiting.popitem()

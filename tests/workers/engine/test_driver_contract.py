@@ -483,6 +483,21 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
     await shop.until_only(SECOND)
 
 
+async def test_a_suspension_between_two_steps_of_a_deploy(shop: Shop) -> None:
+    """The checked release has ended, and runs before visitors get it."""
+    await shop.open()
+    await shop.builder.make(SECOND)
+    assert (await shop.builder.step("check", SECOND)).ok
+    await list_suspended(shop.store, APP.account, APP.id)
+    await wait_until(lambda: not shop.commands.running)
+    await unlist_suspended(shop.store, APP.account, APP.id)
+    await shop.visitors.until(FIRST)
+    shop.visitors.forget()
+    assert (await shop.builder.step("live", SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND]
+
+
 async def test_an_app_that_sleeps_is_woken_by_its_first_visitor(shop: Shop) -> None:
     """While it sleeps, and afterwards, its address leads to one place alone."""
     await shop.open()

@@ -19,6 +19,7 @@ class Apps:
 
     def __init__(self) -> None:
         self.awake, self.error = asyncio.Event(), ""
+        self.waking = set[tuple[str, str]]()
         self.server: asyncio.Server | None = None
 
     def list_awake(self) -> list[tuple[str, str]]:
@@ -35,6 +36,9 @@ class Apps:
 
     def account_of(self, address: tuple[str, str]) -> str:
         return address[0].partition("-")[0]
+
+    def wake_soon(self, key: tuple[str, str]) -> None:
+        self.waking.add(key)
 
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         await self.awake.wait()
@@ -120,11 +124,11 @@ async def test_what_cannot_be_answered_is_refused_at_once(apps: tuple[Apps, int]
 async def test_no_account_takes_all_places(apps: tuple[Apps, int]) -> None:
     own, port = apps
     flooding = [asyncio.create_task(ask(port, f"flood-{number}.example.com")) for number in range(12)]
-    await wait_until(
-        lambda: sum(each.done() for each in flooding) == 4
-    )  # it has all places while nobody else wants one
+    # It has all places while nobody else wants one.
+    await wait_until(lambda: sum(each.done() for each in flooding) == 4)
     await asyncio.sleep(0.3)
     assert sum(each.done() for each in flooding) == 4
+    assert len(own.waking) == 4, "an app is woken although its visitor is refused"
     others = [asyncio.create_task(ask(port, f"other-{number}.example.com")) for number in range(4)]
     await asyncio.sleep(0.3)
     assert not any(each.done() for each in others)
