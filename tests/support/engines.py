@@ -53,8 +53,6 @@ POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,
     "workers.hosting.suspensions.POLL_SECONDS": LOOK_SECONDS,
-    "workers.kubernetes.cluster.FIRST_PAUSE_SECONDS": 0.05,
-    "workers.kubernetes.cluster.LONGEST_PAUSE_SECONDS": 0.2,
 }
 
 
@@ -258,7 +256,9 @@ class ClusterEngine(Engine):
         return msgspec.structs.replace(super()._make_settings(), apps_engine="kubernetes")
 
     async def start(self) -> None:
-        cluster = await self._stack.enter_async_context(Cluster("apps"))
+        cluster = await self._stack.enter_async_context(
+            Cluster("apps", first_pause_seconds=0.05, longest_pause_seconds=0.2)
+        )
         suspended = SuspendedList(self.store)
         self._driver = driver = ClusterDriver(
             self.settings,

@@ -83,8 +83,21 @@ class NoCluster(Exception):
 class Cluster:
     """The objects of one namespace. `present` has those with the service's label, as the watches know them."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        *,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+        longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
+        roles_seconds: float = ROLES_SECONDS,
+        heal_seconds: float = HEAL_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+        heal_pause_seconds: float = HEAL_PAUSE_SECONDS,
+    ) -> None:
         self.namespace = namespace
+        self._first_pause, self._longest_pause = first_pause_seconds, longest_pause_seconds
+        self._roles_seconds, self._heal_pause = roles_seconds, heal_pause_seconds
+        self._heal_seconds, self._slice_seconds = heal_seconds, slice_seconds
         try:
             self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
         except (ConfigError, OSError) as error:
@@ -118,7 +131,7 @@ class Cluster:
     async def until_synced(self) -> None:
         """Waits until all objects are known."""
         while self._synced != WATCHED.keys():
-            await self.next_change(FIRST_PAUSE_SECONDS)
+            await self.next_change(self._first_pause)
 
     async def next_change(self, seconds: float) -> None:
         """Waits until a watched object changes, or for so many seconds."""
@@ -222,9 +235,12 @@ class Cluster:
         logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
         return DeployError(explain_refusal(error.status.message or "", "serve"))
 
+    def _pauses(self) -> Iterator[float]:
+        return pauses(self._first_pause, self._longest_pause)
+
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats the attempt while the API server is away, or has just started. Raises ApiError."""
-        growing, refused_at = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS), float("inf")
+        growing, refused_at = self._pauses(), float("inf")
         while True:
             try:
                 async with self._room:
@@ -232,7 +248,7 @@ class Cluster:
             except HTTPError as error:
                 if isinstance(error, ApiError) and _lacks_right(error):
                     refused_at = min(refused_at, time.monotonic())
-                    if time.monotonic() - refused_at >= ROLES_SECONDS:
+                    if time.monotonic() - refused_at >= self._roles_seconds:
                         raise
                 elif isinstance(error, ApiError) and error.status.code not in (409, 429, 500, 502, 503, 504):
                     raise
@@ -251,7 +267,7 @@ class Cluster:
         raise AssertionError
 
     async def _keep_watching(self, kind: str) -> None:
-        growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        growing = self._pauses()
         while True:
             began = time.monotonic()
             try:
@@ -261,7 +277,7 @@ class Cluster:
                 if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
                     self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
                 if time.monotonic() - began > WATCH_SECONDS / 2:
-                    growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+                    growing = self._pauses()
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
                 log = logger.error if refused else logger.info
                 log("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
@@ -330,10 +346,10 @@ class Cluster:
             if time.monotonic() >= slice_at:
                 if not rest:
                     rest = list(self.wanted)
-                    size = math.ceil(len(rest) * SLICE_SECONDS / HEAL_SECONDS)
+                    size = math.ceil(len(rest) * self._slice_seconds / self._heal_seconds)
                 self._queue |= dict.fromkeys(rest[:size])
                 del rest[:size]
-                slice_at = time.monotonic() + SLICE_SECONDS
+                slice_at = time.monotonic() + self._slice_seconds
             while self._queue:
                 key = next(iter(self._queue))
                 del self._queue[key]
@@ -344,7 +360,7 @@ class Cluster:
         if key not in self.wanted or self._matches(key):
             return
         now = time.monotonic()
-        pause = self._healed_at.get(key, -HEAL_PAUSE_SECONDS) + HEAL_PAUSE_SECONDS - now
+        pause = self._healed_at.get(key, -self._heal_pause) + self._heal_pause - now
         if pause > 0:
             asyncio.get_running_loop().call_later(pause, self._compare_soon, key)
             return

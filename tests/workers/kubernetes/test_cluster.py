@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from lightkube.codecs import from_dict
+from lightkube.resources.core_v1 import Service
 
 from gateway.deploys.states import DeployError
 from tests.support.background import in_background
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
-from workers.kubernetes import cluster as module
 from workers.kubernetes.cluster import WATCHED, Cluster
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "app-1", "namespace": "apps"}, "spec": {}}
@@ -26,11 +27,12 @@ QUOTA = 'services "app-1" is forbidden: exceeded quota: apps, requested: count/s
 
 
 class FakeApi:
-    """Refuses each request with the next of the refusals, and then accepts all."""
+    """Refuses each request with the next of the refusals, and then accepts all: `applied` has when, by name."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[int, str]] = []
         self.requests = 0
+        self.applied: list[tuple[str, float]] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         self.requests += 1
@@ -38,7 +40,15 @@ class FakeApi:
             code, message = self.refusals.pop(0)
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
             return web.Response(body=json.dumps(status).encode(), status=code, content_type="application/json")
-        return web.Response(body=json.dumps(SERVICE).encode(), content_type="application/json")
+        if request.method != "PATCH":
+            return web.json_response(SERVICE)
+        applied = await request.json()
+        self.applied.append((name := applied["metadata"]["name"], time.monotonic()))
+        return web.json_response(applied | {"metadata": an_object("Service", name, 9_999)["metadata"]})
+
+    @property
+    def healed(self) -> list[str]:
+        return [name for name, _ in self.applied]
 
 
 @pytest_asyncio.fixture
@@ -50,14 +60,17 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await web.TCPSite(runner, "127.0.0.1", port).start()
     file = write_kubeconfig(tmp_path, port)
     monkeypatch.setenv("KUBECONFIG", str(file))
-    monkeypatch.setattr("workers.kubernetes.cluster.FIRST_PAUSE_SECONDS", 0.05)
     yield api
     await runner.cleanup()
 
 
+def client(**limits: float) -> Cluster:
+    return Cluster("apps", first_pause_seconds=0.05, **limits)
+
+
 async def test_an_api_server_that_has_just_started_knows_no_roles(api: FakeApi) -> None:
     api.refusals = [(503, "starting"), (401, "Unauthorized"), (403, NO_RIGHT), (403, NO_RIGHT)]
-    async with Cluster("apps") as cluster:
+    async with client() as cluster:
         await cluster.apply(SERVICE)
         assert api.requests == 5
         api.refusals = [(403, NO_RIGHT)]
@@ -65,10 +78,9 @@ async def test_an_api_server_that_has_just_started_knows_no_roles(api: FakeApi) 
         assert api.requests == 7
 
 
-async def test_a_right_that_is_missing_is_reported(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.kubernetes.cluster.ROLES_SECONDS", 0.3)
+async def test_a_right_that_is_missing_is_reported(api: FakeApi) -> None:
     api.refusals = [(403, NO_RIGHT)] * 100
-    async with Cluster("apps") as cluster:
+    async with client(roles_seconds=0.3) as cluster:
         with pytest.raises(DeployError, match="refused to serve the app"):
             await cluster.apply(SERVICE)
     assert 2 <= api.requests <= 10
@@ -76,7 +88,7 @@ async def test_a_right_that_is_missing_is_reported(api: FakeApi, monkeypatch: py
 
 async def test_a_full_quota_is_reported_at_once(api: FakeApi) -> None:
     api.refusals = [(403, QUOTA)] * 2
-    async with Cluster("apps") as cluster:
+    async with client() as cluster:
         with pytest.raises(DeployError, match="quota for apps is used up"):
             await cluster.apply(SERVICE)
     assert api.requests == 1
@@ -97,7 +109,7 @@ def an_object(kind: str, name: str, version: int, hosts: tuple[str, ...] = (), *
 async def test_objects_are_found_by_their_labels_and_host_names(api: FakeApi, seed: int) -> None:
     chance = random.Random(seed)
     known: dict[tuple[str, str], dict[str, Any]] = {}
-    async with Cluster("apps") as cluster:
+    async with client() as cluster:
         for version in range(1, 1_000):
             kind, name = chance.choice(["Service", "Ingress"]), chance.choice("abcdef")
             if chance.random() < 0.2:
@@ -127,58 +139,55 @@ async def test_objects_are_found_by_their_labels_and_host_names(api: FakeApi, se
 # -- healing -----------------------------------------------------------------------------------------------------
 
 
+class Counted(Service):
+    """A Service that counts how often it is compared."""
+
+    comparisons = 0
+
+    def to_dict(self, *arguments: Any) -> Any:
+        type(self).comparisons += 1
+        return super().to_dict(*arguments)
+
+
+def a_service(number: int, version: int, kind: str = "ClusterIP") -> Any:
+    return Counted.from_dict(an_object("Service", f"app-{number}", version) | {"spec": {"type": kind}})
+
+
 @pytest_asyncio.fixture
-async def healing(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    """Keeps 300 objects, without watches; `applied` has the keys that were applied, `compared` counts comparisons."""
-    async with Cluster("apps") as cluster:
+async def healing(api: FakeApi) -> AsyncIterator[Cluster]:
+    """Keeps 300 Services, without watches."""
+    async with client(heal_seconds=0.6, slice_seconds=0.1, heal_pause_seconds=0.3) as cluster:
         cluster._synced = set(WATCHED)
-        applied: list[str] = []
-        counts = {"compared": 0}
-        covers = module._covers
-
-        def count(present: Any, wanted: Any) -> bool:
-            counts["compared"] += isinstance(wanted, dict) and "kind" in wanted
-            return covers(present, wanted)
-
-        async def apply(key: tuple[str, str]) -> None:
-            applied.append(key[1])
-            cluster._note(key, from_dict(cluster.wanted[key] | {"metadata": an_object(*key, 9_999)["metadata"]}))
-
-        monkeypatch.setattr(module, "_covers", count)
-        monkeypatch.setattr(cluster, "_apply", apply)
         for number in range(300):
-            found = an_object("Service", f"app-{number}", 1)
-            cluster._note(("Service", f"app-{number}"), from_dict(found | {"spec": {"type": "ClusterIP"}}))
-            await cluster.apply({**SERVICE, "metadata": {"name": f"app-{number}"}, "spec": {"type": "ClusterIP"}})
-        assert applied == []
-        counts["compared"] = 0
-        cluster.applied, cluster.counts = applied, counts  # type: ignore[attr-defined]
+            name = f"app-{number}"
+            cluster._note(("Service", name), a_service(number, 1))
+            await cluster.apply({**SERVICE, "metadata": {"name": name}, "spec": {"type": "ClusterIP"}})
+        assert api.applied == []
+        Counted.comparisons = 0
         yield cluster
 
 
-async def test_an_event_costs_one_comparison(healing: Any) -> None:
+async def test_an_event_costs_one_comparison(api: FakeApi, healing: Cluster) -> None:
     async with in_background(healing._keep_healing()):
         for version in range(2, 12):
-            changed = an_object("Service", "app-7", version) | {"spec": {"type": "ClusterIP"}}
-            healing._note(("Service", "app-7"), from_dict(changed))
+            healing._note(("Service", "app-7"), a_service(7, version))
             await asyncio.sleep(0.01)
         healing._note(("Secret", "other"), from_dict(an_object("Secret", "other", 1)))
         await asyncio.sleep(0.01)
-        assert healing.counts["compared"] == 10
-    assert healing.applied == []
+        assert Counted.comparisons == 10
+    assert api.applied == []
 
 
-async def test_what_is_changed_or_deleted_is_healed(healing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEAL_PAUSE_SECONDS", 0.3)
+async def test_what_is_changed_or_deleted_is_healed(api: FakeApi, healing: Cluster) -> None:
     async with in_background(healing._keep_healing()):
-        healing._note(("Service", "app-7"), from_dict(an_object("Service", "app-7", 2)))
+        healing._note(("Service", "app-7"), a_service(7, 2, "NodePort"))
         healing._note(("Service", "app-8"), None)
-        await wait_until(lambda: sorted(healing.applied) == ["app-7", "app-8"])
+        await wait_until(lambda: sorted(api.healed) == ["app-7", "app-8"])
         # Changed again at once by another writer: not at once, but not never.
-        healing._note(("Service", "app-7"), from_dict(an_object("Service", "app-7", 3)))
+        healing._note(("Service", "app-7"), a_service(7, 3, "NodePort"))
         await asyncio.sleep(0.1)
-        assert len(healing.applied) == 2
-        await wait_until(lambda: sorted(healing.applied) == ["app-7", "app-7", "app-8"])
+        assert len(api.applied) == 2
+        await wait_until(lambda: sorted(api.healed) == ["app-7", "app-7", "app-8"])
 
 
 def managed_by(manager: str, operation: str, *fields: str) -> dict[str, Any]:
@@ -197,7 +206,7 @@ async def test_what_somebody_adds_is_taken_away(api: FakeApi) -> None:
         replaced.append(each.to_dict())
         return each
 
-    async with Cluster("apps") as cluster:
+    async with client() as cluster:
         cluster._client.replace = replace  # type: ignore[method-assign,assignment]
         found["metadata"]["managedFields"] = [own, status]
         cluster._note(("Service", "app-1"), from_dict(found))
@@ -213,20 +222,12 @@ async def test_what_somebody_adds_is_taken_away(api: FakeApi) -> None:
     assert [each["manager"] for each in service["metadata"]["managedFields"]] == ["capsule", "kube-controller-manager"]
 
 
-async def test_everything_is_compared_in_slices(healing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_everything_is_compared_in_slices(api: FakeApi, healing: Cluster) -> None:
     """Finds what no event has told of."""
-    monkeypatch.setattr(module, "HEAL_SECONDS", 0.6)
-    monkeypatch.setattr(module, "SLICE_SECONDS", 0.1)
-    del healing.present["Service", "app-299"]
-    heal, slices = healing._heal, dict[float, int]()
-
-    async def count(key: tuple[str, str]) -> None:
-        now = round(asyncio.get_running_loop().time(), 1)
-        slices[now] = slices.get(now, 0) + 1
-        await heal(key)
-
-    monkeypatch.setattr(healing, "_heal", count)
+    for number in (0, 299):
+        del healing.present["Service", f"app-{number}"]
     async with in_background(healing._keep_healing()):
-        await wait_until(lambda: healing.applied == ["app-299"], 3)
-    assert max(slices.values()) < 300
-    assert healing.counts["compared"] <= 1, "what has not changed is not compared"
+        await wait_until(lambda: api.healed == ["app-0", "app-299"], 3)
+    (_, first), (_, last) = api.applied
+    assert last - first > 0.3
+    assert Counted.comparisons == 0, "what has not changed is not compared"
