@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.folders import passable_folder
-from workers.engine import replacements
 from workers.engine.app_data import AppData
 from workers.engine.replacements import Replacements
 from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
 
 NEVER = 1_000
-KILLED = st.integers(1, 8) | st.just(NEVER)  # before which step
+KILLED = st.integers(1, 12) | st.just(NEVER)  # before which step
 
 
 class Killed(BaseException):
@@ -28,20 +26,17 @@ class Killed(BaseException):
 
 
 class Death:
-    """Kills the process before one of its steps on the disk. If it removes a folder then, half of that is left."""
+    """Kills the process before one of its steps on the disk."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
 
     def before(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def take(path: Path, *more: Any) -> Any:
+        def take(*arguments: Any, **options: Any) -> Any:
             self._left -= 1
-            if self._left == 0 and not more and path.is_dir():
-                for half in sorted(path.iterdir())[:1]:
-                    half.unlink()
             if self._left <= 0:
                 raise Killed
-            return step(path, *more)
+            return step(*arguments, **options)
 
         return take
 
@@ -69,8 +64,8 @@ class Changes(RuleBasedStateMachine):
     def _kill(self, steps: int, work: Callable[..., None], *arguments: Any) -> None:
         death = Death(steps)
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-            for owner, name in ((Path, "rename"), (replacements, "remove_folder"), (replacements, "empty_folder")):
-                patch.setattr(owner, name, death.before(getattr(owner, name)))
+            for name in ("mkdir", "rename", "rmdir", "unlink"):
+                patch.setattr(os, name, death.before(getattr(os, name)))
             work(*arguments)
 
     def _change(self, steps: int, again: int, work: Callable[..., None], *arguments: Any) -> None:
