@@ -64,7 +64,8 @@ class ReleaseSteps:
                     await self._check_placed(target)
                 else:  # a suspension may have ended it since
                     await self.driver.start(target)
-                    await self.driver.until_answers(target)
+                    if not self.driver.is_suspended(target):
+                        await self.driver.until_answers(target)
             except DeployError:
                 if target.is_new:
                     raise

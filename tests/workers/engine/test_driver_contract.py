@@ -475,7 +475,7 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
     await wait_until(lambda: not shop.commands.running)
     assert not isinstance(shop.engine, ClusterEngine) or not shop.engine.cluster.pods, "open connections end"
     shop.visitors.forget()
-    await shop.builder.write("live", SECOND)
+    assert (await shop.builder.step("live", SECOND)).ok, "the step waits for no start command"
     await asyncio.sleep(0.3)
     assert {status for status, _ in shop.visitors.answers} == {503}
     assert not shop.commands.running
