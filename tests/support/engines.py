@@ -23,7 +23,7 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import Records
 from gateway.loops import every
 from gateway.redis.client import Store
-from gateway.settings import Settings
+from gateway.settings import Plan, Settings
 from gateway.storage import open_storage
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.host import FakeHost
@@ -47,7 +47,6 @@ from workers.kubernetes.sleep import Sleep
 
 DOMAIN = "apps.test"
 LOOK_SECONDS = 0.02  # between looks at the suspended apps
-DATA_BYTES = 1 << 28
 POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
@@ -247,13 +246,15 @@ class ClusterEngine(Engine):
         self.cluster, self._port = FakeCluster(self.commands), free_port()  # of each worker's activator
         self._sleep: Sleep | None = None
         self._driver: ClusterDriver | None = None
-        self.pod_limit = 100  # of each account
+        self.plan: Plan = "max"  # of each account
 
-    async def find_pods(self, _: str) -> int:
-        return self.pod_limit
+    async def find_plan(self, _: str) -> Plan:
+        return self.plan
 
     def _make_settings(self) -> Settings:
-        return msgspec.structs.replace(super()._make_settings(), apps_engine="kubernetes")
+        return msgspec.structs.replace(
+            super()._make_settings(), apps_engine="kubernetes", app_pods={"free": 2, "max": 100}
+        )
 
     async def start(self) -> None:
         cluster = await self._stack.enter_async_context(
@@ -266,8 +267,7 @@ class ClusterEngine(Engine):
             self.find_app,
             suspended,
             _ignore_crash,
-            _find_limit,
-            self.find_pods,
+            self.find_plan,
             ("127.0.0.1", self._port),
             place_seconds=self.place_seconds,
             start_seconds=self.start_seconds,
@@ -336,7 +336,3 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
 
 async def _ignore_crash(*_: object) -> None:
     """Reports no crash."""
-
-
-async def _find_limit(_: str) -> int:
-    return DATA_BYTES

@@ -33,6 +33,7 @@ from gateway.redis.client import patient
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
 from workers.engine.data_keeper import Handover, Keeper, Packed
+from workers.engine.names import find_plan
 from workers.engine.packing import DataError
 from workers.sandbox.keeper import UNMEASURABLE
 from workers.sandbox.sandbox import MIB
@@ -121,7 +122,7 @@ class DataDriver(ABC):
     # -- their snapshots -------------------------------------------------------------------------------------
 
     async def find_limit(self, account: str) -> int:
-        return await find_data_limit(self._settings, self._registry, account)
+        return self._settings.app_data[await find_plan(self._registry, account)] * MIB
 
     async def store(self, app_id: str, packed: Packed, reason: Reason, deploy: str, snapshot_id: str) -> Snapshot:
         size = (await asyncio.to_thread(packed.archive.stat)).st_size
@@ -320,12 +321,6 @@ class DataAgent:
         async with self._driver.turns.exclusive(app_id, account), keeper.daily() as packed:
             if packed is not None:
                 await self._driver.keep(account, app_id, packed, "daily", "", new_id("snp"))
-
-
-async def find_data_limit(settings: Settings, registry: Registry, account_id: str) -> int:
-    """Returns the bytes that the data of each app may take, by the account's plan."""
-    account = await patient(registry).account(account_id)
-    return settings.app_data["free" if account is None else account.plan] * MIB
 
 
 def describe_status(used: int, limit: int, state: DataState) -> DataStatus:

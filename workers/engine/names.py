@@ -23,6 +23,7 @@ from gateway.keys import APP
 from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
+from gateway.settings import Plan
 from workers.engine.driver import Place, Places, Target
 
 logger = structlog.get_logger()
@@ -116,6 +117,12 @@ async def find_app(registry: Registry, app: str) -> App | None:
         return found
     allowed = await patient(registry.domains).is_owner(found)
     return found if allowed else msgspec.structs.replace(found, customDomainVerified=False)
+
+
+async def find_plan(registry: Registry, account_id: str) -> Plan:
+    """Returns the plan of an account, or the smallest one if there is no such account. Waits for Redis if necessary."""
+    account = await patient(registry).account(account_id)
+    return "free" if account is None else account.plan
 
 
 async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[None]]) -> NoReturn:

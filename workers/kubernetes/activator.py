@@ -21,7 +21,7 @@ from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes.shares import NoPlace
+from workers.kubernetes.pod_quota import PodQuotaReached
 from workers.kubernetes.sleep import Sleep
 from workers.sandbox.network import Connection, splice
 from workers.sandbox.relay import FROM_MONITOR
@@ -41,12 +41,12 @@ NO_APP = "404 Not Found", "There is no app at this address."
 BUSY = "503 Service Unavailable", "The app has too many requests in progress."
 UNASKED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"  # to uptime probes, which wake no app
 SUSPENDED = "503 Service Unavailable", "This app is suspended."
-NO_PLACE = "503 Service Unavailable", "As many apps of this account run as its plan allows; try again later."
+QUOTA_REACHED = "503 Service Unavailable", "As many apps of this account run as its plan allows; try again later."
 NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
 class Activator:
-    """Listens at `port`. It holds so many requests in all and of an app, each for so many seconds."""
+    """Listens at `port`. Holds at most `held` requests, `held_of_app` of them for one app, for `hold_seconds` each."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Activator:
                         app = await asyncio.open_connection(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
-                return await refuse(writer, *(NO_PLACE if isinstance(error, NoPlace) else NOT_AWAKE))
+                return await refuse(writer, *(QUOTA_REACHED if isinstance(error, PodQuotaReached) else NOT_AWAKE))
             app[1].write(close_afterwards(head))
             with contextlib.closing(app[1]):
                 await splice(visitor, app, IDLE_SECONDS)

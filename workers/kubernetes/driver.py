@@ -28,7 +28,7 @@ from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
-from gateway.settings import Settings
+from gateway.settings import Plan, Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.engine.driver import Place, ReleaseMissing, Target
 from workers.engine.steps import request_root
@@ -46,6 +46,7 @@ from workers.kubernetes.objects import (
 )
 from workers.kubernetes.places import ClusterPlaces
 from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.pod_quota import Address, PodQuota
 from workers.kubernetes.pod_status import (
     address_of,
     explain_waiting,
@@ -58,7 +59,7 @@ from workers.kubernetes.pod_status import (
     statuses_of,
 )
 from workers.kubernetes.pods import Pods, ReportCrash
-from workers.kubernetes.shares import Address, Shares
+from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
 
@@ -86,9 +87,8 @@ class SleepState(enum.Enum):
 class ClusterDriver:
     """Serves releases from the cluster's namespace. Implements `Driver`.
 
-    `find_app` returns the record of an app by its id or name, `find_data_limit` the bytes that the data of an account's
-    app may take, and `find_pod_limit` how many addresses of an account may have pods. `activator` is the address and
-    the port of this worker's activator (`activator.py`).
+    `find_app` returns the record of an app by its id or name, and `find_plan` an account's plan. `activator` is the
+    address and the port of this worker's activator (`activator.py`).
     """
 
     def __init__(
@@ -98,8 +98,7 @@ class ClusterDriver:
         find_app: Callable[[str], Awaitable[App | None]],
         suspended: SuspendedList,
         report_crash: ReportCrash,
-        find_data_limit: Callable[[str], Awaitable[int]],
-        find_pod_limit: Callable[[str], Awaitable[int]],
+        find_plan: Callable[[str], Awaitable[Plan]],
         activator: tuple[str, int],
         *,
         place_seconds: float = PLACE_SECONDS,
@@ -108,8 +107,8 @@ class ClusterDriver:
         activator_seconds: float = ACTIVATOR_SECONDS,
     ) -> None:
         self._settings, self._cluster, self._find_app = settings, cluster, find_app
-        self._suspended, self._find_data_limit = suspended, find_data_limit
-        self._shares = Shares(cluster, find_pod_limit)
+        self._suspended, self._find_plan = suspended, find_plan
+        self._pod_quota = PodQuota(cluster, self._find_pod_limit)
         self.places = ClusterPlaces(settings, cluster, activator)
         self._domain = settings.apps_domain.partition(":")[0]
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
@@ -167,13 +166,16 @@ class ClusterDriver:
         sealed = target.wanted.releases[target.deploy].environment
         variables = msgspec.json.decode(self._vault.open(sealed), type=dict[str, str]) if sealed else {}
         if release.keeps_data:
-            await self.apply_claim(release, await self._find_data_limit(release.account))
+            await self.apply_claim(release, self._settings.app_data[await self._find_plan(release.account)] * MIB)
         asleep = self._sleeps(target)
-        async with contextlib.nullcontext() if asleep else self._shares.place(release, self._let_preview_sleep):
+        async with contextlib.nullcontext() if asleep else self._pod_quota.reserve(release, self._let_preview_sleep):
             await self._cluster.apply(
                 describe_secret(release, self._token(target.deploy), variables),
                 describe_deployment(release, self._settings, asleep=asleep),
             )
+
+    async def _find_pod_limit(self, account: str) -> int:
+        return self._settings.app_pods[await self._find_plan(account)]
 
     async def apply_claim(self, release: PodRelease, limit: int) -> None:
         """Makes the volume of an app's data, or a larger one. Raises DeployError.
@@ -353,7 +355,7 @@ class ClusterDriver:
             return False
         await self.lead(target, asleep=True)
         await self._end_pods(address)
-        logger.info("app.asleep", app=address[0], address=address[1], reason="the account's apps need the place")
+        logger.info("app.asleep", app=address[0], address=address[1], reason="an app needs the account's quota of pods")
         return True
 
     async def kill_pods(self, address: Address) -> None:

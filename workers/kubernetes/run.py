@@ -19,8 +19,8 @@ from gateway.errors import BackboneUnavailable
 from gateway.loops import every
 from gateway.redis.client import patient
 from gateway.settings import Settings
-from workers.engine.data import DataAgent, find_data_limit
-from workers.engine.names import find_app, follow_changes
+from workers.engine.data import DataAgent
+from workers.engine.names import find_app, find_plan, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
@@ -33,7 +33,6 @@ from workers.kubernetes.data import ClusterData
 from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
-from workers.kubernetes.shares import find_pod_limit
 from workers.kubernetes.sleep import Sleep
 
 logger = structlog.get_logger()
@@ -75,16 +74,13 @@ async def run(settings: Settings) -> None:
         records = Records(reporter.store)
         lost = await stack.enter_async_context(_hold_lease(records, settings.kubernetes_namespace))
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
-        find_limit = partial(find_data_limit, settings, reporter.registry)
-        find_pods = partial(find_pod_limit, settings, reporter.registry)
         driver = ClusterDriver(
             settings,
             cluster,
             find_address,
             suspended,
             reporter.report,
-            find_limit,
-            find_pods,
+            partial(find_plan, reporter.registry),
             (find_own_address(), ACTIVATOR_PORT),
         )
         await stack.enter_async_context(aclosing(driver))

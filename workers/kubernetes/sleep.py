@@ -12,8 +12,8 @@ from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.driver import ClusterDriver, SleepState
 from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
+from workers.kubernetes.pod_quota import Address
 from workers.kubernetes.pod_status import has_ended, is_ready
-from workers.kubernetes.shares import Address
 
 logger = structlog.get_logger()
 

@@ -539,7 +539,7 @@ async def test_a_preview_sleeps_where_an_app_needs_its_place(shop: Shop) -> None
     await shop.open()
     await close_to_visitors(shop)
     assert isinstance(shop.engine, ClusterEngine)
-    shop.engine.pod_limit = 2
+    shop.engine.plan = "free"
     preview = Builder(shop.engine, shop.store, address="preview")
     await preview.make("dep_preview")
     assert (await preview.deploy("dep_preview")).ok

@@ -1,7 +1,7 @@
 """How many addresses of an account have a pod at the same time: `GATEWAY_APP_PODS`, by the account's plan.
 
-A swap needs a second pod for a while, which does not count. Where the live address of an app finds no place, a preview
-of the account sleeps for it. A smaller plan ends no pod, but those that would start find no place.
+A swap needs a second pod for a while, which does not count. When the quota is used up and the live address of an app
+needs a pod, a preview of the account sleeps for it. A smaller plan ends no pod, but no other one starts.
 """
 
 import asyncio
@@ -9,11 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from gateway.accounts.registry import Registry
 from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.states import DeployError
-from gateway.redis.client import patient
-from gateway.settings import Settings
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import ADDRESS_LABEL, APP_LABEL
 from workers.kubernetes.pod import PodRelease
@@ -21,7 +18,7 @@ from workers.kubernetes.pod import PodRelease
 Address = tuple[str, str]  # the id of an app, and which of its addresses
 
 
-class NoPlace(DeployError):
+class PodQuotaReached(DeployError):
     """The account has as many pods as its plan allows."""
 
     def __init__(self, limit: int) -> None:
@@ -32,7 +29,7 @@ class NoPlace(DeployError):
         )
 
 
-class Shares:
+class PodQuota:
     """`find_limit` returns how many addresses of an account may have a pod."""
 
     def __init__(self, cluster: Cluster, find_limit: Callable[[str], Awaitable[int]]) -> None:
@@ -40,8 +37,10 @@ class Shares:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by account
 
     @asynccontextmanager
-    async def place(self, release: PodRelease, let_sleep: Callable[[Address], Awaitable[bool]]) -> AsyncIterator[None]:
-        """Holds a place for the release while its pod is made. Raises DeployError.
+    async def reserve(
+        self, release: PodRelease, let_sleep: Callable[[Address], Awaitable[bool]]
+    ) -> AsyncIterator[None]:
+        """Lets nobody else use the account's quota while a pod of the release is made. Raises DeployError.
 
         `let_sleep` ends the pods of a preview, and returns False for one that is needed.
         """
@@ -50,11 +49,12 @@ class Shares:
             if (release.app, release.address) not in running:
                 limit = await self._find_limit(release.account)
                 surplus = len(running) + 1 - limit
-                for address in [each for each in running if release.address == "live" != each[1]]:
+                previews = [address for address in running if address[1] != "live"]
+                for address in previews if release.address == "live" else []:
                     if surplus > 0 and await let_sleep(address):
                         surplus -= 1
                 if surplus > 0:
-                    raise NoPlace(limit)
+                    raise PodQuotaReached(limit)
             yield
 
     def _list_running(self, account: str) -> list[Address]:
@@ -66,9 +66,3 @@ class Shares:
         ]
         releases.sort(key=lambda labels: str(labels[DEPLOY_LABEL]))
         return list(dict.fromkeys((labels[APP_LABEL], labels[ADDRESS_LABEL]) for labels in releases))
-
-
-async def find_pod_limit(settings: Settings, registry: Registry, account_id: str) -> int:
-    """Returns how many addresses of an account may have pods, by its plan."""
-    account = await patient(registry).account(account_id)
-    return settings.app_pods["free" if account is None else account.plan]
