@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 START = 1_000_000.0  # seconds
+TURN_SECONDS = 1e-9  # of one turn of the loop; a wait that is shorter than the time can express would never end
 
 
 class VirtualSelector(selectors.DefaultSelector):
@@ -20,8 +21,8 @@ class VirtualSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         events = super().select(0 if timeout else timeout)
-        if not events and timeout is not None and timeout > 0:
-            self.now += timeout
+        waits = not events and timeout is not None
+        self.now += max(timeout, TURN_SECONDS) if waits and timeout else TURN_SECONDS
         return events
 
 

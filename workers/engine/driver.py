@@ -114,6 +114,9 @@ class Driver(Protocol):
     def find_former(self, target: Target) -> str:
         """Returns the release that visitors should get again when this one is undone; '' for none."""
 
+    def runs(self, deploy: str) -> bool:
+        """Returns whether a release has been started, and not stopped since."""
+
     def excludes(self, target: Target, former: str) -> bool:
         """Returns whether `former` runs, and must not run beside this release: they work with the same data."""
 

@@ -62,7 +62,7 @@ class ReleaseSteps:
             try:
                 if target.deploy not in self._checked:
                     await self._check_placed(target)
-                else:  # a suspension may have ended it since
+                elif not self.driver.runs(target.deploy):  # a suspension has ended it since
                     await self.driver.start(target)
                     if not self.driver.is_suspended(target):
                         await self.driver.until_answers(target)

@@ -161,7 +161,7 @@ class HostDriver:
         write_environment(release, expected.environment)
         account, limit = target.wanted.account, self._settings.account_disk
         await run_in_thread(disk.require_room, self._releases, account, release, limit)
-        if target.is_new and (release / "start").exists() and not self._runs(target.deploy):
+        if target.is_new and (release / "start").exists() and not self.runs(target.deploy):
             _require_memory(site)
 
     async def _make_folder(self, app_id: str, deploy_id: str, archive: ReleaseArchive) -> Path:
@@ -227,12 +227,12 @@ class HostDriver:
         path = output_path(self._releases.folder, target.deploy)
         return path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:] if path.exists() else []
 
-    def _runs(self, deploy: str) -> bool:
+    def runs(self, deploy: str) -> bool:
         return (self._releases.running / deploy).is_symlink()
 
     def excludes(self, target: Target, former: str) -> bool:
         site, release = self._find_release(target)
-        return not site.is_preview and self._runs(former) and not _may_overlap(site.release(former), release)
+        return not site.is_preview and self.runs(former) and not _may_overlap(site.release(former), release)
 
     def gives_way(self, wanted: Wanted) -> bool:
         return self._site(wanted).find_stopped(wanted.deploy) is not None
@@ -256,7 +256,7 @@ class HostDriver:
 
     def list_others(self, target: Target) -> list[str]:
         names = [path.name for path in self._site(target.wanted).releases()]
-        return [name for name in names if name != target.deploy and self._runs(name)]
+        return [name for name in names if name != target.deploy and self.runs(name)]
 
     def find_former(self, target: Target) -> str:
         site = self._site(target.wanted)

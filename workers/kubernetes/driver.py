@@ -273,6 +273,10 @@ class ClusterDriver:
         running = [read_release(each.spec.template) for each in others if each.spec.replicas]
         return any(each.deploy != served and each.excludes(own) for each in running if each is not None)
 
+    def runs(self, deploy: str) -> bool:
+        present = self._cluster.present.get(("Deployment", object_name(deploy)))
+        return present is not None and bool(present.spec.replicas)
+
     def is_suspended(self, target: Target) -> bool:
         return (target.app.account, target.app.id) in self._suspended
 
