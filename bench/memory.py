@@ -89,7 +89,7 @@ async def admit(store: Store, account: str, number: int, user: str = "") -> str:
         Limits(10**9, 10**9, 10**15),
         1_000_000,
         reservation=f"res_{number:020}",
-        lease=360_000,
+        life=360_000,
         deadline=0,
     )
     return decision.verdict

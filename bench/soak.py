@@ -51,7 +51,7 @@ SAMPLE = 10.0  # seconds between two samples
 GROWTH_KIB = 1024  # allowed per process in the second half
 REDIS_GROWTH_KIB = 2048
 DESCRIPTORS = 64
-LEASE = 90.0  # seconds until the monitors worker settles a killed process's reservations
+LIFE_SECONDS = 90.0  # seconds until the monitors worker settles a killed process's reservations
 TIMEOUTS = "connect=5,first=10,idle=10,total=15"
 
 
@@ -153,7 +153,7 @@ class Soak:
         """Checks that complete answers cost their usage, and answers cut by a kill at most their bound."""
         usage = REPORTED_INPUT * INPUT_PRICE + TOKENS * OUTPUT_PRICE
         bound = (len(PROMPT) + 256) * INPUT_PRICE + TOKENS * OUTPUT_PRICE
-        give_up = time.monotonic() + (LEASE + 30 if self.kills else 15)
+        give_up = time.monotonic() + (LIFE_SECONDS + 30 if self.kills else 15)
         while (spend := self._spend())[1] and time.monotonic() < give_up:
             time.sleep(1)
         settled, reserved = spend[0] - self._settled_before, spend[1]

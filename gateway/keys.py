@@ -258,10 +258,10 @@ def permits_channel(provider: str = DEFAULT_PROVIDER, process: str = "") -> str:
 
 
 @key("{pNN}:key-set:<app id>", "hash: the app's public keys, and when its backend sent them", "5 min")
-@key("{pNN}:key-set-claim:<app id>", "string: a process's claim to fetch them, with their address", "6 s")
+@key("{pNN}:key-set-fetch:<app id>", "string: a process that fetches them has set it to their address", "6 s")
 def key_set_keys(account_id: str, app_id: str) -> list[str]:
-    """Returns the keys of the copy of an app's public keys, and of the claim to fetch them."""
-    return [f"{partition_tag(account_id)}:{kind}:{app_id}" for kind in ("key-set", "key-set-claim")]
+    """Returns the keys of the copy of an app's public keys, and of the process that fetches them."""
+    return [f"{partition_tag(account_id)}:{kind}:{app_id}" for kind in ("key-set", "key-set-fetch")]
 
 
 app_window_key = in_partition("window:app:<id>", "rate window: the app's admitted requests", "60 s")
@@ -298,13 +298,15 @@ def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
 
 # These have no expiry, but a test must settle all of its reservations.
 @key("{pNN}:reservations", "hash: id → `<account> <day> <nano-euro> <app id>[ <hash>]`", "each when settled")
-@key("{pNN}:leases", "zset: reservation ids by the end of their lease, ms", "each when settled")
+@key("{pNN}:leases", "zset: reservation ids by when they expire, ms", "each when settled")
 def reservation_keys(tag: str) -> list[str]:
-    """Returns the keys of a partition's reservations, and of their leases."""
+    """Returns the keys of a partition's reservations, and of when they expire."""
     return [f"{tag}:reservations", f"{tag}:leases"]
 
 
-settled_key = in_partition("settled:<reservation>", "string: tombstone: nano-euro settled", "11 min after its lease")
+settled_key = in_partition(
+    "settled:<reservation>", "string: tombstone: nano-euro settled", "11 min after it would have expired"
+)
 
 begin_table("Usage and counters")
 

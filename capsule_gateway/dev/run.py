@@ -20,11 +20,11 @@ from capsule_gateway.dev.account import DemoApp, register_demo
 from capsule_gateway.dev.children import DevProcess, StartFailed, run_child
 from capsule_gateway.dev.demo import Demo, WriteTemplate, open_demo
 from capsule_gateway.dev.identity import identity_router
+from capsule_gateway.dev.in_process import hold_port, serve_app
 from capsule_gateway.dev.layout import DRAIN_SECONDS, SHARED_DATA, Layout
 from capsule_gateway.dev.model import model_app
 from capsule_gateway.dev.own_app import remove_leftovers, run_own_app
 from capsule_gateway.dev.registries import find_registries
-from capsule_gateway.dev.serving import claim_port, serve_app
 from capsule_gateway.dev.visitor import open_app, wait_for_answer
 from gateway.cancellation import run_in_background
 
@@ -60,7 +60,7 @@ async def run_service(layout: Layout, write_template: WriteTemplate) -> None:
 
 async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: WriteTemplate) -> list[DevProcess]:
     """Starts everything on the stack. Returns the processes, none of which should end. Raises StartFailed."""
-    model_listener = claim_ports(layout, stack)
+    model_listener = hold_ports(layout, stack)
     report.print_starting()
     make_data_folder(layout.data_dir)
     remove_leftovers(layout.data_dir)
@@ -100,13 +100,13 @@ async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: Wri
     return [database, workers, gateway]
 
 
-def claim_ports(layout: Layout, stack: AsyncExitStack) -> socket.socket:
+def hold_ports(layout: Layout, stack: AsyncExitStack) -> socket.socket:
     """Checks that all ports are free, before anything starts. Returns the listener of the model. Raises StartFailed."""
-    claim_port(layout.port, "gateway").close()
-    claim_port(layout.apps_port, "apps").close()
-    claim_port(layout.valkey_port, "database").close()
-    claim_port(layout.own_port, "app of a folder").close()
-    return stack.enter_context(claim_port(layout.model_port, "model stand-in"))
+    hold_port(layout.port, "gateway").close()
+    hold_port(layout.apps_port, "apps").close()
+    hold_port(layout.valkey_port, "database").close()
+    hold_port(layout.own_port, "app of a folder").close()
+    return stack.enter_context(hold_port(layout.model_port, "model stand-in"))
 
 
 async def start_caddy(layout: Layout, stack: AsyncExitStack, settings: Mapping[str, str]) -> dict[str, str]:

@@ -216,7 +216,7 @@ class Registry:
         await self.domains.claim(app)
         await self.store.client.sadd(account_apps_key(app.account), app.name)
         try:
-            app = await self._claim_name(app, before)
+            app = await self._take_name(app, before)
         except NameTaken:
             await self._remove_from_account(app)
             if before is None or verified_domain(before) != verified_domain(app):
@@ -237,7 +237,7 @@ class Registry:
             raise
         return app
 
-    async def _claim_name(self, app: App, before: App | None) -> App:
+    async def _take_name(self, app: App, before: App | None) -> App:
         """Writes the record by compare-and-set, so that of two apps with the same new name, one gets it.
 
         The account holder's limits and a suspension are read again, because they may have changed since `before` was

@@ -6,6 +6,7 @@ import msgspec
 from litestar import delete, get, patch, post, put
 from litestar.params import JSONBody, QueryParameter
 
+from gateway.accounts.app_limits import LimitsChange
 from gateway.accounts.custom_domains import CustomDomains, DomainView
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.vault import NoEncryptionKey, Vault
@@ -25,7 +26,7 @@ from gateway.events.catalog import Finding
 from gateway.ids import Time, now_iso
 from gateway.inference.auth.trial_tokens import sign_test_token
 from gateway.inference.auth.users import TokenCheck
-from gateway.inference.spend.limits import AppSpend, LimitsChange, LimitsView
+from gateway.inference.spend.limits import AppSpend, LimitsView
 from gateway.monitors.crashes import Crash, Crashes
 from gateway.monitors.findings import MAX_OPEN, Findings
 from gateway.operations.apps import AccountApp, AppChange, AppDetails, Apps, AppSettings, ChangedSettings, NewApp

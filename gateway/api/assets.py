@@ -93,10 +93,10 @@ def make_asset(body: bytes, media_type: str, caching: str) -> Asset:
 # -- modules -------------------------------------------------------------------------------------------------
 
 
-def find_file(address: str, beside: Path) -> Path | None:
-    """Returns the file of an address, which may be relative to the folder `beside`."""
+def find_file(address: str, base: Path) -> Path | None:
+    """Returns the file of an address, which may be relative to the folder `base`."""
     if address.startswith("./"):
-        candidates = [beside / address.removeprefix("./")]
+        candidates = [base / address.removeprefix("./")]
     else:
         _, folder, *rest = address.split("/")
         candidates = [each / "/".join(rest) for each in FOLDERS.get(folder, ())]
@@ -193,10 +193,10 @@ class Bundles:
 
         return self._name_media(_SCRIPT.sub(bundle_script, text), page)
 
-    def _locate(self, address: str, beside: Path, line: int) -> Path:
-        file = find_file(address, beside.parent)
+    def _locate(self, address: str, importer: Path, line: int) -> Path:
+        file = find_file(address, importer.parent)
         if file is None:
-            raise BundleError(beside, line, f"there is no file {address}")
+            raise BundleError(importer, line, f"there is no file {address}")
         return file
 
     def _read_style(self, file: Path) -> str:

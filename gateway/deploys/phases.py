@@ -34,7 +34,7 @@ def list_phases(deploy: Deploy) -> list[PhaseView]:
         if start is not None:
             view.startedAt = start
             end = following or ended
-            if end is not None and end > start:  # an outside engine reports only the end of its build
+            if end is not None and end > start:  # an external engine reports only the end of its build
                 view.durationMs = _milliseconds(start, end)
         views.append(view)
     return views

@@ -13,7 +13,7 @@ from gateway.redis.client import Store
 LIFETIME_SECONDS = 15
 
 NO_WORKER = "a worker that builds deploys; none is running"
-ENGINE = "the deploy engine"
+EXTERNAL = "the deploy engine"
 BEING_TAKEN = "the worker, which will take it in a moment"
 
 

@@ -104,7 +104,7 @@ class DeployRecords:
         if not queued:
             return {}
         if self._settings.deploy_engine == "external":
-            return {deploy_id: {"waitsFor": positions.ENGINE} for deploy_id in queued}
+            return {deploy_id: {"waitsFor": positions.EXTERNAL} for deploy_id in queued}
         known = await positions.read_positions(self._store)
         missing = positions.NO_WORKER if known is None else positions.BEING_TAKEN
         found = {name: msgspec.structs.asdict(position) for name, position in (known or {}).items()}

@@ -131,13 +131,13 @@ async def set_serving(
 
 
 async def schedule_builds(
-    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, str], lease: int, slots: int
+    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, str], held_for: int, slots: int
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Returns the granted deploys with tag and entry, and those that wait here but run at another builder.
 
-    `waiting` and `running` map deploys to JSON. `lease` is in ms. An account without a running build can use one slot
-    more than `slots`.
+    `waiting` and `running` map deploys to JSON. `held_for` is in ms. An account without a running build can use one
+    slot more than `slots`.
     """
-    args = (builder, lease, slots, 1, len(waiting), *flatten(waiting), *flatten(running))
+    args = (builder, held_for, slots, 1, len(waiting), *flatten(waiting), *flatten(running))
     granted, elsewhere = await store.run_script(_SCHEDULE_BUILDS, BUILD_QUEUE_KEYS, *args)
     return list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere)

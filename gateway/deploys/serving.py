@@ -11,10 +11,10 @@ has the current step.
 | `live` | serves the release, and stops and prunes the releases that it replaced |
 | `undo` | serves `served` again, and removes the release |
 
-One engine serves at a time. It holds a lease in Redis, and others stand by or end (`workers/hosting/engine_lease.py`).
+One engine serves at a time. It holds a key in Redis, and others stand by or end (`workers/hosting/hold_engine.py`).
 
 It reads the releases from the storage. Without shared storage, that is the data folder of one host. Redis then
-remembers the id of this folder for a week after the last renewal of the lease. A host or a builder with another data
+remembers the id of this folder for a week after its last renewal. A host or a builder with another data
 folder, such as an empty one on a new machine, stands by: it does not have the apps, and visitors could not reach what
 it serves.
 """
@@ -46,7 +46,7 @@ from gateway.redis.scripts import Location, hold_key
 logger = structlog.get_logger()
 
 REPORT_SECONDS = 90  # that a host's report counts
-LEASE_SECONDS = 15.0  # without a renewal, after which another engine may serve the apps
+HOLD_SECONDS = 15.0  # without a renewal, after which another engine may serve the apps
 FOLDER_SECONDS = 7 * 86_400  # after the last renewal, in which Redis remembers the folder that holds the apps
 ANSWER_SECONDS = 3_600  # that an answer is kept
 BATCH_RECORDS = 100  # read in one round trip
@@ -83,7 +83,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds the lease of what serves the apps."""
+    """The engine that serves the apps."""
 
     id: str  # of a host's data folder, or of a cluster's worker
     name: str  # for operators
@@ -167,11 +167,11 @@ class Records:
     # -- what serves the apps --------------------------------------------------------------------------------
 
     async def hold_engine(self, holder: Holder) -> Holder | None:
-        """Takes or renews the lease. Returns who holds it now; None if the apps are in another data folder."""
-        return await self._hold(holder, LEASE_SECONDS)
+        """Makes the caller the engine, or keeps it so. Returns the engine; None if the apps are in another folder."""
+        return await self._hold(holder, HOLD_SECONDS)
 
     async def leave_engine(self, holder: Holder) -> None:
-        """Ends the lease, if the caller holds it."""
+        """Ends this, if the caller is the engine."""
         await self._hold(holder, 0)
 
     async def _hold(self, holder: Holder, seconds: float) -> Holder | None:

@@ -9,7 +9,7 @@ A deploy that reuses the release of an earlier one (a rollback, a promotion) goe
 one deploy of an address is queued; a newer one replaces it.
 
 One script changes the state with a compare-and-set, queues the event that follows from it, and sets the app's live
-deploy. So every deploy ends once and sends one event, whether the built-in worker or an outside engine runs it.
+deploy. So every deploy ends once and sends one event, whether the built-in worker or an external engine runs it.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ from gateway.storage import Object, open_storage
 logger = structlog.get_logger()
 
 PREVIEW_FIELD = "preview:"  # of the app's site, followed by the preview's address: the deploy that it serves
-ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
+EXTERNAL_SECONDS = 7_200.0  # from an external engine's first report to its last
 REASON_LENGTH = 500  # characters
 CANCEL_ATTEMPTS = 10  # each fails only if the deploy has changed its state
 
@@ -362,12 +362,12 @@ class Deploys:
         return await self._fail(deploy, phases.get(deploy.state, "build"), reason)
 
     async def fail_unreported(self) -> int:
-        """Fails deploys that an outside engine started and did not finish in time; returns their number.
+        """Fails deploys that an external engine started and did not finish in time; returns their number.
 
         Several processes can do this at once.
         """
-        failed, oldest = 0, now_iso(time.time() - ENGINE_SECONDS)
-        reason = f"the engine reported no result within {ENGINE_SECONDS // 3600:.0f} hours; deploy again"
+        failed, oldest = 0, now_iso(time.time() - EXTERNAL_SECONDS)
+        reason = f"the engine reported no result within {EXTERNAL_SECONDS // 3600:.0f} hours; deploy again"
         for deploy in await self._records.list_in_progress():
             if deploy.state not in ("queued", *FINAL) and (deploy.startedAt or "") < oldest:
                 with contextlib.suppress(StaleDeploy):

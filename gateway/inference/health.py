@@ -54,7 +54,7 @@ ANSWER_SECONDS = 30.0  # for which an account's answer speaks against the failur
 ANSWER_REFRESH_SECONDS = 5.0  # between two records of answers by one process
 PROBE_INTERVAL_SECONDS = 30.0  # between probes of an unhealthy provider, and between requests that try it
 KEY_CHECK_SECONDS = 1.0  # between two looks at the file of the key
-PROBE_LEASE_SECONDS = 20  # for which one process has the right to probe
+PROBE_HOLD_SECONDS = 20  # for which one process has the right to probe
 PUBLISH_INTERVAL_SECONDS = 0.5  # between two changes of the provider's health by one process
 REFUSAL_SECONDS = 2.0  # after a refusal for lack of quota, in which completions do not end the status
 LONGEST_PAUSE_SECONDS = 60.0  # for which a `Retry-After` passes the provider over
@@ -313,7 +313,7 @@ class Health:
 
     # -- probes and trials -----------------------------------------------------------------------------------
 
-    async def claim_trial(self) -> bool:
+    async def take_trial(self) -> bool:
         """Returns whether the caller's request is the one that tries the unhealthy provider now.
 
         Makes a round trip only if no request of this process has done so for the interval.
@@ -347,7 +347,7 @@ class Health:
             return
         with suppress(BackboneUnavailable):
             process = str(os.getpid())
-            if await self._store.client.set(probe_key(self.provider), process, nx=True, ex=PROBE_LEASE_SECONDS):
+            if await self._store.client.set(probe_key(self.provider), process, nx=True, ex=PROBE_HOLD_SECONDS):
                 await self._probe_and_note()
 
     def check_key(self) -> None:

@@ -249,7 +249,7 @@ class Exchange:
             if (permit := provider.permits.take_now(self.account.id, self._tokens)) is None:
                 continue
             self._provider, self._permit = provider, permit
-            if await provider.health.claim_trial():
+            if await provider.health.take_trial():
                 self._trial = True
                 return True
             self._provider = self._permit = None

@@ -4,9 +4,10 @@ from typing import Annotated, get_args
 
 import msgspec
 
+from gateway.accounts.app_limits import LimitsChange
 from gateway.accounts.pacing import leave_lane
 from gateway.api.bodies import decode_body
-from gateway.inference.spend.limits import LimitsChange, LimitsView
+from gateway.inference.spend.limits import LimitsView
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 from gateway.operations.apps import AppChange, AppSettings, NewApp
 from gateway.telemetry.usage_reports import PERIOD_SECONDS, Group, read_usage

@@ -50,7 +50,7 @@ class AgentEndpoint:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._sessions: asyncio.Future[AgentSessions] | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
     @asynccontextmanager
@@ -59,8 +59,8 @@ class AgentEndpoint:
             yield
         finally:
             self._ending.set()
-            if self._serving is not None:
-                await self._serving
+            if self._running is not None:
+                await self._running
 
     # `Any`, because Litestar and the SDK have different types for ASGI.
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -88,10 +88,10 @@ class AgentEndpoint:
     async def _load_sessions(self) -> AgentSessions:
         if self._sessions is None or (self._sessions.done() and self._sessions.exception() is not None):
             self._sessions = asyncio.get_running_loop().create_future()
-            self._serving = asyncio.create_task(self._serve(self._sessions))
+            self._running = asyncio.create_task(self._run(self._sessions))
         return await asyncio.shield(self._sessions)
 
-    async def _serve(self, loading: asyncio.Future[AgentSessions]) -> None:
+    async def _run(self, loading: asyncio.Future[AgentSessions]) -> None:
         """Runs in a task of its own, because the SDK must start and end in the same task."""
         try:
             sessions = await asyncio.to_thread(self._create_sessions)

@@ -8,6 +8,7 @@ import msgspec
 from gateway.accounts.access import Access
 from gateway.accounts.app_changes import CHANGES, TOKEN_CHECKS, AppChanges
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
+from gateway.accounts.app_limits import LimitsChange
 from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.records import (
     Account,
@@ -30,7 +31,6 @@ from gateway.inference.auth.auth_checks import check_auth as check_verification
 from gateway.inference.auth.users import TokenCheck, Users
 from gateway.inference.spend.limits import (
     AppSpend,
-    LimitsChange,
     LimitsView,
     check_limits,
     find_widest,

@@ -54,7 +54,7 @@ class LayoutStep(NamedTuple):
 
 
 async def remove_hosts(store: Store) -> None:
-    """Removes what several hosts that serve apps had in Redis: one engine serves them now, under one lease."""
+    """Removes what several hosts that serve apps had in Redis: one engine serves them now."""
     await store.client.delete(*FORMER_HOSTS_KEYS)
     await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.delete(former_claims_key(tag)))
 

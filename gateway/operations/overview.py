@@ -74,7 +74,7 @@ class Overview:
         counters: Counters,
         metrics: Metrics,
     ) -> None:
-        # An outside engine replaces the workers of these groups.
+        # An external engine replaces the workers of these groups.
         self._replaced_groups = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._providers, self._availability = providers, providers.availability

@@ -101,7 +101,7 @@ class ModelFigures(msgspec.Struct):
 class NeedsAttention(msgspec.Struct):
     failedDeploys: int  # of the last 24 hours
     unhealthyApps: int
-    missingWorkers: list[str]  # groups without a live worker; with an outside engine, two groups need none
+    missingWorkers: list[str]  # groups without a live worker; with an external engine, two groups need none
 
 
 class ServiceSnapshot(msgspec.Struct):

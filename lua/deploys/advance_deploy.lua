@@ -1,7 +1,7 @@
 -- advance_deploy.lua: moves a deploy to its next state, and applies the consequences in the same step.
 -- uses events/deliveries
 --
--- The expected state makes the move happen once: of two workers, or a worker and an outside engine, one moves the
+-- The expected state makes the move happen once: of two workers, or a worker and an external engine, one moves the
 -- deploy, and one event is queued.
 --
 -- KEYS[1]  hash    the deploy's record

@@ -3,20 +3,20 @@
 -- All builders share one queue. An account has one build at a time while another account waits. The account with the
 -- fewest builds goes first, then the one whose last build started longest ago. The deploys of one app are made one after
 -- the other, oldest first: ids sort by time. A deploy that serves a release again waits only for its app. A builder's
--- deploys are forgotten when it does not call within `lease`. When it calls again, its running deploys count again,
+-- deploys are forgotten when it does not call within `held_for`. When it calls again, its running deploys count again,
 -- except those that another builder has started.
 --
 -- KEYS[1]  hash    waiting: deploy → JSON {account, app, reuse, tag, entry, ends}
 -- KEYS[2]  hash    running: deploy → JSON {account, app, builder, building, ends}
 -- KEYS[3]  zset    account → number of its last build
--- ARGV     builder, lease (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait at the
+-- ARGV     builder, for how long they count (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait at the
 --          builder; for each of them id and JSON {account, app, reuse, tag, entry}; then for each that runs at the builder
 --          id and JSON {account, app, building}
 --
 -- Returns  {{deploy, tag, entry, …} of those granted, {deploy, …} of those that wait here but run at another builder}
 
 local waiting_key, running_key, order_key = KEYS[1], KEYS[2], KEYS[3]
-local builder, lease = ARGV[1], tonumber(ARGV[2])
+local builder, held_for = ARGV[1], tonumber(ARGV[2])
 local shared, spare, count = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -33,7 +33,7 @@ end
 local waiting, running = read(waiting_key), read(running_key)
 
 local function run(deploy, record, building)
-  record = {account = record.account, app = record.app, builder = builder, building = building, ends = now + lease}
+  record = {account = record.account, app = record.app, builder = builder, building = building, ends = now + held_for}
   running[deploy] = record
   redis.call('HSET', running_key, deploy, cjson.encode(record))
 end
@@ -60,7 +60,7 @@ for n = 6, 5 + 2 * count, 2 do
     if running[deploy].builder ~= builder then elsewhere[#elsewhere + 1] = deploy end
   else
     local record = cjson.decode(ARGV[n + 1])
-    record.ends = now + lease
+    record.ends = now + held_for
     waiting[deploy] = record
     redis.call('HSET', waiting_key, deploy, cjson.encode(record))
   end
@@ -125,5 +125,5 @@ while deploy do
   redis.call('ZADD', order_key, (tonumber(last[2] or '0')) + 1, account)
   deploy = find_next()
 end
-for n = 1, 3 do redis.call('PEXPIRE', KEYS[n], 10 * lease) end
+for n = 1, 3 do redis.call('PEXPIRE', KEYS[n], 10 * held_for) end
 return {granted, elsewhere}

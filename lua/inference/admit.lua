@@ -15,10 +15,10 @@
 -- KEYS[3]  prefix of the account's spend, `…:spend:<account>`; the script appends the day, which only it knows. The key
 --          is in the same slot.  hash {settled, reserved, settled:<app>, reserved:<app>}, nano-euro
 -- KEYS[4]  hash    the partition's reservations: id -> "<account> <day> <nano-euro> <app>[ <user>]"
--- KEYS[5]  zset    their leases: id scored by the end of its lease, milliseconds
+-- KEYS[5]  zset    when they expire: id scored by it, milliseconds
 -- KEYS[6]  prefix of the user's spend, like KEYS[3]; only with a cap for users.  hash {settled, reserved}
 -- ARGV     app limit, user limit (requests in 60 s), max_cost (nano-euro; 0 reserves nothing and only checks whether
---          the cap is full already), cap (nano-euro), reservation id, account id, lease (milliseconds), deadline (this
+--          the cap is full already), cap (nano-euro), reservation id, account id, life (milliseconds), deadline (this
 --          server's clock, milliseconds; 0: none), app id. A call after the deadline reserves nothing, because its
 --          caller has given up and has released whatever the call may have reserved. Then, only for an app with caps:
 --          the app's cap ('' for none), and with a cap for users the user (a hash) and that cap
@@ -31,7 +31,7 @@
 
 local app_limit, user_limit, max_cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local cap, reservation, account = tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local lease, deadline, app = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
+local life, deadline, app = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 local app_cap, user, user_cap = tonumber(ARGV[10] or ''), ARGV[11], tonumber(ARGV[12] or '')
 
 local time = redis.call('TIME')
@@ -93,7 +93,7 @@ if verdict == 'ok' then
       if not reserved_in[user_spend] then redis.call('EXPIRE', user_spend, 172800) end
     end
     redis.call('HSET', KEYS[4], reservation, record)
-    redis.call('ZADD', KEYS[5], string.format('%.0f', math.floor(now / 1000) + lease), reservation)
+    redis.call('ZADD', KEYS[5], string.format('%.0f', math.floor(now / 1000) + life), reservation)
   end
 end
 

@@ -1,9 +1,9 @@
 -- list_expired_reservations.lua: lists the reservations of a partition whose gateway has died.
 --
--- A lease outlives the longest stream, so a reservation with an expired lease belongs to a gateway that died. The
+-- A reservation lives longer than the longest stream, so an expired one belongs to a gateway that died. The
 -- caller settles each at its maximum cost with settle.lua, because the cost of a dead gateway's stream is unknown.
 --
--- KEYS[1]  zset    the partition's leases: id scored by the end of its lease, milliseconds
+-- KEYS[1]  zset    the partition's reservations: id scored by when it expires, milliseconds
 -- ARGV     limit
 --
 -- Returns  reservation ids, the longest expired first

@@ -1,8 +1,8 @@
--- share_key_set.lua: shares an app's public keys that a process has fetched, and releases its claim.
+-- share_key_set.lua: shares an app's public keys that a process has fetched, and lets others fetch again.
 --
 -- A slow process does not overwrite a newer copy that another process has shared in the meantime.
 --
--- KEYS[1]  hash    the copy      KEYS[2]  string  the claim: see find_key_set.lua
+-- KEYS[1]  hash    the copy      KEYS[2]  string  who fetches: see find_key_set.lua
 -- ARGV     identity, a time of Redis before the fetch (ms), how long the document may be used after it (ms), digest,
 --          document; the last two are empty if there is nothing to share
 --

@@ -9,7 +9,7 @@
 -- KEYS[5]  hash    the data of the account's events      KEYS[6]  zset  bytes that the accounts' data and logs take
 -- KEYS[7]  prefix  of awaited outcomes; the event's id is appended here, in the same slot
 -- KEYS[8]  zset    app ids by the time at which they are due, ms; optional
--- ARGV     version that was read ('' for none), next version, app id, end of the claim's lease (ms), ms until the app is
+-- ARGV     version that was read ('' for none), next version, app id, until when it was held (ms), ms until the app is
 --          due again (only if it is still due at that end), number of the following arguments that are names and values
 --          to write (0: nothing changes); then events: id, account, app, type, data
 --
@@ -19,14 +19,14 @@
 local AWAITED_SECONDS = 2 * 86400  -- an event that waits for longer than one day is dropped
 
 local record, stream, log, outcomes, awaited, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7], KEYS[8]
-local version, next_version, app, lease_end = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local version, next_version, app, held_until = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local due_in, fields = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local is_current = (redis.call('HGET', record, 'version') or '') == version
 if schedule then
   local due = redis.call('ZSCORE', schedule, app)
   if not due then return 0 end
-  if tonumber(due) == lease_end then
+  if tonumber(due) == held_until then
     redis.call('ZADD', schedule, string.format('%.0f', now_ms() + (is_current and due_in or 0)), app)
   end
 end

@@ -179,7 +179,7 @@ async def delete(page: Page) -> None:
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
-async def test_a_day_s_registrations_that_are_used_up(browser: Browser, host: Host) -> None:
+async def test_a_days_registrations_that_are_used_up(browser: Browser, host: Host) -> None:
     """The page shows it when it opens, and when the last registration was used meanwhile."""
     gw = host.gateway
     page = await browser.new_page()
@@ -196,6 +196,6 @@ async def test_a_day_s_registrations_that_are_used_up(browser: Browser, host: Ho
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://newcomer.apps.localhost"])
-async def test_another_site_s_page_registers_nobody(host: Host, origin: str) -> None:
+async def test_another_sites_page_registers_nobody(host: Host, origin: str) -> None:
     answer = await host.gateway.http.post("/register", json={"name": "x"}, headers={"Origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CSRF_REFUSED")

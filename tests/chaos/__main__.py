@@ -40,7 +40,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=200, help="requests per second")
     parser.add_argument("--steps", type=int, help="end after this many steps; a step has one or two faults")
     parser.add_argument(
-        "--small", action="store_true", help="fewer processes and shorter faults; leases and the last deploys stay open"
+        "--small",
+        action="store_true",
+        help="fewer processes and shorter faults; reservations and the last deploys stay open",
     )
     parser.add_argument(
         "--recovery", type=float, default=5, help="seconds within which everything works once Redis does"

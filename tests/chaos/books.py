@@ -150,7 +150,7 @@ def compute_settlement_range(
         and answer.start - 0.5 <= fault.begin <= last
         for fault in faults
     )
-    # If a gateway dies with a waiting settlement, or a clock step ends the lease early, the reservation is settled at
+    # If a gateway dies with a waiting settlement, or a clock step lets it expire early, the reservation is settled at
     # its maximum cost. If Redis loses a settlement, the gateway repeats it at the request's cost.
     unsure = killed or any(fault.clock for fault in met)
     if killed and any(fault.lossy for fault in met):

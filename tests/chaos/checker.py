@@ -199,7 +199,7 @@ class Checker:
             self.add_violations(books.check_spend(account, (settled, reserved), least, most))
             if released and reserved:
                 self.add_violations(
-                    [f"{account} still has {reserved:,} nano-euro reserved after every lease has ended"]
+                    [f"{account} still has {reserved:,} nano-euro reserved after every reservation has expired"]
                 )
             total += settled
             self.exact_accounts += least == most

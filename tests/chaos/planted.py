@@ -70,7 +70,7 @@ def _undercharge() -> None:
     Admission.settle = settle_less
 
 
-def _free_leases() -> None:
+def _free_reservations() -> None:
     """Settles the reservations of a dead gateway at nothing."""
     from gateway.inference.spend import scripts
 
@@ -183,7 +183,7 @@ PLANTS = {
     "mix streams": Plant(_mix_streams, "with another text"),
     "forget settlements": Plant(_forget_settlements, "more than the most possible"),
     "undercharge": Plant(_undercharge, "less than the least possible"),
-    "free leases": Plant(_free_leases, "less than the least possible"),
+    "free reservations": Plant(_free_reservations, "less than the least possible"),
     "raise rates": Plant(_raise_rates, "passed"),
     "record first": Plant(_record_first, "was lost"),
     "send twice": Plant(_send_twice, "came twice within"),

@@ -41,8 +41,8 @@ SMALL = {
     "workers.stream.RENEWAL_SECONDS": 1.0,
     "workers.heartbeat.RENEWAL_SECONDS": 1.0,
 }
-SMALL_DEPLOYS = {"workers.builds.engine.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE_MS": 5_000}
-STREAM_SECONDS = 15  # timeout of a stream; a lease is 60 s longer
+SMALL_DEPLOYS = {"workers.builds.rollout.UNDO_SECONDS": 10.0, "workers.builds.schedule.HELD_MS": 5_000}
+STREAM_SECONDS = 15  # timeout of a stream; a reservation lives 60 s longer
 PROBE_APPS = 12  # that the run probes in each shard
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     wait: int = 1  # GATEWAY_REDIS_WAIT; a single server has no replicas to wait for
     processes: int = 1  # of each gateway
     s3: bool = False  # stores files in S3, and gives each worker its own data folder
-    small: bool = False  # fewer processes, shorter faults, and no wait for leases and for the last deploys
+    small: bool = False  # fewer processes, shorter faults, and no wait for reservations and for the last deploys
 
     @property
     def gateways(self) -> int:

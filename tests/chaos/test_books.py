@@ -62,7 +62,7 @@ def test_a_lost_primary_widens_nothing_because_settlements_are_repeated() -> Non
     assert books.compute_settlement_range(answer(start=105.0), PAID, [PRIMARY]) == (PAID.cost, PAID.cost)
 
 
-def test_another_text_than_the_provider_s_is_seen() -> None:
+def test_another_text_than_the_providers_is_seen() -> None:
     (found,) = books.check_answer(answer(faithful=False), [KILL, PRIMARY, CLOCK])
     assert "with another text" in found
     whole = "".join(make_word(7, place) for place in range(sum(piece_sizes(7))))

@@ -47,8 +47,8 @@ class Section:
 def sections(name: str, addresses: Mapping[str, str]) -> dict[str, Section]:
     """Returns the sections of a page that have examples, with the running servers' addresses instead of the page's."""
     text = (DOCS / name).read_text()
-    for there, here in addresses.items():
-        text = text.replace(there, here)
+    for address, local in addresses.items():
+        text = text.replace(address, local)
     _, *parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
     found = [Section(title, part) for title, part in zip(parts[::2], parts[1::2], strict=True)]
     return {section.title: section for section in found if section.left}

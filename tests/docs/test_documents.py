@@ -76,37 +76,37 @@ def test_the_generated_pages_are_up_to_date() -> None:
 def test_every_route_is_listed() -> None:
     handlers = [each for each in application.ROUTES if each not in documentation.ROUTES]
     paths = {path: re.sub("models/.+", "models/<model>", path) for path in METHODS}
-    there = {(method.decode(), f"/capsule/<app>/{paths[path]}") for path, method in METHODS.items()}
+    present = {(method.decode(), f"/capsule/<app>/{paths[path]}") for path, method in METHODS.items()}
     for route in Router("/", route_handlers=handlers).routes:
         assert isinstance(route, HTTPRoute)
         path = re.sub(r"{(\w+_)?(\w+)}", r"<\2>", route.path_format)
-        there |= {(method, path) for method in route.methods - {"OPTIONS", "HEAD"}}
+        present |= {(method, path) for method in route.methods - {"OPTIONS", "HEAD"}}
     listed = [(method, path.strip("`")) for method, path, *_ in find_rows(read_page("docs/api.md"), "method")]
-    assert sorted(listed) == sorted(there)
+    assert sorted(listed) == sorted(present)
 
 
 def test_every_metric_is_listed() -> None:
-    there = {
+    present = {
         metric.name + ("_total" if metric.type == "counter" else ""): metric.type
         for metric in Metrics().registry.collect()
     }
-    assert {name: row[0] for name, row in find_table(read_page("docs/metrics.md"), "metric").items()} == there
+    assert {name: row[0] for name, row in find_table(read_page("docs/metrics.md"), "metric").items()} == present
 
 
 def test_every_label_of_a_metric_is_listed() -> None:
-    there = {}
+    present = {}
     for metric in vars(Metrics()).values():
         if isinstance(metric, MetricWrapperBase):
             (described,) = metric.describe()
             name = described.name + ("_total" if described.type == "counter" else "")
-            there[name] = list(metric._labelnames)
+            present[name] = list(metric._labelnames)
     listed = find_table(read_page("docs/metrics.md"), "metric")
-    assert {name: re.findall(r"`(\w+)`", row[1]) for name, row in listed.items()} == there
+    assert {name: re.findall(r"`(\w+)`", row[1]) for name, row in listed.items()} == present
 
 
 def test_every_alert_is_explained() -> None:
-    there = re.findall(r"- alert: (\w+)", read_page("ops/alerts.yml"))
-    assert list(find_table(read_page("docs/monitoring.md"), "alert")) == there
+    present = re.findall(r"- alert: (\w+)", read_page("ops/alerts.yml"))
+    assert list(find_table(read_page("docs/monitoring.md"), "alert")) == present
 
 
 def test_listed_log_events_are_logged() -> None:
@@ -119,8 +119,8 @@ def test_every_attribute_of_a_trace_is_listed() -> None:
     sources = ("telemetry/spans.py", "inference/traces.py", "inference/provider/pool.py")
     workers = ("workers/webhooks/sender.py", "workers/builds/builder.py")
     code = "".join(map(read_page, (*(f"gateway/{path}" for path in sources), *workers)))
-    there = set(re.findall(r'"((?:capsule|gen_ai|http|server|error)\.[\w.]+)"', code))
-    assert set(find_table(read_page("docs/traces.md"), "attribute")) == there
+    present = set(re.findall(r'"((?:capsule|gen_ai|http|server|error)\.[\w.]+)"', code))
+    assert set(find_table(read_page("docs/traces.md"), "attribute")) == present
 
 
 def test_compose_passes_variables_of_traces_on_that_are_listed() -> None:
@@ -130,8 +130,8 @@ def test_compose_passes_variables_of_traces_on_that_are_listed() -> None:
 
 
 def test_every_error_is_in_the_api() -> None:
-    there = {(kind.code, str(kind.status)) for kind in subclasses(errors.ServiceError)}
-    assert {(code, row[0]) for code, row in find_table(read_page("docs/api.md"), "code").items()} == there
+    present = {(kind.code, str(kind.status)) for kind in subclasses(errors.ServiceError)}
+    assert {(code, row[0]) for code, row in find_table(read_page("docs/api.md"), "code").items()} == present
 
 
 def subclasses(kind: type[errors.ServiceError]) -> list[type[errors.ServiceError]]:

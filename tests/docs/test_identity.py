@@ -98,106 +98,106 @@ def without(claims: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in claims.items() if key != name}
 
 
-async def pocketbase(here: Setup) -> None:
-    await here.shell(here.section.take("sh"))
-    token = here.backend.token("abcdefghijklmno", collectionId="_pb_users_auth_", type="auth")
+async def pocketbase(local: Setup) -> None:
+    await local.shell(local.section.take("sh"))
+    token = local.backend.token("abcdefghijklmno", collectionId="_pb_users_auth_", type="auth")
     stub = f"export const pb = {{ authStore: {{ token: {token!r} }} }};"
-    await here.accepts(await here.token_of_page("lib/pocketbase.js", stub))
-    await here.refuses(here.backend.token(key=private_key("ES256")), here.backend.token(expires=None))
+    await local.accepts(await local.token_of_page("lib/pocketbase.js", stub))
+    await local.refuses(local.backend.token(key=private_key("ES256")), local.backend.token(expires=None))
 
 
-async def supabase(here: Setup) -> None:
-    issuer = f"{here.issuer.address}/auth/v1"
+async def supabase(local: Setup) -> None:
+    issuer = f"{local.issuer.address}/auth/v1"
     key = private_key("ES256")
-    here.issuer.documents["/auth/v1/.well-known/jwks.json"] = {"keys": [jwk("ES256", key, "1")]}
+    local.issuer.documents["/auth/v1/.well-known/jwks.json"] = {"keys": [jwk("ES256", key, "1")]}
     session = claims(iss=issuer, aud="authenticated", role="authenticated", session_id=USER)
-    await here.shell(here.section.take("sh"))
+    await local.shell(local.section.take("sh"))
     token = jwt.encode(session, key, "ES256", {"kid": "1"})
     data = json.dumps({"data": {"session": {"access_token": token}}})
     stub = f"export const supabase = {{ auth: {{ getSession: async () => ({data}) }} }};"
-    await here.accepts(await here.token_of_page("lib/supabase.js", stub))
+    await local.accepts(await local.token_of_page("lib/supabase.js", stub))
 
     secret = base64.b64encode(secrets.token_bytes(64)).decode()
-    here.app.gateway.confidential.add(secret)
-    (here.folder / "jwt-secret").write_text(secret)
-    await here.shell(here.section.take("sh"))
-    await here.accepts(jwt.encode(session, secret, "HS256"))
+    local.app.gateway.confidential.add(secret)
+    (local.folder / "jwt-secret").write_text(secret)
+    await local.shell(local.section.take("sh"))
+    await local.accepts(jwt.encode(session, secret, "HS256"))
     anon = {"iss": "supabase", "ref": "abcdefgh", "role": "anon", "exp": session["exp"]}
-    await here.refuses(token, jwt.encode(anon, secret, "HS256"))
+    await local.refuses(token, jwt.encode(anon, secret, "HS256"))
 
 
-async def auth0(here: Setup) -> None:
-    here.issuer.documents["/.well-known/jwks.json"] = {"keys": [jwk("RS256", rsa(), "1")]}
-    issuer = f"{here.issuer.address}/"
+async def auth0(local: Setup) -> None:
+    local.issuer.documents["/.well-known/jwks.json"] = {"keys": [jwk("RS256", rsa(), "1")]}
+    issuer = f"{local.issuer.address}/"
     access = claims(sub="auth0|6123", iss=issuer, aud=["notes-api", f"{issuer}userinfo"], azp="client")
     token = jwt.encode(access, rsa(), "RS256", {"kid": "1"})
-    await here.shell(here.section.take("sh"))
+    await local.shell(local.section.take("sh"))
     stub = f"export const auth0 = {{ getTokenSilently: async () => {token!r} }};"
-    await here.accepts(await here.token_of_page("lib/auth0.js", stub))
+    await local.accepts(await local.token_of_page("lib/auth0.js", stub))
     of_client = jwt.encode(access | {"aud": "client"}, rsa(), "RS256", {"kid": "1"})
-    no_slash = jwt.encode(access | {"iss": here.issuer.address}, rsa(), "RS256", {"kid": "1"})
-    await here.refuses(of_client, no_slash, secrets.token_urlsafe(24))
+    no_slash = jwt.encode(access | {"iss": local.issuer.address}, rsa(), "RS256", {"kid": "1"})
+    await local.refuses(of_client, no_slash, secrets.token_urlsafe(24))
 
 
-async def keycloak(here: Setup) -> None:
-    realm = f"{here.issuer.address}/realms/main"
+async def keycloak(local: Setup) -> None:
+    realm = f"{local.issuer.address}/realms/main"
     keys = f"{realm}/protocol/openid-connect/certs"
-    here.issuer.documents["/realms/main/.well-known/openid-configuration"] = {"issuer": realm, "jwks_uri": keys}
+    local.issuer.documents["/realms/main/.well-known/openid-configuration"] = {"issuer": realm, "jwks_uri": keys}
     encrypting = jwk("RS256", rsa(), "0") | {"use": "enc", "alg": "RSA-OAEP"}
-    here.issuer.documents["/realms/main/protocol/openid-connect/certs"] = {
+    local.issuer.documents["/realms/main/protocol/openid-connect/certs"] = {
         "keys": [encrypting, jwk("RS256", rsa(), "1")]
     }
-    discovered = json.loads(await here.shell(here.section.take("sh")))
-    setting = here.section.take("sh")
+    discovered = json.loads(await local.shell(local.section.take("sh")))
+    setting = local.section.take("sh")
     assert f"--auth-jwks {discovered['jwks_uri']} " in setting
     assert f"--issuer {discovered['issuer']} " in setting
-    await here.shell(setting)
+    await local.shell(setting)
     access = claims(iss=realm, aud=["notes", "account"], azp="notes", typ="Bearer")
     token = jwt.encode(access, rsa(), "RS256", {"kid": "1"})
     stub = f"export const keycloak = {{ updateToken: async () => true, token: {token!r} }};"
-    await here.accepts(await here.token_of_page("lib/keycloak.js", stub))
+    await local.accepts(await local.token_of_page("lib/keycloak.js", stub))
     for fault in (access | {"aud": "account"}, without(access, "sub"), access | {"iss": f"{realm}2"}):
-        await here.refuses(jwt.encode(fault, rsa(), "RS256", {"kid": "1"}))
+        await local.refuses(jwt.encode(fault, rsa(), "RS256", {"kid": "1"}))
 
 
-async def next_auth(here: Setup) -> None:
-    await here.shell(here.section.take("sh"))
+async def next_auth(local: Setup) -> None:
+    await local.shell(local.section.take("sh"))
     for _ in range(2):
-        here.write(here.section.take("js"))
-    (here.folder / "auth.js").write_text("export const auth = async () => JSON.parse(process.env.SESSION);")
+        local.write(local.section.take("js"))
+    (local.folder / "auth.js").write_text("export const auth = async () => JSON.parse(process.env.SESSION);")
     script = f'import {{ GET }} from "./app/api/token/route.js"; globalThis.fetch = GET; {PRINT_TOKEN}'
-    secret = (here.folder / "token-secret").read_text().strip()
-    here.app.gateway.confidential.add(secret)
+    secret = (local.folder / "token-secret").read_text().strip()
+    local.app.gateway.confidential.add(secret)
 
     async def get_token(session: Any) -> str:
-        return await run_node(script, here.folder, TOKEN_SECRET=secret, SESSION=json.dumps(session))
+        return await run_node(script, local.folder, TOKEN_SECRET=secret, SESSION=json.dumps(session))
 
-    await here.accepts((await get_token({"user": {"id": USER}})).strip())
+    await local.accepts((await get_token({"user": {"id": USER}})).strip())
     with pytest.raises(AssertionError, match="Sign in first"):
         await get_token(None)
     encrypted = ".".join(secrets.token_urlsafe(16) for _ in range(5))
-    await here.refuses(encrypted, jwt.encode(claims(aud="another"), secret, "HS256"))
+    await local.refuses(encrypted, jwt.encode(claims(aud="another"), secret, "HS256"))
 
 
-async def own_keys(here: Setup) -> None:
-    await run_python(here.section.take("python"), here.folder)
-    here.issuer.documents["/.well-known/jwks.json"] = json.loads((here.folder / "jwks.json").read_text())
-    assert '"d"' not in (here.folder / "jwks.json").read_text()
-    sign = here.section.take("python")
-    token = (await run_python(f"{sign}\nprint(token_for({USER!r}))", here.folder)).strip()
-    await here.shell(here.section.take("sh"))
-    await here.accepts(token)
-    key = (here.folder / "private.pem").read_text()
-    for fault in (without(claims(iss=here.issuer.address), "exp"), claims(iss="x")):
-        await here.refuses(jwt.encode(fault, key, "ES256", {"kid": "2026-11"}))
+async def own_keys(local: Setup) -> None:
+    await run_python(local.section.take("python"), local.folder)
+    local.issuer.documents["/.well-known/jwks.json"] = json.loads((local.folder / "jwks.json").read_text())
+    assert '"d"' not in (local.folder / "jwks.json").read_text()
+    sign = local.section.take("python")
+    token = (await run_python(f"{sign}\nprint(token_for({USER!r}))", local.folder)).strip()
+    await local.shell(local.section.take("sh"))
+    await local.accepts(token)
+    key = (local.folder / "private.pem").read_text()
+    for fault in (without(claims(iss=local.issuer.address), "exp"), claims(iss="x")):
+        await local.refuses(jwt.encode(fault, key, "ES256", {"kid": "2026-11"}))
 
 
-async def refused_token(here: Setup) -> None:
-    token = here.backend.token("ana", aud="us")
-    (here.folder / "token").write_text(token)
-    shown = await here.shell(here.section.take("sh"))
+async def refused_token(local: Setup) -> None:
+    token = local.backend.token("ana", aud="us")
+    (local.folder / "token").write_text(token)
+    shown = await local.shell(local.section.take("sh"))
     assert next(iter(shown.splitlines())).split() == ["user", "ana"]
-    head, payload = (await run_python(here.section.take("python"), here.folder, USER_TOKEN=token)).splitlines()
+    head, payload = (await run_python(local.section.take("python"), local.folder, USER_TOKEN=token)).splitlines()
     assert "'alg': 'ES256'" in head
     assert "'sub': 'ana'" in payload
 

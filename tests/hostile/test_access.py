@@ -279,7 +279,7 @@ def variants(own: str, other: str) -> Iterator[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("path", ["/account/deploys", "/account/requests", "/account/deliveries", "/account/usage"])
-async def test_lists_have_only_the_key_s_app(scene: Scene, path: str) -> None:
+async def test_lists_have_only_the_keys_app(scene: Scene, path: str) -> None:
     own, other = scene.targets["own"].app, scene.targets["other"].app
     kinds = ("deploy one", "read one") if path == "/account/deploys" else ("read one",)
     for kind in kinds:
@@ -294,7 +294,7 @@ async def test_lists_have_only_the_key_s_app(scene: Scene, path: str) -> None:
             assert own in response.text or not query, (query, response.text)
 
 
-async def test_the_lists_of_apps_and_hooks_have_only_the_key_s_app(scene: Scene) -> None:
+async def test_the_lists_of_apps_and_hooks_have_only_the_keys_app(scene: Scene) -> None:
     own, other = scene.targets["own"].app, scene.targets["other"].app
     for app in (own, other):
         made = await scene.account.call("POST", f"/account/apps/{app}/hooks", {"name": app})

@@ -90,7 +90,7 @@ async def test_a_preview_has_an_empty_folder(host: Host, cluster: Cluster) -> No
     assert len(find(cluster, "persistentvolumeclaims", await app_id(host, app))) == 1
 
 
-async def test_a_deleted_app_s_data_are_a_snapshot_and_its_volume_is_gone(host: Host, cluster: Cluster) -> None:
+async def test_a_deleted_apps_data_are_a_snapshot_and_its_volume_is_gone(host: Host, cluster: Cluster) -> None:
     app = await host.app(build=START)
     await publish(host, app, counter("one"))
     await add(host, app, 4)

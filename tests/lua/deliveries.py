@@ -72,9 +72,9 @@ class Deliveries:
         found = self.client.xpending_range(STREAM, GROUP, "-", "+", 1000)
         return {p["message_id"].decode(): (p["consumer"].decode(), p["time_since_delivered"]) for p in found}
 
-    def dead_letter(self, entry: Entry, *, whole: bool = True, **bounds: int) -> int:
+    def dead_letter(self, entry: Entry, *, complete: bool = True, **bounds: int) -> int:
         keys, args = [STREAM, DEAD], [GROUP, entry.id, "events", "ValueError: why", "{}"]
-        if whole:
+        if complete:
             keys += EVENT_KEYS[1:]
             args += [entry.fields[name] for name in ("id", "account", "app", "type")]
             args += [entry.fields.get(name, "") for name in ("sample", "redelivery")]

@@ -13,7 +13,7 @@ class Reservation:
     user: str  # '' if no cap for users was set
     day: str
     max_cost: int
-    lease_end: int  # milliseconds
+    expires: int  # milliseconds
 
     def payers(self) -> list[tuple[str, ...]]:
         """Returns the payers whose day it counts for: the account, its app, and under a cap for users the user."""
@@ -82,12 +82,12 @@ class Model:
                 return verdict
         return "ok"
 
-    def admit(self, app: str, user: str, account: str, max_cost: int, reservation: str, lease: int, payer: str) -> None:
+    def admit(self, app: str, user: str, account: str, max_cost: int, reservation: str, life: int, payer: str) -> None:
         """Records a request that passes. `payer` is the user, if a cap for users is set."""
         self.window(app).add(self.clock)
         self.window(f"{app}:{user}").add(self.clock)
         if max_cost:
-            end = self.clock // 1000 + lease
+            end = self.clock // 1000 + life
             self.open[reservation] = Reservation(account, app, payer, day_of(self.clock), max_cost, end)
 
     def settle(self, reservation: str, cost: int) -> int:
@@ -100,7 +100,7 @@ class Model:
         return charged
 
     def list_expired(self) -> set[str]:
-        return {key for key, r in self.open.items() if r.lease_end <= self.clock // 1000}
+        return {key for key, r in self.open.items() if r.expires <= self.clock // 1000}
 
     def spends(self) -> dict[tuple[str, ...], tuple[int, int]]:
         """Returns the spends that are not zero, by payer and day."""

@@ -96,7 +96,7 @@ class Scripts:
         app_cap: int | None = None,
         user_cap: int | None = None,
         reservation: str = "r",
-        lease: int = 360_000,
+        life: int = 360_000,
         deadline: int = 0,
     ) -> Reply:
         keys = [
@@ -106,7 +106,7 @@ class Scripts:
             f"{TAG}:reservations",
             f"{TAG}:leases",
         ]
-        args = [*limits, max_cost, cap, reservation, account, lease, deadline, app]
+        args = [*limits, max_cost, cap, reservation, account, life, deadline, app]
         if app_cap is not None or user_cap is not None:
             args.append("" if app_cap is None else app_cap)
         if user_cap is not None:
@@ -168,7 +168,7 @@ class Scripts:
         records = self.client.hgetall(f"{TAG}:reservations")
         return {key.decode(): value.decode().split(" ") for key, value in records.items()}
 
-    def leases(self) -> dict[str, int]:
+    def expirations(self) -> dict[str, int]:
         return {key.decode(): int(end) for key, end in self.client.zrange(f"{TAG}:leases", 0, -1, withscores=True)}
 
     def expiries(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ KEY, FOLDER = "{sites}:engine", "{sites}:folder"
 WEEK = 7 * 86_400
 
 
-def test_one_engine_holds_the_lease_until_it_ends(client: Any) -> None:
+def test_one_engine_holds_the_key_until_it_expires(client: Any) -> None:
     script = client.register_script(source("hold_key"))
 
     def hold(engine: str, lifetime: int = 15_000) -> bytes:

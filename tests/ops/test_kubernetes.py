@@ -194,8 +194,8 @@ def test_the_schemas_refuse_wrong_fields(path: str, value: object) -> None:
 def test_the_files_of_each_folder_are_used(folder: Path) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     named = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", []))}
-    there = {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
-    assert there - named == ({"adapter-rules.yaml"} if folder.name == "monitoring" else set())
+    present = {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
+    assert present - named == ({"adapter-rules.yaml"} if folder.name == "monitoring" else set())
 
 
 # -- agreement with the service ------------------------------------------------------------------------------

@@ -28,5 +28,5 @@ def test_a_file_follows_its_schema(schema: str) -> None:
 
 
 def test_every_file_is_checked() -> None:
-    there = {str(path.relative_to(ROOT)) for path in (ROOT / ".github").rglob("*") if path.is_file()}
-    assert there == {name for names in FILES.values() for name in names if name.startswith(".github")}
+    present = {str(path.relative_to(ROOT)) for path in (ROOT / ".github").rglob("*") if path.is_file()}
+    assert present == {name for names in FILES.values() for name in names if name.startswith(".github")}

@@ -71,9 +71,9 @@ class App:
 
     def at(self, gateway: Gateway) -> App:
         """Returns the same app at another gateway process."""
-        there = App(self.account, self.name, self.backend)
-        there.gateway = gateway
-        return there
+        twin = App(self.account, self.name, self.backend)
+        twin.gateway = gateway
+        return twin
 
     def token(self, sub: str | None = "ana", alg: str = "ES256", **options: Any) -> str:
         token = self.backend.token(sub, alg, **options)

@@ -1,4 +1,4 @@
-"""The account API of deploys, and the reports of an outside engine, as tests call them."""
+"""The account API of deploys, and the reports of an external engine, as tests call them."""
 
 import secrets
 from typing import Any

@@ -21,10 +21,10 @@ from tests.support.worker_process import Worker
 # Short intervals, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.5,
-    "workers.builds.schedule.LEASE_MS": 6_000,
+    "workers.builds.schedule.HELD_MS": 6_000,
     "workers.builds.schedule.POLL_SECONDS": 0.1,
-    "gateway.deploys.serving.LEASE_SECONDS": 4.0,
-    "workers.hosting.engine_lease.RENEWAL_SECONDS": 0.5,
+    "gateway.deploys.serving.HOLD_SECONDS": 4.0,
+    "workers.hosting.hold_engine.RENEWAL_SECONDS": 0.5,
     "workers.engine.reconciler.RESYNC_SECONDS": 1.0,
     "workers.engine.reconciler.TIDY_SECONDS": 0.5,
 }

@@ -1,4 +1,4 @@
-"""Takes queued deploys from their streams and runs them through an engine: in order per app, apps in parallel.
+"""Takes queued deploys from their streams and runs them through a rollout: in order per app, apps in parallel.
 
 A deploy's state is in its record (`gateway/deploys/states.py`). Every state change is a compare-and-set there, so a
 deploy ends once. A stream entry stays pending until its deploy has ended. Therefore:
@@ -11,7 +11,7 @@ deploy ends once. A stream entry stays pending until its deploy has ended. There
 - If two workers have the same entry, only one of them can change the state. The other one gets `StaleDeploy` and stops.
 
 A data folder has one active builder, and others stand by. Without GATEWAY_STORAGE_URL all apps are in one data folder,
-so builders with another folder stand by too (`engine.py`). Redis decides which deploy is next, for the builders of all
+so builders with another folder stand by too (`rollout.py`). Redis decides which deploy is next, for the builders of all
 hosts (`schedule.py`).
 """
 
@@ -48,7 +48,7 @@ from gateway.storage import open_storage
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
 from workers.builds.compiler import Job
-from workers.builds.engine import Engine
+from workers.builds.rollout import Rollout
 from workers.builds.schedule import Schedule
 from workers.stream import Consumer, Entry, require_partition
 
@@ -140,7 +140,7 @@ class Builder:
         self._deploy_logs = patient(DeployLogs(self._store, open_storage(settings)))
         find_variables = patient(Environments(self._store, vault)).open_variables
         find = (self._registry.find_app, self._find_ai_url, find_variables, self._deploys.find_cache_clearing)
-        self._engine = Engine(settings, self._store, *find)
+        self._rollout = Rollout(settings, self._store, *find)
         self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -154,11 +154,11 @@ class Builder:
     async def run(self) -> None:
         """Runs until canceled. Then undoes the deploys in progress and queues them again."""
         try:
-            async with self._engine.open() as folder_id:
+            async with self._rollout.open() as folder_id:
                 try:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._schedule.run(folder_id, self._consumer))
-                        tidy = partial(self._engine.tidy, self._in_progress)
+                        tidy = partial(self._rollout.tidy, self._in_progress)
                         group.create_task(every(TIDY_SECONDS, tidy, "deploys.not_tidied"))
                         group.create_task(every(POSITIONS_PAUSE_SECONDS, self._write_positions))
                         group.create_task(self._consumer.run())
@@ -236,7 +236,7 @@ class Builder:
                 await self._clean_up_canceled(now)
                 return True
             logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
-            await self._engine.undo(deploy)
+            await self._rollout.undo(deploy)
             if now is None or now.state == "failed":
                 await self._undo_manifest(deploy)
             return False
@@ -295,21 +295,21 @@ class Builder:
             phase = "health"
             trace.enter(phase)
             await self._prepare_data(job)
-            await self._until_moved(deploy, log, self._engine.check_health(job))
+            await self._until_moved(deploy, log, self._rollout.check_health(job))
             await self._apply_manifest(deploy, manifest)
-            served = await self._engine.swap(job)
+            served = await self._rollout.swap(job)
             log.write_line("The health check passed; the new release is now served")
             deploy = await self._finish_phase(deploy, phase)
             if deploy.state == "canary":
                 phase = "canary"
                 trace.enter(phase)
-                await self._until_moved(deploy, log, self._engine.watch_canary(job, served))
+                await self._until_moved(deploy, log, self._rollout.watch_canary(job, served))
                 log.write_line("The canary passed")
                 await log.flush()
                 deploy = await self._finish_phase(deploy, phase)
             trace.enter("finish")
             trace.describe({"capsule.outcome": "live"})
-            await self._engine.finish(job)
+            await self._rollout.finish(job)
             if deploy.restores is not None:
                 await self._command_data(deploy, "confirm", DATA_UNDO_SECONDS)
         except (DeployError, OSError) as error:
@@ -323,7 +323,7 @@ class Builder:
     async def _build(self, deploy: Deploy, log: DeployLog, job: Job) -> Manifest | None:
         """Builds the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
         try:
-            return await self._until_moved(deploy, log, self._engine.build(job))
+            return await self._until_moved(deploy, log, self._rollout.build(job))
         finally:
             self._schedule.free_slot(deploy.id)
 
@@ -472,7 +472,7 @@ class Builder:
             await self._change_app(deploy, lambda app: apply_manifest(app, deploy.id, manifest))
 
     async def _undo(self, deploy: Deploy, data_seconds: float = DATA_UNDO_SECONDS) -> None:
-        await self._engine.undo(deploy)
+        await self._rollout.undo(deploy)
         if deploy.restores is not None:
             await self._command_data(deploy, "undo", data_seconds)
         await self._undo_manifest(deploy)
@@ -490,7 +490,7 @@ class Builder:
                 await self._registry.change_app(app, change)
                 return
 
-    # -- data for the engine ---------------------------------------------------------------------------------
+    # -- data for the rollout ---------------------------------------------------------------------------------
 
     async def _find_ai_url(self, app: App) -> str | None:
         offered = await is_offered(self._settings, patient(self._store))

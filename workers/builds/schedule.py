@@ -2,7 +2,7 @@
 
 All builders share one queue (`lua/deploys/schedule_builds.lua`). Each builder writes to Redis which deploys wait in its
 memory. Redis grants slots to the next deploys, and any builder may start them. A builder that starts another builder's
-deploy claims its entry. Redis forgets a dead builder after `LEASE_MS`. Other builders claim its entries, like those of
+deploy claims its entry. Redis forgets a dead builder after `HELD_MS`. Other builders claim its entries, like those of
 any dead worker.
 """
 
@@ -21,7 +21,7 @@ from gateway.loops import every, until_set
 from gateway.redis.client import Store
 from workers.stream import Consumer, Entry
 
-LEASE_MS = 15_000  # after which a silent builder is forgotten
+HELD_MS = 15_000  # after which a silent builder is forgotten
 BATCH_DEPLOYS = 100  # whose records are read in one round trip
 POLL_SECONDS = 0.5  # between requests for slots, if nothing changes here
 PAUSE_SECONDS = 0.05  # before a request, so that changes that come together cause one request
@@ -88,7 +88,7 @@ class Schedule:
 
     async def leave_queue(self, builder: str) -> None:
         """Gives up all slots at once. Raises BackboneUnavailable."""
-        await scripts.schedule_builds(self._store, builder, {}, {}, LEASE_MS, -1)
+        await scripts.schedule_builds(self._store, builder, {}, {}, HELD_MS, -1)
 
     async def _look_up_records(self) -> None:
         """Reads new entries' records. Only queued deploys with a build need a slot. Raises BackboneUnavailable."""
@@ -110,9 +110,7 @@ class Schedule:
             await self._look_up_records()
         waiting = {name: msgspec.json.encode(known).decode() for name, (_, known) in self._waiting.items()}
         running = {name: msgspec.json.encode(known).decode() for name, known in self._running.items()}
-        granted, elsewhere = await scripts.schedule_builds(
-            self._store, builder, waiting, running, LEASE_MS, self._slots
-        )
+        granted, elsewhere = await scripts.schedule_builds(self._store, builder, waiting, running, HELD_MS, self._slots)
         for deploy_id in elsewhere:
             entry, _ = self._waiting.pop(deploy_id)
             self._added.pop(deploy_id, None)

@@ -1,7 +1,7 @@
 """Follows the serving records (`gateway/deploys/serving.py`), applies their steps, and answers them.
 
 For each address of each app, a task applies the newest step of its record (`steps.py`). One engine at a time follows
-the records, under a lease (`workers/hosting/engine_lease.py`).
+the records (`workers/hosting/hold_engine.py`).
 """
 
 import asyncio

@@ -133,7 +133,7 @@ class HostDriver:
 
     async def prepare(self, target: Target) -> None:
         wanted = target.wanted
-        await run_in_thread(self._releases.claim_folder, wanted.account, wanted.app)
+        await run_in_thread(self._releases.empty_foreign_folder, wanted.account, wanted.app)
         self._mark_suspended(self._site(wanted))
         if wanted.runs and self._bring_data is not None:
             try:

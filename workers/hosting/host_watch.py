@@ -22,7 +22,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.engine.reconciler import Reconciler
 from workers.hosting import caddy
-from workers.hosting.engine_lease import HostLease
+from workers.hosting.hold_engine import HostHold
 from workers.hosting.releases import Releases
 
 logger = structlog.get_logger()
@@ -36,9 +36,9 @@ NAMED_APPS = 5  # in a line of the log
 
 class HostWatch:
     def __init__(
-        self, settings: Settings, store: Store, releases: Releases, reconciler: Reconciler, lease: HostLease
+        self, settings: Settings, store: Store, releases: Releases, reconciler: Reconciler, hold: HostHold
     ) -> None:
-        self._store, self._records, self._reconciler, self._lease = store, Records(store), reconciler, lease
+        self._store, self._records, self._reconciler, self._hold = store, Records(store), reconciler, hold
         self._host, self._folder = releases.folder_id(), releases.folder
         name = urlsplit(settings.api_url or settings.base_url).hostname
         self._own_name = name if settings.acme and settings.upstream else None
@@ -53,7 +53,7 @@ class HostWatch:
         missing = await self._check_releases()
         seconds, micros = await self._store.client.time()
         now = seconds * 1000 + micros // 1000
-        report = HostReport(now, self._lease.is_elsewhere, missing, disk_free, certificate_left)
+        report = HostReport(now, self._hold.is_elsewhere, missing, disk_free, certificate_left)
         await self._records.write_report(self._host, report)
 
     async def _check_releases(self) -> int:

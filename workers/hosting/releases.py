@@ -235,7 +235,7 @@ class Releases:
         """Lists the releases of the app, at all its addresses."""
         return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
 
-    def claim_folder(self, account: str, app_id: str) -> None:
+    def empty_foreign_folder(self, account: str, app_id: str) -> None:
         """Removes the releases of another account to which the app belonged before."""
         folder = self._sites / app_id
         if Site(folder / "live").account not in ("", account):

@@ -4,7 +4,7 @@ Only the data folder determines which releases are served and run (`releases.py`
 the builder, and restarts independently of them. `workers/engine` updates the data folder when a builder wants it. Caddy
 and the apps keep running while the worker is stopped, and the next worker adopts them.
 
-One process per data folder works, and a second one stands by. One engine serves the apps (`engine_lease.py`): on
+One process per data folder works, and a second one stands by. One engine serves the apps (`hold_engine.py`): on
 another host, the worker ends, and so do Caddy and the apps that an earlier worker has left there.
 """
 
@@ -39,7 +39,7 @@ from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data import HostData
 from workers.hosting.driver import HostDriver
-from workers.hosting.engine_lease import HostLease, ServedElsewhere
+from workers.hosting.hold_engine import HostHold, ServedElsewhere
 from workers.hosting.host_watch import HostWatch
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.sleep_limits import SleepLimits
@@ -76,16 +76,16 @@ async def _run(settings: Settings, releases: Releases) -> None:
         store, registry, host = reporter.store, reporter.registry, releases.folder_id()
         await stack.enter_async_context(run_in_background(keep_heartbeat(store, "sites")))
         records = Records(store, "" if shares else host)
-        lease = HostLease(records, folder, host)
-        await lease.take()
-        stack.push_async_callback(lease.leave)
+        hold = HostHold(records, folder, host)
+        await hold.take()
+        stack.push_async_callback(hold.leave)
         sandbox, data = open_sandbox(settings, APP_USERS), None
         parts = list[asyncio.Task[object]]()
 
         async def start(part: Coroutine[object, object, object]) -> None:
             parts.append(await stack.enter_async_context(run_in_background(part)))
 
-        await start(lease.keep())
+        await start(hold.keep())
         suspensions = Suspensions(store, releases)
         await suspensions.catch_up()  # before any app runs
         try:
@@ -109,11 +109,11 @@ async def _run(settings: Settings, releases: Releases) -> None:
         await driver.open()
         if shares:  # visitors of a host that was empty would get 404
             await reconciler.catch_up()
-        await start(_follow(lease, reconciler))
-        await start(HostWatch(settings, store, releases, reconciler, lease).run())
+        await start(_follow(hold, reconciler))
+        await start(HostWatch(settings, store, releases, reconciler, hold).run())
         await start(follow_changes(store, steps.names.follow_app))
         await start(suspensions.run())
-        await start(_keep_serving(settings, folder))
+        await start(_run_caddy(settings, folder))
         if data is not None:
             stack.push_async_exit(partial(_leave, data))
         end_if_canceled()  # a step above may have lost it
@@ -127,12 +127,12 @@ async def _leave(data: HostData, kind: type[BaseException] | None, *_: object) -
         await data.leave()
 
 
-async def _follow(lease: HostLease, reconciler: Reconciler) -> None:
-    await lease.until_here()
+async def _follow(hold: HostHold, reconciler: Reconciler) -> None:
+    await hold.until_here()
     await reconciler.run()
 
 
-async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
+async def _run_caddy(settings: Settings, folder: Path) -> NoReturn:
     """Adopts the Caddy that runs, or starts one, and starts another one whenever it ends."""
     server = Caddy(settings, folder)
     try:

@@ -419,16 +419,16 @@ def explain_refusal(reason: str, what: str) -> str:
 
 def _is_shared(kind: str, present: Any) -> bool:
     """Returns whether somebody else has set a part of a specification that is ours alone."""
-    return kind in OWN_SPECS and any(map(_is_other_s, present.metadata.managedFields or []))
+    return kind in OWN_SPECS and any(map(_is_foreign, present.metadata.managedFields or []))
 
 
-def _is_other_s(entry: Any) -> bool:
+def _is_foreign(entry: Any) -> bool:
     return "f:spec" in (entry.fieldsV1 or {}) and (entry.manager, entry.operation) != (MANAGER, "Apply")
 
 
 def _without_others(kind: str, present: Any, wanted: Object) -> Object:
     """Describes what is wanted so that it replaces what is present. To apply it would leave what others have added."""
-    entries = [each.to_dict() for each in present.metadata.managedFields if not _is_other_s(each)]
+    entries = [each.to_dict() for each in present.metadata.managedFields if not _is_foreign(each)]
     kept = {"resourceVersion": present.metadata.resourceVersion, "managedFields": entries}
     replacement = {**wanted, "metadata": wanted["metadata"] | kept}
     if kind == "Service":  # what cannot change

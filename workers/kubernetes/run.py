@@ -1,7 +1,7 @@
 """The worker `sites` for apps on Kubernetes: one of them follows the serving records, and the others stand by.
 
-The present worker holds the lease of what serves the apps (`workers/hosting/engine_lease.py`). When it dies, the next
-one continues after the lease has ended, and the cluster serves meanwhile.
+The present worker is the engine that serves the apps (`workers/hosting/hold_engine.py`). When it dies, the next
+one continues seconds later, and the cluster serves meanwhile.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from workers.engine.names import find_app, find_plan, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
-from workers.hosting.engine_lease import RENEWAL_SECONDS
+from workers.hosting.hold_engine import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import ACTIVATOR_PORT, Activator, find_own_address
@@ -45,8 +45,8 @@ class TakenOver(Exception):
 
 
 @asynccontextmanager
-async def _hold_lease(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
-    """Waits for the lease. Yields a task that renews it, and fails when another engine has it."""
+async def _hold_engine(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
+    """Waits until it is the engine. Yields a task that keeps it so, and fails when another one has taken over."""
     worker, waiting = Holder(secrets.token_hex(8), f"a Kubernetes cluster (namespace {namespace})"), False
     while (holder := await patient(records).hold_engine(worker)) != worker:
         if not waiting:
@@ -72,7 +72,7 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(run_in_background(keep_heartbeat(reporter.store, "sites")))
         cluster = await stack.enter_async_context(Cluster(settings.kubernetes_namespace))
         records = Records(reporter.store)
-        lost = await stack.enter_async_context(_hold_lease(records, settings.kubernetes_namespace))
+        lost = await stack.enter_async_context(_hold_engine(records, settings.kubernetes_namespace))
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
         driver = ClusterDriver(
             settings,

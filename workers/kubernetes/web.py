@@ -36,13 +36,13 @@ async def serve(path: str, port: int, start_address: str, idle_port: int, comman
             writer.close()
 
         await asyncio.start_server(tell, None, idle_port)
-        serving, noting = asyncio.create_task(keep_serving(command)), asyncio.create_task(note_starts(starts, relay))
+        serving, noting = asyncio.create_task(keep_running(command)), asyncio.create_task(note_starts(starts, relay))
         await asyncio.wait([serving, noting], return_when=asyncio.FIRST_COMPLETED)
         noting.cancel()
         return serving.result() if serving.done() else 1
 
 
-async def keep_serving(command: list[str]) -> int:
+async def keep_running(command: list[str]) -> int:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     stopping = asyncio.create_task(stopped.wait())

@@ -91,16 +91,16 @@ class Certificates:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomain is not None and app.customDomainVerified
 
-    async def inspect(self, claim: InspectedApp) -> Inspection:
-        settings, domain = self._settings, claim.app.customDomain or ""
+    async def inspect(self, held: InspectedApp) -> Inspection:
+        settings, domain = self._settings, held.app.customDomain or ""
         try:
-            certificate = await self._read_certificate(claim.app.account, domain)
+            certificate = await self._read_certificate(held.app.account, domain)
         except CallFailed as error:
-            logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
+            logger.info("certificate.unseen", app=held.app.id, domain=domain, reason=error.reason)
             return Inspection({}, [], min(AFTER_FAILURE_SECONDS, settings.certificate_interval))
-        known, event = evaluate_certificate(claim.known, domain, certificate, claim.now())
-        ends = certificate_ends_key(claim.tag)  # for operators; readers also check the app's record
-        await self._store.client.zadd(ends, {claim.app.id: certificate.expires})
+        known, event = evaluate_certificate(held.known, domain, certificate, held.now())
+        ends = certificate_ends_key(held.tag)  # for operators; readers also check the app's record
+        await self._store.client.zadd(ends, {held.app.id: certificate.expires})
         events = [] if event is None else [(new_id("evt"), event)]
         return Inspection(known, events, settings.certificate_interval)
 

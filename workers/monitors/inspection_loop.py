@@ -1,9 +1,9 @@
 """Inspects apps at an interval. Any number of workers share the apps, and one worker at a time inspects each app.
 
-Each partition has a sorted set of its apps, scored by when they are due. A worker claims the apps that are due
-(`claim_due_apps.lua`), reads their records in one request, inspects them, and writes each observation together with the
-time of the next inspection (`record_observation.lua`). If a worker dies meanwhile, the lease of its claim ends and
-another worker claims the app. Inspections run concurrently up to a bound. A worker claims only as many apps as it can
+Each partition has a sorted set of its apps, scored by when they are due. A worker takes the apps that are due
+(`take_due_apps.lua`), reads their records in one request, inspects them, and writes each observation together with the
+time of the next inspection (`record_observation.lua`). If a worker dies meanwhile, its time ends and another
+worker takes the app. Inspections run concurrently up to a bound. A worker takes only as many apps as it can
 inspect at once.
 
 The deletion of an app may be interrupted. Therefore this loop removes ids without an app, with all data stored for
@@ -31,9 +31,9 @@ from gateway.redis.errors import code_of
 
 logger = structlog.get_logger()
 
-BATCH_APPS = 100  # per claim
-LEASE_MARGIN_SECONDS = 5.0  # added to an inspection's budget, for the requests to Redis before and after it
-IDLE_SECONDS = 0.5  # before the next claim, if nothing was due
+BATCH_APPS = 100  # that are taken at once
+HOLD_MARGIN_SECONDS = 5.0  # added to an inspection's budget, for the requests to Redis before and after it
+IDLE_SECONDS = 0.5  # before the next look, if nothing was due
 JITTER = 0.1  # share of an interval, in both directions, so that apps that became due together spread out
 
 
@@ -41,9 +41,9 @@ class InspectedApp(NamedTuple):
     tag: str
     app: App
     known: Mapping[str, str]  # data stored by earlier observations
-    at: int  # time of the claim by the clock of Redis, ms
-    lease_end: int  # by the same clock, ms
-    began: float  # time of the claim by the clock of this process, seconds
+    at: int  # when it was taken, by the clock of Redis, ms
+    held_until: int  # by the same clock, ms
+    began: float  # the same by the clock of this process, seconds
 
     def now(self) -> int:
         """Returns the current time by the clock of Redis, in ms."""
@@ -78,7 +78,7 @@ class InspectionLoop:
     ) -> None:
         self._registry, self._store = registry, registry.store
         self._due, self._key, self._applies, self._inspect = due, key, applies, inspect
-        self._interval, self._lease, self._at_a_time = interval, budget + LEASE_MARGIN_SECONDS, at_a_time
+        self._interval, self._held_for, self._at_a_time = interval, budget + HOLD_MARGIN_SECONDS, at_a_time
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -87,42 +87,42 @@ class InspectionLoop:
         try:
             while True:
                 end_if_canceled()
-                claimed, failing, postponed = 0, postponed, False
+                taken, failing, postponed = 0, postponed, False
                 for tag in tags[first:] + tags[:first]:
                     while len(self._running) >= self._at_a_time:
                         await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                     try:
-                        claimed += await self._claim_due(tag, min(BATCH_APPS, self._at_a_time - len(self._running)))
+                        taken += await self._take_due(tag, min(BATCH_APPS, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
                         if not failing:  # one line per outage
                             logger.warning("inspection.postponed", due=self._due(tag), error=code_of(error.__cause__))
                         failing = postponed = True
-                if not claimed:
+                if not taken:
                     await asyncio.sleep(min(IDLE_SECONDS, self._interval / 10))
         finally:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _claim_due(self, tag: str, at_most: int) -> int:
+    async def _take_due(self, tag: str, at_most: int) -> int:
         began = time.monotonic()
         known = self._key(tag, "").removesuffix(":")
-        due = await scripts.claim_due_apps(
-            self._store, tag, self._due(tag), known, limit=at_most, lease=int(self._lease * 1000)
+        due = await scripts.take_due_apps(
+            self._store, tag, self._due(tag), known, limit=at_most, held_for=int(self._held_for * 1000)
         )
         if not due.apps:
             return 0
         records, unreadable = await self._read_records([each.id for each in due.apps])
         skipped: dict[str, bool] = {}
         for each in due.apps:
-            if each.id in unreadable:  # due again when its lease ends
+            if each.id in unreadable:  # due again later
                 continue
             app, account = records.get(each.id, (None, None))
             if app is None or account is None or partition_tag(app.account) != tag:
                 await self._forget(tag, each.id)
             elif self._applies(app, account, each.live):
-                claim = InspectedApp(tag, app, each.known, due.now, due.lease_end, began)
-                task = asyncio.create_task(self._inspect_and_observe(claim))
+                held = InspectedApp(tag, app, each.known, due.now, due.held_until, began)
+                task = asyncio.create_task(self._inspect_and_observe(held))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
             else:
@@ -164,40 +164,40 @@ class InspectionLoop:
     async def _skip(self, tag: str, due: scripts.DueApps, skipped: Mapping[str, bool]) -> None:
         """Postpones apps that are not inspected for now, and deletes their stored data, which is outdated."""
         again = {app_id: due.now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
-        await scripts.postpone_apps(self._store, self._due(tag), again, lease_end=due.lease_end)
+        await scripts.postpone_apps(self._store, self._due(tag), again, held_until=due.held_until)
         for app_id, stored in skipped.items():
             if stored:
                 await self._store.client.delete(self._key(tag, app_id))
 
-    async def _inspect_and_observe(self, claim: InspectedApp) -> None:
+    async def _inspect_and_observe(self, held: InspectedApp) -> None:
         try:
-            observation = await self._inspect(claim)
-            if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
-                await self._observe(claim, observation)
+            observation = await self._inspect(held)
+            if time.monotonic() - held.began < self._held_for:  # later, another worker may have taken it
+                await self._observe(held, observation)
         except BackboneUnavailable as error:
-            logger.warning("inspection.lost", app=claim.app.id, error=code_of(error.__cause__))
+            logger.warning("inspection.lost", app=held.app.id, error=code_of(error.__cause__))
         except Exception as error:
-            # A bug: the app is due again when the lease ends.
-            logger.error("inspection.crashed", app=claim.app.id, exc_info=error)
+            # A bug: the app is due again later.
+            logger.error("inspection.crashed", app=held.app.id, exc_info=error)
 
-    async def _observe(self, claim: InspectedApp, observation: Inspection) -> None:
-        app = claim.app
+    async def _observe(self, held: InspectedApp, observation: Inspection) -> None:
+        app = held.app
         # The interval runs from the start of one inspection to the start of the next.
-        again = int(max(self._jittered(observation.again) - (time.monotonic() - claim.began), 0.0) * 1000)
+        again = int(max(self._jittered(observation.again) - (time.monotonic() - held.began), 0.0) * 1000)
         events = [
             prepare_event(event, event_id, app.account, app.id, app.name) for event_id, event in observation.events
         ]
         if await scripts.record_observation(
             self._store,
-            self._key(claim.tag, app.id),
+            self._key(held.tag, app.id),
             app=app.id,
             account=app.account,
-            version=claim.known.get("version", ""),
+            version=held.known.get("version", ""),
             next_version=new_id("ver"),
             fields=observation.known,
             events=events,
-            schedule=self._due(claim.tag),
-            lease_end=claim.lease_end,
+            schedule=self._due(held.tag),
+            held_until=held.held_until,
             due_in=again,
         ):
             for event_id, event in observation.events:

@@ -1,6 +1,6 @@
 """Starts the background work of the monitors. Any number of these workers may run.
 
-Also settles the reservations of dead gateways at their maximum cost, once their lease is over. Settling the same
+Also settles the reservations of dead gateways at their maximum cost, once they have expired. Settling the same
 reservation twice has no effect.
 """
 
@@ -67,7 +67,7 @@ async def _settle(store: Store, tag: str, reservation: str) -> bool:
 
 logger = structlog.get_logger()
 
-ENGINE_CHECK_SECONDS = 60.0  # between checks for deploys that an external engine does not report
+EXTERNAL_CHECK_SECONDS = 60.0  # between checks for deploys that an external engine does not report
 
 
 async def run_monitors(settings: Settings) -> None:
@@ -121,4 +121,4 @@ async def keep_failing_unreported(deploys: Deploys) -> None:
         if failed := await deploys.fail_unreported():
             logger.warning("deploys.unreported", failed=failed)
 
-    await every(ENGINE_CHECK_SECONDS, fail_unreported, "deploys.unreadable")
+    await every(EXTERNAL_CHECK_SECONDS, fail_unreported, "deploys.unreadable")

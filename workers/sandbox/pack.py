@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from urllib.parse import quote
 
 HEADER = b"SQLite format 3\0"
-BESIDE = ("-wal", "-shm", "-journal")  # files of a database; its backup includes what they contain
+SUFFIXES = ("-wal", "-shm", "-journal")  # files of a database; its backup includes what they contain
 LOCKED = (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED
 LOCKED_SECONDS = 30.0  # that all databases together may be locked
 ATTEMPT_SECONDS = 0.25  # that an attempt to read a database waits
@@ -64,13 +64,13 @@ class Packer:
                 continue
             databases = {name for name in names if self._is_database(folder, name, names)}
             for name in names:
-                if any(name == database + suffix for database in databases for suffix in BESIDE):
+                if any(name == database + suffix for database in databases for suffix in SUFFIXES):
                     continue
                 relative = os.path.join(folder, name)
                 path = os.path.join(self._folder, relative)
                 if name in databases:
-                    beside = [name + suffix for suffix in BESIDE[::2] if name + suffix in names]
-                    yield from self._copied(path, relative, beside)
+                    companions = [name + suffix for suffix in SUFFIXES[::2] if name + suffix in names]
+                    yield from self._copied(path, relative, companions)
                     continue
                 yield path, relative
                 if os.path.isdir(path) and not os.path.islink(path):
@@ -89,19 +89,19 @@ class Packer:
         finally:
             os.close(fd)
 
-    def _copied(self, path: str, name: str, beside: list[str]) -> Iterator[tuple[str, str]]:
+    def _copied(self, path: str, name: str, companions: list[str]) -> Iterator[tuple[str, str]]:
         """Adds the database. Yields its files if it cannot be read as a database."""
         try:
             back_up(path, self._copy, self._count_attempt)
         except Exception as error:  # of any kind, because the file comes from a customer
             print(f"{name!r} is no readable database, and is copied as it is: {error}")
             yield path, name
-            for each in beside:
+            for each in companions:
                 yield os.path.join(os.path.dirname(path), each), os.path.join(os.path.dirname(name), each)
         else:
             self._add(self._copy, name)
         finally:
-            for suffix in ("", *BESIDE):
+            for suffix in ("", *SUFFIXES):
                 if os.path.lexists(self._copy + suffix):
                     os.unlink(self._copy + suffix)
 

@@ -461,8 +461,8 @@ class Sandbox:
         `share` is left out, because it may contain personal data.
         """
         folders = [each for each in (*self._folders, *self._made_folders) if not each.startswith("/usr/")]
-        beside = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
-        return [*folders, *(path for path in beside if path.count("/") > 1), "/nix/store"]
+        siblings = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
+        return [*folders, *(path for path in siblings if path.count("/") > 1), "/nix/store"]
 
 
 def open_sandbox(settings: Settings, users: range) -> Sandbox:

@@ -2,7 +2,7 @@
 
 The copy holds only public members of keys, and a time of Redis before the fetch. It is bound to the app, its account,
 its `auth` and the address of its keys. No process uses it for longer than keys that it fetched itself. One process at
-a time fetches the keys, under a claim, while the others wait for a moment.
+a time fetches the keys, while the others wait for a moment.
 
 Failure policy: without Redis, or if the other process takes long, each process fetches the keys itself.
 """
@@ -18,7 +18,7 @@ from gateway.inference.auth import scripts
 from gateway.loops import until
 from gateway.redis.client import Store
 
-CLAIM_SECONDS = 6.0  # a fetch may take five
+FETCH_SECONDS = 6.0  # a fetch may take five
 WAIT_SECONDS = 2.0  # for another process's fetch
 POLL_SECONDS = 0.1  # between two checks while waiting for it
 REDIS_SECONDS = 1.0  # that a call of Redis may take
@@ -53,7 +53,7 @@ class SharedKeys:
                     self._app,
                     self._identity,
                     oldest=int(oldest * 1000),
-                    claim=int(CLAIM_SECONDS * 1000),
+                    held_for=int(FETCH_SECONDS * 1000),
                 )
             self.checked_at = found.now
             return None if found.verdict == "wait" else found
@@ -66,7 +66,7 @@ class SharedKeys:
         return None
 
     async def share(self, document: bytes, digest: bytes, checked_at: int, life: float) -> None:
-        """Shares keys that were fetched after `checked_at`, unless they are too large. Releases the claim.
+        """Shares keys that were fetched after `checked_at`, unless they are too large, and lets others fetch again.
 
         They are shared for `life` seconds from then, in Redis's time: how long Redis takes to answer does not matter.
         """
@@ -84,5 +84,5 @@ class SharedKeys:
                 )
 
     async def give_up(self) -> None:
-        """Releases the claim after a failed fetch, so that another process may try."""
+        """Lets another process fetch after a failed attempt."""
         await self.share(b"", b"", 0, 0)

@@ -2,7 +2,7 @@
 
 Each is one script and one round trip. A settlement is idempotent by its reservation's id. Whatever makes it fail
 (Redis is away, the request was canceled, an answer was lost), it goes to a queue that repeats it until it is written.
-If it is never written, the reservation stays at its maximum cost until its lease ends. Then the monitors worker settles
+If it is never written, the reservation stays at its maximum cost until it expires. Then the monitors worker settles
 it in full. A settlement carries the reservation's record, so it is booked even if a failover lost the reservation. A
 former primary may confirm settlements for a while and lose them. When another server takes its place, the last
 settlements are repeated.
@@ -123,7 +123,7 @@ class Admission:
         """
         self._settings, self._budget = settings, budget
         self._arrival, self._clock_error, self._retry, self._max_pending = arrival, clock_error, retry, max_pending
-        self._lease = int((settings.provider_timeouts.total + 60) * 1000)  # ms
+        self._life = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._pending: OrderedDict[str, PendingSettlement] = OrderedDict()
         self._has_pending = asyncio.Event()
@@ -163,7 +163,7 @@ class Admission:
                 limits,
                 reservation.max_cost,
                 reservation=reservation.id,
-                lease=self._lease,
+                life=self._life,
                 deadline=self._clock.at(sent + self._arrival),
             )
         except NotReplicated:
@@ -193,7 +193,7 @@ class Admission:
         if not max_cost:
             return Admitted(None, headers, uses)
         payer = "" if limits.user_cap is None else user_hash(user)
-        record = ReservationRecord(account, decision.day, max_cost, decision.now + self._lease, app.id, payer)
+        record = ReservationRecord(account, decision.day, max_cost, decision.now + self._life, app.id, payer)
         return Admitted(Reservation(reservation.id, account, max_cost, record), headers, uses)
 
     async def settle(self, reservation: Reservation, cost: int) -> None:

@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Self
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
 
 from gateway.accounts.records import Account, App, AppLimits, to_nano_euro
 from gateway.errors import RequestMalformed
 from gateway.keys import spend_key
 from gateway.redis.client import Store
 from gateway.settings import NANO, Settings
-from gateway.validation import Euro, Rate
 
 EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
 
@@ -73,17 +71,6 @@ class LimitsView(msgspec.Struct):
     @classmethod
     def of(cls, limits: AppLimits | None) -> Self:
         return cls(**msgspec.structs.asdict(limits or AppLimits()))
-
-
-class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Null clears a limit; a limit that is left out stays. 0 refuses all requests."""
-
-    dailyEuro: Annotated[Euro | UnsetType | None, Meta(description='euro per UTC day of the app, as "0.50"')] = UNSET
-    userDailyEuro: Annotated[Euro | UnsetType | None, Meta(description="euro per UTC day of each user")] = UNSET
-    requestsPerMinute: Annotated[Rate | UnsetType | None, Meta(description="requests per minute of the app")] = UNSET
-    userRequestsPerMinute: Annotated[Rate | UnsetType | None, Meta(description="requests per minute of each user")] = (
-        UNSET
-    )
 
 
 class WidestLimits(msgspec.Struct):

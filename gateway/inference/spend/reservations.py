@@ -26,7 +26,7 @@ class ReservationRecord(msgspec.Struct, frozen=True, gc=False):
     account: str
     day: str
     max_cost: int  # nano-euro
-    lease_end: int  # Redis's clock, milliseconds
+    expires: int  # Redis's clock, milliseconds
     app: str  # id
     user: str = ""  # its hash, if the app had a cap for users
 

@@ -32,12 +32,12 @@ async def admit(
     max_cost: int,
     *,
     reservation: str,
-    lease: int,
+    life: int,
     deadline: int,
 ) -> Decision:
     """Decides on a request of an app's user, and reserves `max_cost` nano-euro; 0 reserves nothing.
 
-    `lease` is in milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none)
+    `life` is in milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none)
     reserves nothing. Raises NotReplicated if too few replicas have the reservation.
     """
     tag, replicated = partition_tag(account), max_cost > 0 and store.replicas > 0
@@ -45,7 +45,7 @@ async def admit(
     windows = (app_window_key(tag, app), user_window_key(tag, app, hashed))
     script_keys = [*windows, account_spend_prefix(account), *reservation_keys(tag)]
     rates, app_cap = (limits.requests, limits.user_requests), limits.app_cap
-    args: tuple[str | int, ...] = (*rates, max_cost, limits.cap, reservation, account, lease, deadline, app)
+    args: tuple[str | int, ...] = (*rates, max_cost, limits.cap, reservation, account, life, deadline, app)
     if limits.user_cap is not None:
         script_keys.append(user_spend_prefix(account, app, hashed))
         args = (*args, "" if app_cap is None else app_cap, hashed, limits.user_cap)
@@ -76,7 +76,7 @@ async def settle(
 
 
 async def list_expired_reservations(store: Store, tag: str, limit: int) -> list[str]:
-    """Returns at most `limit` ids of reservations with an expired lease, the longest expired first."""
-    _, leases = reservation_keys(tag)
-    reservations: list[str] = await store.run_script(_LIST_EXPIRED_RESERVATIONS, [leases], limit)
+    """Returns at most `limit` ids of expired reservations, the longest expired first."""
+    _, expiries = reservation_keys(tag)
+    reservations: list[str] = await store.run_script(_LIST_EXPIRED_RESERVATIONS, [expiries], limit)
     return reservations

@@ -3,11 +3,11 @@
 import { h, isPressed, refocus, showDialog, untilReleased } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 
-export const heading = (title, lead, beside) =>
+export const heading = (title, lead, extra) =>
   h(
     "div",
     { class: "heading" },
-    h("div", { class: "row" }, h("h1", { tabindex: "-1" }, title), beside),
+    h("div", { class: "row" }, h("h1", { tabindex: "-1" }, title), extra),
     lead && h("p", { class: "quiet" }, lead),
   );
 
@@ -134,14 +134,14 @@ export const choice = (id, options, prompt = "") =>
   );
 
 // `layout` is a CSS class for the row of fields and button. Without a button, the fields cannot be changed. `work` is called upon submission, as in `action`.
-export function form(layout, fields, button, work, beside) {
+export function form(layout, fields, button, work, extra) {
   const line = refusal();
   const submit = (event) => (event.preventDefault(), attempt(button, line, work));
   const row = h(
     button ? "div" : "fieldset",
     { class: `fields ${layout}`, disabled: !button },
     fields,
-    beside ? h("div", { class: "row" }, button, beside) : button,
+    extra ? h("div", { class: "row" }, button, extra) : button,
   );
   return h("form", { class: "stack", onsubmit: submit }, row, line);
 }

@@ -89,11 +89,11 @@ function urlForm(panel, before) {
     show(panel, before);
     panel.about.querySelector("button").focus();
   };
-  const beside = before && h("button", { type: "button", onclick: cancel }, "Cancel");
+  const extra = before && h("button", { type: "button", onclick: cancel }, "Cancel");
   return card(
     "Webhook",
     !before && empty("No webhook is set", "Without a webhook, events are dropped."),
-    may("set_webhook") && form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, beside),
+    may("set_webhook") && form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, extra),
     before && h("p", { class: "small quiet" }, "A new URL gets a new signing secret. The current secret becomes invalid."),
   );
 }

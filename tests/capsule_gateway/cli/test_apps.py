@@ -17,7 +17,7 @@ def name() -> str:
     return f"cli-{secrets.token_hex(4)}"
 
 
-async def test_an_app_s_life(capsule: Tool, name: str) -> None:
+async def test_an_apps_life(capsule: Tool, name: str) -> None:
     assert "capsule apps create NAME" in (await capsule("apps", "list")).out
     made = await capsule("apps", "create", name)
     assert made.line == f"https://{name}.apps.localhost"

@@ -9,9 +9,9 @@ from litestar.params import FromPath
 
 from capsule_gateway.dev.account import DemoApp
 from capsule_gateway.dev.demo import Kind, open_demo
+from capsule_gateway.dev.in_process import serve_app
 from capsule_gateway.dev.key_file import Keys
 from capsule_gateway.dev.layout import Layout
-from capsule_gateway.dev.serving import serve_app
 
 UPLOAD_SECONDS = 0.3
 

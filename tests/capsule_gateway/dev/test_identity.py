@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from capsule_gateway.dev.identity import CLIENT_ID, OWNER, PATH, identity_router
+from capsule_gateway.dev.in_process import hold_port, serve_app
 from capsule_gateway.dev.model import model_app
-from capsule_gateway.dev.serving import claim_port, serve_app
 from gateway.accounts.openid import OpenId
 from gateway.errors import SignInFailed
 from gateway.outbound.client import Client
@@ -25,7 +25,7 @@ async def test_a_sign_in(store: Store) -> None:
     values: dict[str, Any] = {"oidc_issuer": issuer, "oidc_client_id": CLIENT_ID, "oidc_client_secret": secret}
     settings = Settings(base_url=base, **values)
     async with (
-        serve_app(model_app("key", router), claim_port(port, "test")),
+        serve_app(model_app("key", router), hold_port(port, "test")),
         Client(allow_private=True, own=True) as calls,
         httpx.AsyncClient(trust_env=False) as browser,
     ):

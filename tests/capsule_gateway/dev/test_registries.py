@@ -80,7 +80,7 @@ async def test_a_machine_without_npm_and_pip_adds_nothing_that_is_invalid(machin
     assert await find_registries(tmp_path) == {}
 
 
-async def test_a_setting_takes_the_place_of_the_machine_s_registries(
+async def test_a_setting_takes_the_place_of_the_machines_registries(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAY_BUILD_REGISTRIES", "npm=https://mine.example.com")

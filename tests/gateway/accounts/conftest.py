@@ -10,13 +10,13 @@ from tests.support.registries import process
 
 
 @pytest.fixture
-async def here(redis_url: str) -> AsyncIterator[Registry]:
+async def local(redis_url: str) -> AsyncIterator[Registry]:
     async with process(redis_url) as registry:
         yield registry
 
 
 @pytest.fixture
-async def there(redis_url: str) -> AsyncIterator[Registry]:
+async def peer(redis_url: str) -> AsyncIterator[Registry]:
     async with process(redis_url) as registry:
         yield registry
 

@@ -259,7 +259,7 @@ async def test_operators_add_a_key_for_an_account_holder_who_lost_theirs(holder:
 
 
 @session
-async def test_another_account_s_keys_cannot_be_revoked(holder: Holder, gw: Gateway) -> None:
+async def test_another_accounts_keys_cannot_be_revoked(holder: Holder, gw: Gateway) -> None:
     other = holder_of(await gw.account())
     await other.create()
     for key in await other.list():
@@ -324,10 +324,10 @@ async def test_the_last_use_is_written_in_the_background(holder: Holder, gw: Gat
     assert before[:-5] <= used <= now_iso()
 
 
-async def test_many_requests_write_one_use_per_minute(here: Registry, raw: redis.asyncio.Redis) -> None:
-    account, secret = await here.create_account("One", "free")
+async def test_many_requests_write_one_use_per_minute(local: Registry, raw: redis.asyncio.Redis) -> None:
+    account, secret = await local.create_account("One", "free")
     second, written = 0, list[int]()
-    keys = ApiKeys(here.store, clock=lambda: float(second))
+    keys = ApiKeys(local.store, clock=lambda: float(second))
     key = await keys.identify(secret)
     for second in range(120):
         for _ in range(50):
@@ -338,18 +338,18 @@ async def test_many_requests_write_one_use_per_minute(here: Registry, raw: redis
     assert written == [0, 60]
 
 
-async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry, proxy: Any) -> None:
-    account, secret = await here.create_account("One", "free")
-    key = await here.api_keys.identify(secret)
+async def test_a_use_waits_while_redis_fails(valkey: RedisServer, local: Registry, proxy: Any) -> None:
+    account, secret = await local.create_account("One", "free")
+    key = await local.api_keys.identify(secret)
     async with opened(proxy.url) as store:
         away = ApiKeys(store)
         away.note_use(key)
         proxy.go_down()
         await away.write_uses()  # raises nothing, which would end the background task
         proxy.down = False
-        assert (await only_key(here, account.id)).lastUsedAt is None
+        assert (await only_key(local, account.id)).lastUsedAt is None
         await away.write_uses()
-        assert (await only_key(here, account.id)).lastUsedAt is not None
+        assert (await only_key(local, account.id)).lastUsedAt is not None
 
 
 async def only_key(registry: Registry, account_id: str) -> ListedKey:
@@ -357,19 +357,19 @@ async def only_key(registry: Registry, account_id: str) -> ListedKey:
     return key
 
 
-async def test_a_late_use_of_a_revoked_key_is_not_written(here: Registry, raw: redis.asyncio.Redis) -> None:
-    account, first = await here.create_account("One", "free")
-    key = await here.api_keys.create(account.id, "second")
-    here.api_keys.note_use(await here.api_keys.identify(key.key))
-    here.api_keys.note_use(await here.api_keys.identify(first))
-    await here.api_keys.revoke(account.id, key.id)
-    await here.api_keys.write_uses()
+async def test_a_late_use_of_a_revoked_key_is_not_written(local: Registry, raw: redis.asyncio.Redis) -> None:
+    account, first = await local.create_account("One", "free")
+    key = await local.api_keys.create(account.id, "second")
+    local.api_keys.note_use(await local.api_keys.identify(key.key))
+    local.api_keys.note_use(await local.api_keys.identify(first))
+    await local.api_keys.revoke(account.id, key.id)
+    await local.api_keys.write_uses()
     assert key.id not in await raw.hgetall(api_keys_used_key(account.id))
     assert len(await raw.hgetall(api_keys_used_key(account.id))) == 1
 
 
-async def test_the_number_of_noted_uses_is_limited(here: Registry) -> None:
-    keys = ApiKeys(here.store, max_noted=10)
+async def test_the_number_of_noted_uses_is_limited(local: Registry) -> None:
+    keys = ApiKeys(local.store, max_noted=10)
     for n in range(100):
         keys.note_use(KeyReference("acc", f"key_{n}"))
     assert len(keys._noted) <= 10
@@ -389,25 +389,25 @@ async def interrupt(work: Coroutine[Any, Any, Any], proxy: Proxy, key: str) -> N
     await cancel(task)
 
 
-async def test_an_interrupted_revocation_holds(here: Registry, proxy: Proxy) -> None:
+async def test_an_interrupted_revocation_holds(local: Registry, proxy: Proxy) -> None:
     """Even if the process dies before it removes `key:<sha256>`, the key is refused."""
-    account, _ = await here.create_account("One", "free")
-    key = await here.api_keys.create(account.id, "second")
+    account, _ = await local.create_account("One", "free")
+    key = await local.api_keys.create(account.id, "second")
     async with opened(proxy.url) as store:
         await interrupt(ApiKeys(store).revoke(account.id, key.id), proxy, api_key_key(digest(key.key)))
-    reference = await here.api_keys.identify(key.key)
+    reference = await local.api_keys.identify(key.key)
     assert reference is not None
-    assert await here.api_keys.find(reference) is None
+    assert await local.api_keys.find(reference) is None
 
 
-async def test_an_interrupted_creation_does_not_count(here: Registry, proxy: Proxy) -> None:
+async def test_an_interrupted_creation_does_not_count(local: Registry, proxy: Proxy) -> None:
     """A key that nobody has seen must not be the account's last one."""
-    account, first = await here.create_account("One", "free")
+    account, first = await local.create_account("One", "free")
     async with opened(proxy.url) as store:
         await interrupt(ApiKeys(store).create(account.id, "second"), proxy, api_keys_key(account.id))
     with pytest.raises(LastKey):
-        await here.api_keys.revoke(account.id, (await only_key(here, account.id)).id)
-    assert await here.api_keys.identify(first) is not None
+        await local.api_keys.revoke(account.id, (await only_key(local, account.id)).id)
+    assert await local.api_keys.identify(first) is not None
 
 
 @session

@@ -26,7 +26,7 @@ def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App
 
 @pytest.mark.parametrize("step", range(4))
 async def test_a_creation_that_fails_leaves_nothing(
-    here: Registry, raw: redis.asyncio.Redis, proxy: Proxy, step: int
+    local: Registry, raw: redis.asyncio.Redis, proxy: Proxy, step: int
 ) -> None:
     """After Redis failed before one of the writes, the name is free and the app does not count."""
     async with opened(proxy.url) as store:
@@ -35,10 +35,10 @@ async def test_a_creation_that_fails_leaves_nothing(
         with pytest.raises(BackboneUnavailable):
             await AppChanges(Registry(store, Vault(KEY))).create_app(an_app(), limit=1)
     assert proxy.lose_request is None
-    changes = AppChanges(here)
+    changes = AppChanges(local)
     assert set(await raw.keys("*")) <= {app_changes_key("acc_one")} | ACCOUNT_KEYS
     await changes.create_app(an_app(2), limit=1)
-    assert await here.find_app("app-2") == await here.find_app("shop") == an_app(2)
+    assert await local.find_app("app-2") == await local.find_app("shop") == an_app(2)
     with pytest.raises(AppLimitReached):
         await changes.create_app(an_app(3, name="other"), limit=1)
     await changes.delete_app(an_app(2))
@@ -46,17 +46,17 @@ async def test_a_creation_that_fails_leaves_nothing(
     assert await raw.keys("alias:*") == await raw.keys("app:*") == []
 
 
-async def test_creations_in_two_processes_happen_one_at_a_time(here: Registry, there: Registry) -> None:
-    both = AppChanges(here), AppChanges(there)
+async def test_creations_in_two_processes_happen_one_at_a_time(local: Registry, peer: Registry) -> None:
+    both = AppChanges(local), AppChanges(peer)
     work = [both[n % 2].create_app(an_app(n, name=f"shop-{n}"), limit=5) for n in range(20)]
     results = await asyncio.gather(*work, return_exceptions=True)
     assert [type(result) for result in results].count(AppLimitReached) == 15
-    assert len(await here.list_apps("acc_one")) == 5
+    assert len(await local.list_apps("acc_one")) == 5
 
 
-async def test_a_dead_process_s_lock_expires(here: Registry, raw: redis.asyncio.Redis) -> None:
+async def test_a_dead_processs_lock_expires(local: Registry, raw: redis.asyncio.Redis) -> None:
     await raw.set(LOCK, "another", ex=app_changes.LOCK_SECONDS)
-    changes = AppChanges(here, wait_seconds=0.1)
+    changes = AppChanges(local, wait_seconds=0.1)
     with pytest.raises(BackboneUnavailable):
         await changes.create_app(an_app(), limit=1)
     assert await raw.get(LOCK) == "another", "only its holder can remove it"
@@ -66,9 +66,9 @@ async def test_a_dead_process_s_lock_expires(here: Registry, raw: redis.asyncio.
         await changes.create_app(an_app(), limit=1)
 
 
-async def test_a_new_app_inherits_the_rate_window_of_a_deleted_one(here: Registry, raw: redis.asyncio.Redis) -> None:
+async def test_a_new_app_inherits_the_rate_window_of_a_deleted_one(local: Registry, raw: redis.asyncio.Redis) -> None:
     """So an account cannot exceed an app's rate by creating and deleting apps."""
-    changes, tag = AppChanges(here), partition_tag("acc_one")
+    changes, tag = AppChanges(local), partition_tag("acc_one")
 
     async def window(app: App) -> list[str]:
         found: list[str] = await raw.lrange(app_window_key(tag, app.id), 0, -1)  # type: ignore[misc]
@@ -79,7 +79,7 @@ async def test_a_new_app_inherits_the_rate_window_of_a_deleted_one(here: Registr
         await changes.create_app(app, limit=2)
     await raw.rpush(app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]
     await raw.expire(app_window_key(tag, two.id), 60)
-    spend = spend_key("acc_one", await here.store.today())
+    spend = spend_key("acc_one", await local.store.today())
     await raw.hset(spend, mapping={"settled": "9", f"settled:{two.id}": "9", f"reserved:{two.id}": "0"})  # type: ignore[misc]
     await raw.expire(spend, 60)
     for app in (one, two):

@@ -19,24 +19,24 @@ def with_domain(name: str, domain: str = "www.example.com", *, verified: bool = 
     return an_app(name, customDomain=domain, customDomainVerified=verified)
 
 
-async def test_a_verified_domain_belongs_to_one_app(here: Registry) -> None:
+async def test_a_verified_domain_belongs_to_one_app(local: Registry) -> None:
     first, second = with_domain("first"), with_domain("second")
-    await here.put_app(first, None)
-    await here.put_app(first, first)
-    await here.put_app(replace(second, customDomainVerified=False), None)
+    await local.put_app(first, None)
+    await local.put_app(first, first)
+    await local.put_app(replace(second, customDomainVerified=False), None)
     with pytest.raises(NameTaken, match="Another app has verified"):
-        await here.put_app(second, replace(second, customDomainVerified=False))
-    assert {app.name for app in await here.list_apps("acc_one")} == {"first", "second"}, "both apps stay"
-    assert (await here.domains.is_owner(first), await here.domains.is_owner(second)) == (True, False)
+        await local.put_app(second, replace(second, customDomainVerified=False))
+    assert {app.name for app in await local.list_apps("acc_one")} == {"first", "second"}, "both apps stay"
+    assert (await local.domains.is_owner(first), await local.domains.is_owner(second)) == (True, False)
 
     renamed = replace(first, name="renamed")
-    await here.put_app(renamed, first)
+    await local.put_app(renamed, first)
     with pytest.raises(NameTaken, match="Another app has verified"):
-        await here.put_app(second, None)
-    await here.put_app(replace(renamed, customDomain="other.example.com"), renamed)
-    await here.put_app(second, None)
-    await here.delete_app(second)
-    await here.put_app(with_domain("third"), None)
+        await local.put_app(second, None)
+    await local.put_app(replace(renamed, customDomain="other.example.com"), renamed)
+    await local.put_app(second, None)
+    await local.delete_app(second)
+    await local.put_app(with_domain("third"), None)
 
 
 async def test_of_many_concurrent_claims_one_succeeds(redis_url: str) -> None:
@@ -46,20 +46,20 @@ async def test_of_many_concurrent_claims_one_succeeds(redis_url: str) -> None:
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["App"] + ["NameTaken"] * 7
 
 
-async def test_a_claim_without_its_record_lapses(here: Registry) -> None:
+async def test_a_claim_without_its_record_lapses(local: Registry) -> None:
     """As when a process dies between the two writes, or the put fails because the name is taken."""
-    await compare_and_set(here.store, domain_key("www.example.com"), f"dead {time.time():.0f}")
+    await compare_and_set(local.store, domain_key("www.example.com"), f"dead {time.time():.0f}")
     with pytest.raises(NameTaken):
-        await here.put_app(with_domain("shop"), None)
-    await compare_and_set(here.store, domain_key("www.example.com"), f"dead {time.time() - CLAIM_SECONDS - 1:.0f}")
-    await here.put_app(with_domain("shop"), None)
+        await local.put_app(with_domain("shop"), None)
+    await compare_and_set(local.store, domain_key("www.example.com"), f"dead {time.time() - CLAIM_SECONDS - 1:.0f}")
+    await local.put_app(with_domain("shop"), None)
     with pytest.raises(NameTaken, match="name"):
-        await here.put_app(replace(with_domain("shop", "new.example.com"), id="other"), None)
-    assert await here.store.get(domain_key("new.example.com")) is None
+        await local.put_app(replace(with_domain("shop", "new.example.com"), id="other"), None)
+    assert await local.store.get(domain_key("new.example.com")) is None
 
 
-async def test_a_claim_that_redis_lost_counts_as_the_app_s(here: Registry) -> None:
-    await here.put_app(with_domain("first"), None)
-    await compare_and_set(here.store, domain_key("www.example.com"), "")
-    assert await here.domains.is_owner(with_domain("first"))
-    assert not await here.domains.is_owner(an_app())
+async def test_a_claim_that_redis_lost_counts_as_the_apps(local: Registry) -> None:
+    await local.put_app(with_domain("first"), None)
+    await compare_and_set(local.store, domain_key("www.example.com"), "")
+    assert await local.domains.is_owner(with_domain("first"))
+    assert not await local.domains.is_owner(an_app())

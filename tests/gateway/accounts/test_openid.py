@@ -326,7 +326,7 @@ async def test_an_issuer_that_is_announced_must_be_there() -> None:
             await openid.complete(ticket, answer)
 
 
-async def test_another_provider_answers_at_the_issuer_s_address() -> None:
+async def test_another_provider_answers_at_the_issuers_address() -> None:
     async with FakeIdentityProvider() as idp, make_openid(idp.address + "/") as openid:
         with pytest.raises(SignInUnavailable):
             await openid.begin("dashboard")
@@ -461,7 +461,7 @@ async def test_closed_registrations(oidc: Gateway, visitor: Visitor, idp: FakeId
             client.set(today, before, keepttl=True)
 
 
-async def test_an_invitation_takes_nobody_s_own_account(
+async def test_an_invitation_takes_nobodys_own_account(
     oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
 ) -> None:
     """A stranger invites an address before its first sign-in, as an owner of an account that has its name."""

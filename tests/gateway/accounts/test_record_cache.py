@@ -42,34 +42,34 @@ async def at_rest(registry: Registry) -> None:
 # -- copies ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_known_record_costs_no_round_trip(here: Registry, raw: redis.asyncio.Redis) -> None:
-    account, _ = await here.create_account("One", "free")
-    await here.put_app(an_app(account=account.id), None)
-    await at_rest(here)
-    assert await here.app("shop")
-    assert await here.account(account.id)
+async def test_a_known_record_costs_no_round_trip(local: Registry, raw: redis.asyncio.Redis) -> None:
+    account, _ = await local.create_account("One", "free")
+    await local.put_app(an_app(account=account.id), None)
+    await at_rest(local)
+    assert await local.app("shop")
+    assert await local.account(account.id)
     await raw.delete(app_key("shop"), account_key(account.id))  # unannounced
-    assert await here.app("shop") == an_app(account=account.id)
-    assert await here.account(account.id) == account
+    assert await local.app("shop") == an_app(account=account.id)
+    assert await local.account(account.id) == account
 
 
-async def test_other_processes_see_a_change(here: Registry, there: Registry) -> None:
-    account, _ = await here.create_account("One", "free")
+async def test_other_processes_see_a_change(local: Registry, peer: Registry) -> None:
+    account, _ = await local.create_account("One", "free")
     before = an_app(account=account.id)
-    await here.put_app(before, None)
-    assert await there.app("shop") == before
-    assert await there.account(account.id) == account
+    await local.put_app(before, None)
+    assert await peer.app("shop") == before
+    assert await peer.account(account.id) == account
 
     changed = replace(before, customDomain="shop.example", customDomainVerified=True)
-    await here.put_app(changed, before)
-    await wait_for_change(there, changed)
-    larger = await change_plan(here, account.id, "max")
-    await wait_until(lambda: there.account(account.id), PATIENCE_SECONDS, holds=lambda found: found == larger)
-    await here.delete_app(changed)
-    await wait_until(lambda: there.app("shop"), PATIENCE_SECONDS, holds=lambda found: found is None)
+    await local.put_app(changed, before)
+    await wait_for_change(peer, changed)
+    larger = await change_plan(local, account.id, "max")
+    await wait_until(lambda: peer.account(account.id), PATIENCE_SECONDS, holds=lambda found: found == larger)
+    await local.delete_app(changed)
+    await wait_until(lambda: peer.app("shop"), PATIENCE_SECONDS, holds=lambda found: found is None)
 
 
-async def test_a_process_sees_its_own_change_at_once(here: Registry, proxy: Proxy, redis_url: str) -> None:
+async def test_a_process_sees_its_own_change_at_once(local: Registry, proxy: Proxy, redis_url: str) -> None:
     """Even when its own message is late."""
     async with process(redis_url, proxy.url) as slow:
         account, _ = await slow.create_account("One", "free")
@@ -88,81 +88,81 @@ async def test_a_process_sees_its_own_change_at_once(here: Registry, proxy: Prox
         proxy.let_go()
 
 
-async def test_the_number_of_copies_is_limited(here: Registry) -> None:
-    cache = RecordCache(here.store, max_copies=3)
+async def test_the_number_of_copies_is_limited(local: Registry) -> None:
+    cache = RecordCache(local.store, max_copies=3)
     for n in range(6):
-        await here.put_app(an_app(f"app-{n}"), None)
+        await local.put_app(an_app(f"app-{n}"), None)
     for _ in range(2):
         for n in range(6):
             assert (await cache.read(app_key(f"app-{n}"), App)) == an_app(f"app-{n}")
             assert len(cache._copies) <= 3
 
 
-async def test_names_that_do_not_exist_are_not_cached(here: Registry) -> None:
+async def test_names_that_do_not_exist_are_not_cached(local: Registry) -> None:
     for n in range(50):
-        assert await here.app(f"no-{n}") is None
-    assert not here.cache._copies
+        assert await local.app(f"no-{n}") is None
+    assert not local.cache._copies
 
 
 # -- staying current ---------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_subscription_drops_the_copies(here: Registry, proxy: Proxy, redis_url: str) -> None:
-    async with process(redis_url, proxy.url) as there:
+async def test_a_lost_subscription_drops_the_copies(local: Registry, proxy: Proxy, redis_url: str) -> None:
+    async with process(redis_url, proxy.url) as peer:
         before = an_app()
-        await here.put_app(before, None)
-        assert await there.app("shop") == before
+        await local.put_app(before, None)
+        assert await peer.app("shop") == before
         proxy.go_down()
-        await wait_until(lambda: not there.cache.is_current, timeout=1)
+        await wait_until(lambda: not peer.cache.is_current, timeout=1)
         for n in range(3):  # no copy is used while changes are not announced
             changed = replace(before, customDomain=f"{n}.example")
-            await here.put_app(changed, before)
-            assert await there.app("shop") == changed
+            await local.put_app(changed, before)
+            assert await peer.app("shop") == changed
         proxy.down = False
-        await wait_until(lambda: there.cache.is_current, timeout=3)
-        assert await there.app("shop") == changed
-        await here.put_app(before, changed)
-        await wait_for_change(there, before)
+        await wait_until(lambda: peer.cache.is_current, timeout=3)
+        assert await peer.app("shop") == changed
+        await local.put_app(before, changed)
+        await wait_for_change(peer, before)
 
 
-async def test_a_half_open_subscription_is_noticed(here: Registry, proxy: Proxy, redis_url: str) -> None:
+async def test_a_half_open_subscription_is_noticed(local: Registry, proxy: Proxy, redis_url: str) -> None:
     """The connection is open and silent. A change is still seen soon."""
-    async with process(redis_url, proxy.url) as there:
+    async with process(redis_url, proxy.url) as peer:
         before, changed = an_app(), an_app(customDomain="shop.example")
-        await here.put_app(before, None)
-        assert await there.app("shop") == before
+        await local.put_app(before, None)
+        assert await peer.app("shop") == before
         proxy.swallowing = True
-        await here.put_app(changed, before)
+        await local.put_app(changed, before)
         began = time.monotonic()
-        await wait_for_change(there, changed)
+        await wait_for_change(peer, changed)
         assert time.monotonic() - began < 3
         proxy.swallowing = False
-        await wait_until(lambda: there.cache.is_current, timeout=15)
-        assert await there.app("shop") == changed
+        await wait_until(lambda: peer.cache.is_current, timeout=15)
+        assert await peer.app("shop") == changed
 
 
-async def test_a_quiet_subscription_is_not_considered_lost(here: Registry) -> None:
-    await here.put_app(an_app(), None)
-    await at_rest(here)
-    await here.app("shop")
-    copies = dict(here.cache._copies)
+async def test_a_quiet_subscription_is_not_considered_lost(local: Registry) -> None:
+    await local.put_app(an_app(), None)
+    await at_rest(local)
+    await local.app("shop")
+    copies = dict(local.cache._copies)
     await asyncio.sleep(1.5)  # several heartbeats; nothing to wait for, because nothing must happen
-    assert here.cache.is_current
-    assert here.cache._copies == copies
+    assert local.cache.is_current
+    assert local.cache._copies == copies
 
 
-async def test_copies_are_not_used_while_redis_is_away(here: Registry, proxy: Proxy) -> None:
+async def test_copies_are_not_used_while_redis_is_away(local: Registry, proxy: Proxy) -> None:
     """Their records may have changed."""
-    async with process(proxy.url) as there:
-        await here.put_app(an_app(), None)
-        assert await there.app("shop")
+    async with process(proxy.url) as peer:
+        await local.put_app(an_app(), None)
+        assert await peer.app("shop")
         proxy.go_down()
-        await wait_until(lambda: not there.cache.is_current, timeout=1)
+        await wait_until(lambda: not peer.cache.is_current, timeout=1)
         with pytest.raises(BackboneUnavailable):
-            await there.app("shop")
+            await peer.app("shop")
         proxy.down = False
-        await wait_until(lambda: there.cache.is_current, timeout=3)
-        assert await there.app("shop") == an_app()
+        await wait_until(lambda: peer.cache.is_current, timeout=3)
+        assert await peer.app("shop") == an_app()
 
 
 async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str) -> None:
@@ -180,49 +180,49 @@ async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str) ->
         assert await registry.app("shop") == an_app()
 
 
-async def test_a_change_during_a_read_is_not_missed(here: Registry, proxy: Proxy, redis_url: str) -> None:
+async def test_a_change_during_a_read_is_not_missed(local: Registry, proxy: Proxy, redis_url: str) -> None:
     """The record is changed and announced while the answer with the old one is on its way."""
-    async with process(proxy.url, redis_url) as there:
+    async with process(proxy.url, redis_url) as peer:
         before, changed = an_app(), an_app(customDomain="shop.example")
-        await here.put_app(before, None)
+        await local.put_app(before, None)
         proxy.hold_answers = b"app:shop"
-        reading = asyncio.create_task(there.app("shop"))
+        reading = asyncio.create_task(peer.app("shop"))
         await wait_until(lambda: proxy.held)
-        seen = there.cache.changes
-        await here.put_app(changed, before)
-        await wait_until(lambda: there.cache.changes > seen)
+        seen = peer.cache.changes
+        await local.put_app(changed, before)
+        await wait_until(lambda: peer.cache.changes > seen)
         proxy.let_go()
         assert await reading == before
-        assert await there.app("shop") == changed
+        assert await peer.app("shop") == changed
 
 
 async def test_a_change_before_the_subscription_is_not_missed(
-    here: Registry, proxy: Proxy, valkey: RedisServer
+    local: Registry, proxy: Proxy, valkey: RedisServer
 ) -> None:
     """The record is changed before the subscription begins, and the answer with the old one arrives after it."""
-    async with Proxy(valkey.port) as listening, process(proxy.url, listening.url) as there:
+    async with Proxy(valkey.port) as listening, process(proxy.url, listening.url) as peer:
         before, changed = an_app(), an_app(customDomain="shop.example")
-        await here.put_app(before, None)
+        await local.put_app(before, None)
         listening.go_down()
-        await wait_until(lambda: not there.cache.is_current, timeout=1)
+        await wait_until(lambda: not peer.cache.is_current, timeout=1)
         proxy.hold_answers = b"app:shop"
-        reading = asyncio.create_task(there.app("shop"))
+        reading = asyncio.create_task(peer.app("shop"))
         await wait_until(lambda: proxy.held)
-        await here.put_app(changed, before)
+        await local.put_app(changed, before)
         listening.down = False
-        await wait_until(lambda: there.cache.is_current, timeout=3)
+        await wait_until(lambda: peer.cache.is_current, timeout=3)
         proxy.let_go()
         await reading
-        assert await there.app("shop") == changed
+        assert await peer.app("shop") == changed
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_no_old_record_stays(here: Registry, proxy: Proxy, seed: int) -> None:
+async def test_no_old_record_stays(local: Registry, proxy: Proxy, seed: int) -> None:
     """With readers, a writer and a bad network, every process returns the last record in the end."""
     chance = random.Random(seed)
-    async with process(proxy.url) as there, process(proxy.url) as elsewhere:
+    async with process(proxy.url) as peer, process(proxy.url) as elsewhere:
         app = an_app()
-        await here.put_app(app, None)
+        await local.put_app(app, None)
         stop = asyncio.Event()
 
         async def read(registry: Registry) -> None:
@@ -231,67 +231,67 @@ async def test_no_old_record_stays(here: Registry, proxy: Proxy, seed: int) -> N
                     await registry.app("shop")
                 await asyncio.sleep(chance.random() / 200)
 
-        readers = [asyncio.create_task(read(each)) for each in (there, elsewhere) for _ in range(4)]
+        readers = [asyncio.create_task(read(each)) for each in (peer, elsewhere) for _ in range(4)]
         for n in range(60):
             await asyncio.sleep(chance.random() / 40)
             changed = replace(app, customDomain=f"v{n}.example")
-            await here.put_app(changed, app)
+            await local.put_app(changed, app)
             app = changed
             if n % 10 == 5:
                 proxy.cut()
-        for registry in (there, elsewhere):
+        for registry in (peer, elsewhere):
             await wait_until(lambda registry=registry: registry.cache.is_current, timeout=3)
             await wait_for_change(registry, app)
         stop.set()
         await asyncio.gather(*readers)
-        for registry in (there, elsewhere):
+        for registry in (peer, elsewhere):
             assert await registry.app("shop") == app
 
 
 async def test_subscribers_reload_after_changes_and_whenever_the_subscription_begins(
-    here: Registry, proxy: Proxy
+    local: Registry, proxy: Proxy
 ) -> None:
-    async with process(proxy.url) as there:
+    async with process(proxy.url) as peer:
         read: list[str | None] = []
 
         async def reload() -> None:
-            read.append(await there.store.get("inference"))
+            read.append(await peer.store.get("inference"))
 
-        there.cache.subscribe("inference", reload)
-        await compare_and_set(here.store, "inference", "1")
+        peer.cache.subscribe("inference", reload)
+        await compare_and_set(local.store, "inference", "1")
         await wait_until(lambda: read == ["1"], timeout=1)
         proxy.go_down()
-        await compare_and_set(here.store, "inference", "2")
+        await compare_and_set(local.store, "inference", "2")
         proxy.down = False
         await wait_until(lambda: read == ["1", "2"], timeout=3)
 
 
 async def test_a_switch_that_cannot_be_read_drops_no_copies(
-    here: Registry, proxy: Proxy, redis_url: str, valkey: RedisServer
+    local: Registry, proxy: Proxy, redis_url: str, valkey: RedisServer
 ) -> None:
     """As when its node of a cluster is away. The last known switch applies, unless a change was announced."""
     settings = Settings(inference=True, processing_approved=True, emergency_off_file="/nonexistent")
-    async with process(proxy.url, redis_url, command_seconds=0.5) as there:
-        availability = Availability(settings, there, [Health(DEFAULT_PROVIDER, there, Usable())])
+    async with process(proxy.url, redis_url, command_seconds=0.5) as peer:
+        availability = Availability(settings, peer, [Health(DEFAULT_PROVIDER, peer, Usable())])
         with pytest.raises(BackboneUnavailable):
             availability.status()
         with valkey.client() as client:
             client.client_kill_filter(_type="pubsub")
-        await wait_until(lambda: availability._status is not None and there.cache.is_current)
-        await here.put_app(an_app(), None)
-        await wait_for_change(there, an_app())
+        await wait_until(lambda: availability._status is not None and peer.cache.is_current)
+        await local.put_app(an_app(), None)
+        await wait_for_change(peer, an_app())
 
         proxy.hold_requests = INFERENCE_KEY.encode()
         with valkey.client() as client:
             client.client_kill_filter(_type="pubsub")
-        await wait_until(lambda: proxy.held and there.cache.is_current)
-        assert await there.app("shop") == an_app()
+        await wait_until(lambda: proxy.held and peer.cache.is_current)
+        assert await peer.app("shop") == an_app()
         await asyncio.sleep(0.7)  # longer than the attempt to read it
-        assert there.cache.is_current
+        assert peer.cache.is_current
         assert availability.status() == "operational"
-        assert app_key("shop") in there.cache._copies
+        assert app_key("shop") in peer.cache._copies
 
-        await compare_and_set(here.store, INFERENCE_KEY, '{"enabled":false}')
+        await compare_and_set(local.store, INFERENCE_KEY, '{"enabled":false}')
 
         def is_unknown() -> bool:
             return availability._status is None
@@ -299,7 +299,7 @@ async def test_a_switch_that_cannot_be_read_drops_no_copies(
         await wait_until(is_unknown)
         with pytest.raises(BackboneUnavailable):
             availability.status()
-        assert there.cache.is_current
+        assert peer.cache.is_current
         proxy.let_go()
         await wait_until(lambda: not is_unknown())
         assert availability.status() == "disabled"
@@ -309,11 +309,11 @@ async def _no_probe() -> None:
     raise AssertionError("nothing is wrong with the provider")
 
 
-async def test_a_record_is_read_again_in_case_a_message_was_lost(here: Registry, raw: redis.asyncio.Redis) -> None:
-    cache, read = RecordCache(here.store, reread_seconds=0.2), list[str | None]()
+async def test_a_record_is_read_again_in_case_a_message_was_lost(local: Registry, raw: redis.asyncio.Redis) -> None:
+    cache, read = RecordCache(local.store, reread_seconds=0.2), list[str | None]()
 
     async def reload() -> None:
-        read.append(await here.store.get(INFERENCE_KEY))
+        read.append(await local.store.get(INFERENCE_KEY))
 
     cache.subscribe(INFERENCE_KEY, reload)
     async with in_background(cache.follow_changes()):

@@ -10,10 +10,10 @@ from tests.support.registries import KEY
 from tests.support.stores import change_plan, opened
 
 
-async def test_an_api_key_is_kept_only_as_its_hash(here: Registry, raw: redis.asyncio.Redis) -> None:
-    account, api_key = await here.create_account("One", "starter")
+async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, raw: redis.asyncio.Redis) -> None:
+    account, api_key = await local.create_account("One", "starter")
     assert api_key.startswith("csk_")
-    key = await here.api_keys.identify(api_key)
+    key = await local.api_keys.identify(api_key)
     assert key is not None
     assert key.account == account.id
     written = list(await raw.keys("*"))
@@ -22,19 +22,19 @@ async def test_an_api_key_is_kept_only_as_its_hash(here: Registry, raw: redis.as
     assert all(api_key not in each and api_key[4:] not in each for each in written)
     digests = [name.removeprefix("key:") for name in written if name.startswith("key:")]
     for wrong in ("", api_key[:-1], api_key + "A", api_key.upper(), *digests, "é", "*"):
-        assert await here.api_keys.identify(wrong) is None
+        assert await local.api_keys.identify(wrong) is None
 
 
-async def test_every_account_has_a_key_of_its_own(here: Registry) -> None:
-    made = [await here.create_account("Same name", "free") for _ in range(20)]
+async def test_every_account_has_a_key_of_its_own(local: Registry) -> None:
+    made = [await local.create_account("Same name", "free") for _ in range(20)]
     assert len({account.id for account, _ in made}) == len({key for _, key in made}) == 20
     for account, key in made:
-        assert (await here.api_keys.identify(key)).account == account.id
+        assert (await local.api_keys.identify(key)).account == account.id
 
 
-async def test_the_plan_of_an_unknown_account(here: Registry) -> None:
+async def test_the_plan_of_an_unknown_account(local: Registry) -> None:
     with pytest.raises(NotFound):
-        await change_plan(here, "acc_none", "max")
+        await change_plan(local, "acc_none", "max")
 
 
 @pytest.mark.parametrize("name", ["", "..", "Shop", "shop:x", "sh--op", "-shop", "shöp", "a" * 64, "*", "shop\n"])

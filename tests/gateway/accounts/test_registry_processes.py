@@ -20,11 +20,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_rates_are_shared(app: App, twin: Gateway) -> None:
-    there = app.at(twin)
+    peer = app.at(twin)
     for n in range(10):
         assert counted(await app.ask("x"))[1] == 19 - 2 * n
-        assert counted(await there.ask("x"))[1] == 18 - 2 * n
-    for where in (app, there):
+        assert counted(await peer.ask("x"))[1] == 18 - 2 * n
+    for where in (app, peer):
         refused(await where.ask("x"), 429, "USER_RATE_LIMITED")
 
 

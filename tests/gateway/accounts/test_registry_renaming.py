@@ -19,44 +19,44 @@ from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
 
-async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(here: Registry, there: Registry) -> None:
+async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(local: Registry, peer: Registry) -> None:
     first = an_app()
-    await here.put_app(first, None)
-    assert await there.app("shop") == first
+    await local.put_app(first, None)
+    assert await peer.app("shop") == first
     second = replace(first, name="store")
-    await here.put_app(second, first)
-    await wait_for_change(there, second)
-    for registry in (here, there):
+    await local.put_app(second, first)
+    await wait_for_change(peer, second)
+    for registry in (local, peer):
         assert await registry.find_app("shop") == await registry.find_app("store") == second
         assert await registry.list_apps("acc_one") == [second]
-    await wait_until(lambda: app_key("shop") not in there.cache._copies, timeout=1)
-    assert await there.app("shop") is None
+    await wait_until(lambda: app_key("shop") not in peer.cache._copies, timeout=1)
+    assert await peer.app("shop") is None
     third = replace(first, name="shop")
-    await here.put_app(third, second)
-    assert await here.find_app("shop") == third
-    assert await here.find_app("store") is None
+    await local.put_app(third, second)
+    assert await local.find_app("shop") == third
+    assert await local.find_app("store") is None
 
 
-async def test_a_deleted_app_leaves_nothing(here: Registry, raw: redis.asyncio.Redis) -> None:
+async def test_a_deleted_app_leaves_nothing(local: Registry, raw: redis.asyncio.Redis) -> None:
     first, second = an_app(), an_app(name="store", id="shop")
-    await here.put_app(first, None)
-    await here.put_app(second, first)
-    await here.delete_app(second)
+    await local.put_app(first, None)
+    await local.put_app(second, first)
+    await local.delete_app(second)
     assert {*await raw.keys("*")} == ACCOUNT_KEYS
-    assert await here.find_app("shop") is await here.find_app("store") is None
+    assert await local.find_app("shop") is await local.find_app("store") is None
 
 
-async def test_an_app_moves_to_another_account(here: Registry, there: Registry) -> None:
+async def test_an_app_moves_to_another_account(local: Registry, peer: Registry) -> None:
     before, after = an_app(), an_app(account="acc_two")
-    await here.put_app(before, None)
-    assert await there.list_apps("acc_one") == [before]
-    await here.put_app(after, before)
-    await wait_for_change(there, after)
-    assert await there.list_apps("acc_one") == []
-    assert await there.list_apps("acc_two") == [after]
+    await local.put_app(before, None)
+    assert await peer.list_apps("acc_one") == [before]
+    await local.put_app(after, before)
+    await wait_for_change(peer, after)
+    assert await peer.list_apps("acc_one") == []
+    assert await peer.list_apps("acc_two") == [after]
 
 
-async def test_the_digest_of_cached_tokens_includes_the_secret(here: Registry) -> None:
+async def test_the_digest_of_cached_tokens_includes_the_secret(local: Registry) -> None:
     """So a token that was verified with the old secret is not accepted with the new one, or at another app."""
     digests = [
         an_app().auth_digest,
@@ -88,7 +88,7 @@ async def put(registry: Registry, path: str, name: str, account: str) -> App | N
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_sequence_of_creating_renaming_moving_and_deleting(
-    here: Registry, raw: redis.asyncio.Redis, seed: int
+    local: Registry, raw: redis.asyncio.Redis, seed: int
 ) -> None:
     chance = random.Random(seed)
     names, accounts = ["a", "b", "c", "d"], ["acc_one", "acc_two"]
@@ -101,61 +101,61 @@ async def test_any_sequence_of_creating_renaming_moving_and_deleting(
         path = chance.choice(names)
         known = found(path)
         if known and chance.random() < 0.3:
-            await here.delete_app(known)
+            await local.delete_app(known)
             del apps[known.id]
         else:
             name = chance.choice(names) if known else path
-            written = await put(here, path, name, chance.choice(accounts))
+            written = await put(local, path, name, chance.choice(accounts))
             owner = found(name)
             assert (written is None) == (owner is not None and owner.id != (known.id if known else path))
             if written:
                 apps[written.id] = written
         for each in names:
             by_name = next((app for app in apps.values() if app.name == each), None)
-            assert await here.app(each) == by_name
-            assert await here.find_app(each) == found(each)
+            assert await local.app(each) == by_name
+            assert await local.find_app(each) == found(each)
         for account in accounts:
             held = sorted((a for a in apps.values() if a.account == account), key=lambda a: a.name)
-            assert await here.list_apps(account) == held
+            assert await local.list_apps(account) == held
     for app in [*apps.values()]:
-        await here.delete_app(app)
+        await local.delete_app(app)
     assert {*await raw.keys("*")} == ACCOUNT_KEYS
 
 
 @pytest.mark.parametrize("former", ["shop", "mart"])
 @pytest.mark.parametrize("step", range(3))
 async def test_an_interrupted_renaming_can_be_repeated(
-    here: Registry, raw: redis.asyncio.Redis, proxy: Proxy, step: int, former: str
+    local: Registry, raw: redis.asyncio.Redis, proxy: Proxy, step: int, former: str
 ) -> None:
     """After Redis failed between two writes, the operator repeats the put, and it completes."""
     for name in dict.fromkeys(("shop", former)):
-        await put(here, "shop", name, "acc_one")
+        await put(local, "shop", name, "acc_one")
     async with opened(proxy.url) as store:
         proxy.lose_request, proxy.spared = CHANGES_CHANNEL.encode(), step
         with pytest.raises(BackboneUnavailable):
             await put(Registry(store, Vault(KEY)), "shop", "store", "acc_one")
     assert proxy.lose_request is None
-    assert await put(here, "shop", "store", "acc_one") is not None
+    assert await put(local, "shop", "store", "acc_one") is not None
     renamed = an_app("store", id="shop")
-    assert await here.find_app("shop") == await here.find_app("store") == renamed
+    assert await local.find_app("shop") == await local.find_app("store") == renamed
     for name in ("shop", "mart"):
-        assert await here.app(name) is None
-    assert await here.list_apps("acc_one") == [renamed]
-    await here.delete_app(renamed)
+        assert await local.app(name) is None
+    assert await local.list_apps("acc_one") == [renamed]
+    await local.delete_app(renamed)
     assert {*await raw.keys("*")} == ACCOUNT_KEYS
 
 
-async def test_two_concurrent_renames_to_one_name(here: Registry, there: Registry, raw: redis.asyncio.Redis) -> None:
+async def test_two_concurrent_renames_to_one_name(local: Registry, peer: Registry, raw: redis.asyncio.Redis) -> None:
     """One succeeds, and the other app keeps its name."""
     for _ in range(10):
-        await put(here, "one", "one", "acc_one")
-        await put(here, "two", "two", "acc_two")
-        both = put(here, "one", "same", "acc_one"), put(there, "two", "same", "acc_two")
+        await put(local, "one", "one", "acc_one")
+        await put(local, "two", "two", "acc_two")
+        both = put(local, "one", "same", "acc_one"), put(peer, "two", "same", "acc_two")
         await asyncio.gather(*both, return_exceptions=True)
-        one, two = await here.find_app("one"), await here.find_app("two")
+        one, two = await local.find_app("one"), await local.find_app("two")
         assert one is not None
         assert two is not None
         assert (one.id, two.id) == ("one", "two")
         for app in (one, two):
-            await here.delete_app(app)
+            await local.delete_app(app)
         assert {*await raw.keys("*")} == ACCOUNT_KEYS

@@ -79,7 +79,7 @@ async def test_a_session_of_a_deleted_account_is_refused(gw: Gateway, visitor: V
 
 
 @pytest.mark.parametrize("origin", ["", "null", "https://evil.example", "http://demo.apps.localhost"])
-async def test_another_site_s_page_changes_nothing(visitor: Visitor, account: Account, origin: str) -> None:
+async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Account, origin: str) -> None:
     refused(await visitor.log_in(account.key, Origin=origin), 403, "CSRF_REFUSED")
     await visitor.log_in(account.key)
     hook = "https://evil.example/"
@@ -92,7 +92,7 @@ async def test_another_site_s_page_changes_nothing(visitor: Visitor, account: Ac
     assert (await visitor.call("DELETE", "/account/webhook", **bearer)).status_code == 204
 
 
-async def test_the_service_s_own_page_is_accepted_under_either_host_name(visitor: Visitor, account: Account) -> None:
+async def test_the_services_own_page_is_accepted_under_either_host_name(visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     assert (await visitor.call("DELETE", "/account/webhook")).status_code == 204
     elsewhere = {"Host": "gateway.internal:8000", "Origin": "http://gateway.internal:8000"}
@@ -213,7 +213,7 @@ async def test_a_key_has_at_most_twenty_sessions(visitor: Visitor, account: Acco
     assert [answer.status_code for answer in answers] == [401] * 5 + [200] * 20
 
 
-async def test_an_address_can_make_a_share_of_the_day_s_registrations(gw: Gateway) -> None:
+async def test_an_address_can_make_a_share_of_the_days_registrations(gw: Gateway) -> None:
     """So one client cannot use up the registrations of a day."""
 
     async def register(address: str) -> int:

@@ -46,19 +46,19 @@ async def test_in_a_cluster() -> None:
             await check_changes(store)
 
 
-async def test_an_app_that_moves_is_listed_for_its_new_account(here: Registry) -> None:
+async def test_an_app_that_moves_is_listed_for_its_new_account(local: Registry) -> None:
     app = App(id="shop", name="shop", account="acc_one", createdAt="")
-    await here.put_app(app, None)
-    await list_suspended(here.store, "acc_one", "shop")
+    await local.put_app(app, None)
+    await list_suspended(local.store, "acc_one", "shop")
     suspension = Suspension("test", "2026-07-02T10:00:00.000Z")
-    before = await here.change_app(app, lambda record: replace(record, suspension=suspension))
-    moved = await here.put_app(replace(app, account="acc_two", name="store"), before)
+    before = await local.change_app(app, lambda record: replace(record, suspension=suspension))
+    moved = await local.put_app(replace(app, account="acc_two", name="store"), before)
     assert moved.suspension == suspension
-    listed = SuspendedList(here.store)
+    listed = SuspendedList(local.store)
     await listed.read_changes()
     assert ("acc_one", "shop") not in listed
     assert ("acc_two", "shop") in listed
-    await here.delete_app(moved)
+    await local.delete_app(moved)
     await listed.read_changes()
     assert ("acc_two", "shop") not in listed
 

@@ -139,7 +139,7 @@ async def test_pages_of_the_trail(app: App) -> None:
 
 
 @session
-async def test_another_account_s_changes_are_not_listed(gw: Gateway, app: App) -> None:
+async def test_another_accounts_changes_are_not_listed(gw: Gateway, app: App) -> None:
     await app.account.call("PATCH", "/account", {"name": "Changed"})
     stranger = await gw.account()
     assert await changes(stranger) == [("operator", "create_account", "")]

@@ -27,7 +27,7 @@ TRIED = CHANGES.limit
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hosting(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway at an address under the apps' domain. The test is its outside engine."""
+    """A gateway at an address under the apps' domain. The test is its external engine."""
     settings = {"GATEWAY_BASE_URL": "http://api.apps.localhost", "GATEWAY_API_URL": "http://hooks.apps.localhost"}
     settings["GATEWAY_DEPLOY_ENGINE"] = "external"
     folder = tmp_path_factory.mktemp("hosting")
@@ -113,7 +113,7 @@ async def test_a_new_app_has_no_other_fields_than_a_name(gw: Gateway, more: str)
     assert more in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_the_service_s_own_address_is_refused(hosting: Gateway) -> None:
+async def test_the_services_own_address_is_refused(hosting: Gateway) -> None:
     account = await hosting.account()
     for name in ("api", "hooks"):
         assert "own address" in refused(await create(account, name), 400, "REQUEST_MALFORMED")["message"]
@@ -141,7 +141,7 @@ async def test_a_name_belongs_to_one_app(gw: Gateway, twin: Gateway) -> None:
 
 
 @pytest.mark.parametrize(("plan", "limit"), [("free", 1), ("starter", 3), ("maker", 10)])
-async def test_a_plan_s_apps(gw: Gateway, plan: str, limit: int) -> None:
+async def test_a_plans_apps(gw: Gateway, plan: str, limit: int) -> None:
     account = await gw.account(plan)
     await gw.platform("PUT", f"apps/{a_name()}", {"account": account.id})
     for _ in range(limit - 1):
@@ -174,9 +174,9 @@ async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, tw
     codes = {answer.status_code for answer in await asyncio.gather(*calls)}
     assert codes <= {201, 204, 404, 409, 429}, codes
     found = await names(account)
-    there = (await gw.platform("GET", f"apps/{name}")).status_code == 200
-    assert found == ([name] if there else [])
-    if there:
+    present = (await gw.platform("GET", f"apps/{name}")).status_code == 200
+    assert found == ([name] if present else [])
+    if present:
         assert full(await create(account, a_name()))
 
 
@@ -246,14 +246,14 @@ async def test_other_fields_cannot_be_set(gw: Gateway, app: App, body: Any) -> N
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:6379/", "https://169.254.169.254/", "https://[::1]/", "file:///etc"])
-async def test_addresses_inside_the_service_s_network(strict: Gateway, url: str) -> None:
+async def test_addresses_inside_the_services_network(strict: Gateway, url: str) -> None:
     account = await strict.account()
     name = await created(account)
     answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
     assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_another_account_s_app_is_not_found(gw: Gateway, app: App) -> None:
+async def test_another_accounts_app_is_not_found(gw: Gateway, app: App) -> None:
     stranger = await gw.account()
     for method, path, body in (("PATCH", "", {"build": None}), ("DELETE", "", None), ("GET", "/settings", None)):
         refused(await call(stranger, method, f"/{app.name}{path}", body), 404, "NOT_FOUND")

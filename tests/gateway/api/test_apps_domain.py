@@ -159,7 +159,7 @@ async def test_a_domain_belongs_to_the_app_that_verified_it(
     assert await may_ask(stranger, domain)
 
 
-async def test_only_the_app_s_own_account(app: App, gw: Gateway, backend: FakeAppBackend, domain: str) -> None:
+async def test_only_the_apps_own_account(app: App, gw: Gateway, backend: FakeAppBackend, domain: str) -> None:
     await put(app, domain)
     other = await gw.app(backend)
     intruder = App(other.account, app.name, backend)
@@ -357,7 +357,7 @@ async def test_ten_verifications_a_minute(app: App, resolver: DnsServer, domain:
     assert (await call(sibling, "POST", verify=True)).status_code == 200
 
 
-async def test_the_record_is_the_app_s_own(app: App, gw: Gateway, domain: str) -> None:
+async def test_the_record_is_the_apps_own(app: App, gw: Gateway, domain: str) -> None:
     """It stays the same for a renamed app, and is another one for an app of the same name that is created later."""
     value = (await put(app, domain))["records"][0]["value"]
     body = {"account": app.account.id, "customDomain": domain}

@@ -75,7 +75,7 @@ async def test_refused_limits(gw: Gateway, backend: FakeAppBackend, body: Any, m
     assert await limits(app) == NONE
 
 
-async def test_only_the_app_s_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_only_the_apps_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
     other = await gw.app(backend)
     refused(await put(app, {"dailyEuro": "0"}, other.account), 404, "NOT_FOUND")
     for route in ("limits", "spend"):
@@ -146,7 +146,7 @@ async def cap(account: Account, value: str | None) -> dict[str, Any]:
     return answer.json()
 
 
-async def test_an_account_s_own_cap_replaces_the_plan_s(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_an_accounts_own_cap_replaces_the_plans(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, "free")
     account = app.account
     assert "dailyEuro" not in await cap(account, None)

@@ -77,7 +77,7 @@ async def test_nothing_else_is_served(gw: Gateway, path: str) -> None:
     assert (response.status_code, response.text) == (404, "Not Found")
 
 
-async def test_a_session_s_token_cannot_be_read(gw: Gateway, visitor: Visitor) -> None:
+async def test_a_sessions_token_cannot_be_read(gw: Gateway, visitor: Visitor) -> None:
     refused(await gw.http.get("/dashboard/session"), 401, "UNAUTHORIZED")
     account = await gw.account()
     await visitor.log_in(account.key)

@@ -86,7 +86,7 @@ async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, vis
     refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
 
 
-async def test_another_site_s_page_changes_nothing(gw: Gateway, visitor: Visitor) -> None:
+async def test_another_sites_page_changes_nothing(gw: Gateway, visitor: Visitor) -> None:
     evil = "http://demo.apps.localhost"
     refused(await visitor.log_in_as_operator(Origin=evil), 403, "CSRF_REFUSED")
     await visitor.log_in_as_operator()

@@ -144,7 +144,7 @@ async def test_invalid_names(gw: Gateway, backend: FakeAppBackend, name: str) ->
     assert (await gw.http.get("/health")).status_code == 200
 
 
-async def test_no_app_gets_the_address_of_another_s_previews(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
     """Otherwise the other's preview could serve the keys of an app named `<other>-preview`."""
     body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     for path, fields in (("shop-preview", {}), ("shop-preview", {"name": "shop"}), ("shop", {"name": "shop-preview"})):
@@ -258,7 +258,7 @@ def _values(line: dict[str, Any]) -> set[Any]:
     return {value for value in line.values() if isinstance(value, str | int)}
 
 
-async def test_a_repository_s_password_is_stored_apart_and_encrypted(gw: Gateway) -> None:
+async def test_a_repositorys_password_is_stored_apart_and_encrypted(gw: Gateway) -> None:
     account = await gw.account()
     gw.confidential.add("hunter2-of-bob")
     url = "https://bob:hunter2-of-bob@git.example/bob/x.git"

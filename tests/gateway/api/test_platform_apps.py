@@ -46,7 +46,7 @@ async def test_a_branch(gw: Gateway, branch: str) -> None:
 
 @session
 @pytest.mark.parametrize("branch", ["--upload-pack=x", "-u", "", "a\nb", "a\x00b", "a\x7f", "a\n", "x" * 251])
-async def test_a_preview_s_branch_that_git_would_misread(gw: Gateway, branch: str) -> None:
+async def test_a_previews_branch_that_git_would_misread(gw: Gateway, branch: str) -> None:
     """With other invalid names the deploy fails: every name has a slug."""
     created = await gw.platform(
         "PUT", "apps/previewed", {"account": (await gw.account()).id, "repository": {"url": URL}}
@@ -59,7 +59,7 @@ async def test_a_preview_s_branch_that_git_would_misread(gw: Gateway, branch: st
 
 @settings(max_examples=150)
 @given(st.text(st.sampled_from("ab./@{}-~^:?*[\\ \x01\x7fé"), max_size=8) | st.sampled_from(BRANCHES + GOOD_BRANCHES))
-def test_the_rule_matches_git_s(branch: str) -> None:
+def test_the_rule_matches_gits(branch: str) -> None:
     """It accepts only names that git accepts, except options and names of the current branch."""
     if "\0" in branch or len(branch) > 250:
         return

@@ -117,7 +117,7 @@ async def test_custom_domains_below_the_apps_domain(app: App, gw: Gateway) -> No
         assert not await is_allowed(gw, name)
 
 
-async def test_the_service_s_own_names(launch: Launch) -> None:
+async def test_the_services_own_names(launch: Launch) -> None:
     urls = {"GATEWAY_BASE_URL": "https://api.service.example", "GATEWAY_API_URL": "https://hooks.service.example:8443"}
     async with launch(GATEWAY_APPS_DOMAIN="apps.service.example:8443", **urls) as gw:
         for name in ("api.service.example", "HOOKS.service.example", "hooks.service.example."):

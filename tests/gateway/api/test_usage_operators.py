@@ -32,7 +32,7 @@ async def test_usage_requests_and_deploys_are_those_of_the_account(app: App, gw:
         assert (await gw.http.get(f"/account/{query}", headers=key)).json() == {"rows": []}
 
 
-async def test_the_service_s_hours(app: App, gw: Gateway) -> None:
+async def test_the_services_hours(app: App, gw: Gateway) -> None:
     async def count() -> int:
         hours = (await gw.platform("GET", "usage?hours=2")).json()
         assert len(hours) == 2

@@ -1,4 +1,4 @@
-"""A gateway whose deploys an outside engine builds: the test. Each test starts without data."""
+"""A gateway whose deploys an external engine builds: the test. Each test starts without data."""
 
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,4 +1,4 @@
-"""Deploys are rolled back, promoted and canceled, or refused, over HTTP. The test is the outside engine."""
+"""Deploys are rolled back, promoted and canceled, or refused, over HTTP. The test is the external engine."""
 
 from typing import Any
 
@@ -129,7 +129,7 @@ async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway, account: Acc
 
 
 async def test_a_release_that_no_record_names_is_refused_at_once(gw: Gateway, account: Account, store: Store) -> None:
-    """Without any record, as with an outside engine, it may be kept."""
+    """Without any record, as with an external engine, it may be kept."""
     name = await an_app(account)
     first = await live(gw, account, name)
     second = await live(gw, account, name)

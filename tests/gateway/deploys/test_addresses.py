@@ -29,7 +29,7 @@ def test_hosts() -> None:
 
 
 @pytest.mark.parametrize("length", [40, 41, 55, 56, 63])
-def test_a_preview_s_host_name_is_a_dns_label(length: int) -> None:
+def test_a_previews_host_name_is_a_dns_label(length: int) -> None:
     """Names that differ only at their ends keep different addresses."""
     apps = ["a" * (length - 1) + last for last in "bc"]
     for branch in (None, "fix", "b" * 30):

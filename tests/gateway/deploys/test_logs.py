@@ -34,7 +34,7 @@ async def test_a_log_is_read_as_it_was_written(logs: StoredLogs, tmp_path: Path)
     assert await logs.read("dep_1", DAY) == "again"
 
 
-async def test_the_data_folder_s_owner_reads_it(logs: StoredLogs, tmp_path: Path) -> None:
+async def test_the_data_folders_owner_reads_it(logs: StoredLogs, tmp_path: Path) -> None:
     """A worker that runs as root gives the file to the gateway's user."""
     if os.geteuid() == 0:
         os.chown(tmp_path, 10_001, 10_001)

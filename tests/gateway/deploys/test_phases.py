@@ -47,7 +47,7 @@ BUILT = {"startedAt": at(1), "checkingAt": at(11)}
             {**BUILT, "canaryAt": at(13), "finishedAt": at(43)},
             [("done", 10_000), ("done", 2_000), ("done", 30_000)],
         ),
-        # An outside engine reports the end of a build, not its start.
+        # An external engine reports the end of a build, not its start.
         ("checking", {"startedAt": at(1), "checkingAt": at(1)}, [("done", None), ("running", None), ("waiting", None)]),
         (
             "failed",

@@ -1,4 +1,4 @@
-"""Deploy hooks, stored sources, the daily quota and an outside engine, over HTTP."""
+"""Deploy hooks, stored sources, the daily quota and an external engine, over HTTP."""
 
 import asyncio
 import re
@@ -79,7 +79,7 @@ async def test_a_hook_triggers_six_deploys_per_minute(gw: Gateway, account: Acco
     assert sorted(a.status_code for a in answers) == [202] * 6 + [429] * 14
 
 
-async def test_an_outside_engine_reports_and_each_deploy_sends_one_event(gw: Gateway) -> None:
+async def test_an_external_engine_reports_and_each_deploy_sends_one_event(gw: Gateway) -> None:
     account = await gw.account("starter")
     app = await an_app(account, repository={"url": "https://git.example/x.git", "branch": "main"})
     live, preview = [
@@ -155,7 +155,7 @@ async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway, accou
         assert client.info("stats")["total_reads_processed"] - reads < 20
 
 
-async def test_registrations_close_at_the_day_s_limit(gw: Gateway) -> None:
+async def test_registrations_close_at_the_days_limit(gw: Gateway) -> None:
     answers = await asyncio.gather(*[gw.http.post("/register", json={"name": "x"}) for _ in range(5)])
     assert sorted(a.status_code for a in answers) == [201, 201, 429, 429, 429]
     closed = next(a for a in answers if a.status_code == 429)
@@ -167,7 +167,7 @@ async def test_registrations_close_at_the_day_s_limit(gw: Gateway) -> None:
     assert "2 registrations per day" in (await gw.http.get("/")).text
 
 
-async def test_an_outside_engine_gets_the_source_and_has_a_deadline(
+async def test_an_external_engine_gets_the_source_and_has_a_deadline(
     gw: Gateway, account: Account, app: str, store: Store
 ) -> None:
     deploy = (await publish(account, app)).json()["deployId"]

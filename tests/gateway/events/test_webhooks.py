@@ -270,9 +270,7 @@ async def test_a_redelivery_goes_to_the_present_receiver(
     assert verified(receiver.got(holder.path)[0], holder.secret)["id"] == event_id
 
 
-async def test_another_account_s_deliveries(
-    holder: Holder, gw: Gateway, worker: Worker, receiver: FakeReceiver
-) -> None:
+async def test_another_accounts_deliveries(holder: Holder, gw: Gateway, worker: Worker, receiver: FakeReceiver) -> None:
     await holder.set()
     event_id = await holder.test()
     await holder.logged(1)

@@ -131,7 +131,7 @@ async def test_both_secrets_are_encrypted_and_neither_is_logged(
     assert "whsec_" not in record["secret"] + sealed
 
 
-async def test_another_account_s_secret_is_not_rotated(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
+async def test_another_accounts_secret_is_not_rotated(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
     """Without a key nothing happens. With another account's key, that account's webhook is meant."""
     await holder.set()
     refused(await gw.http.post(f"{WEBHOOK}/rotate"), 401, "UNAUTHORIZED")

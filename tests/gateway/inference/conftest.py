@@ -48,7 +48,7 @@ def users(hosts: Hosts, user_limits: UserLimits) -> Users:
 
 
 @pytest.fixture
-async def here(redis_url: str) -> AsyncIterator[AdmissionProcess]:
+async def process(redis_url: str) -> AsyncIterator[AdmissionProcess]:
     async with admission_process(redis_url) as running:
         yield running
 

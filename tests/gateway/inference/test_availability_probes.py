@@ -14,10 +14,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_refused_credential_recovers_with_the_next_probe(launch: Launch, backend: FakeAppBackend) -> None:
-    """The test's interval is 1.1 seconds instead of 30, and its lease 1 second instead of 20."""
-    assert (health.PROBE_INTERVAL_SECONDS, health.PROBE_LEASE_SECONDS) == (30, 20)
+    """The test's interval is 1.1 seconds instead of 30, and its right to probe lasts 1 second instead of 20."""
+    assert (health.PROBE_INTERVAL_SECONDS, health.PROBE_HOLD_SECONDS) == (30, 20)
     module = "gateway.inference.health"
-    interval = {f"{module}.PROBE_INTERVAL_SECONDS": 1.1, f"{module}.PROBE_LEASE_SECONDS": 1}
+    interval = {f"{module}.PROBE_INTERVAL_SECONDS": 1.1, f"{module}.PROBE_HOLD_SECONDS": 1}
     async with FakeProvider() as provider, launch(interval, GATEWAY_PROVIDER_URL=provider.url) as gw:
         app = await gw.app(backend)
         provider.models_status = 401

@@ -57,7 +57,7 @@ RECORDED = re.compile(rb'"%b" "1" "[^"]+" "([^"]*)"' % scripts._RECORD_ANSWER.sh
 OFTEN = {
     **SOON,
     "gateway.inference.health.PROBE_INTERVAL_SECONDS": 0.5,
-    "gateway.inference.health.PROBE_LEASE_SECONDS": 1,
+    "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
 }
 SETTINGS = {
     "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
@@ -412,7 +412,7 @@ async def test_without_redis_no_request_tries_a_provider(valkey: RedisServer) ->
         health._take(HealthRecord(failures=FAILURES))
         proxy.go_down()
         assert health.is_trial_due
-        assert not await health.claim_trial()
+        assert not await health.take_trial()
 
 
 # -- pauses ----------------------------------------------------------------------------------------------------

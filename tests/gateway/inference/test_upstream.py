@@ -30,7 +30,7 @@ SOON = {
     "gateway.inference.health.PUBLISH_INTERVAL_SECONDS": 0.1,
     "gateway.inference.health.ANSWER_REFRESH_SECONDS": 0,
     "gateway.inference.health.PROBE_INTERVAL_SECONDS": 1,
-    "gateway.inference.health.PROBE_LEASE_SECONDS": 1,
+    "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
     "gateway.inference.health.REFUSAL_SECONDS": 0.3,
     "gateway.telemetry.counters.FLUSH_SECONDS": 0.2,
 }

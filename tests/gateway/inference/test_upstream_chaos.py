@@ -24,7 +24,7 @@ CALLERS = 16
 CONSTANTS = {
     "gateway.inference.health.PUBLISH_INTERVAL_SECONDS": 0.1,
     "gateway.inference.health.PROBE_INTERVAL_SECONDS": 0.5,
-    "gateway.inference.health.PROBE_LEASE_SECONDS": 1,
+    "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
     "gateway.inference.health.REFUSAL_SECONDS": 0.3,
 }
 SETTINGS = {

@@ -28,7 +28,7 @@ async def test_list_invite_and_remove(connect: Connect, gw: Gateway) -> None:
     assert trail[:2] == [("remove_member", "Bob@example.com"), ("set_member", "bob@example.com")]
 
 
-async def test_a_removal_ends_the_member_s_sessions(gw: Gateway) -> None:
+async def test_a_removal_ends_the_members_sessions(gw: Gateway) -> None:
     account, visitor = await gw.account(), Visitor(gw)
     async with visitor.http, over_http()(gw.address, account.key) as client:
         await visitor.join(account, EMAIL, "viewer")

@@ -306,21 +306,21 @@ async def test_a_process_can_subscribe_before_any_command(nodes: str) -> None:
 
 
 async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
-    async with following(nodes) as here, following(nodes) as there:
-        account, api_key = await here.create_account("One", "free")
-        assert (await there.api_keys.identify(api_key)).account == account.id
+    async with following(nodes) as first, following(nodes) as second:
+        account, api_key = await first.create_account("One", "free")
+        assert (await second.api_keys.identify(api_key)).account == account.id
         for n in range(12):  # names on all nodes
             before = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="")
             after = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="", customDomain="a.example")
-            await here.put_app(before, None)
-            assert await there.app(before.name) == before
-            await here.put_app(after, before)
+            await first.put_app(before, None)
+            assert await second.app(before.name) == before
+            await first.put_app(after, before)
 
             async def is_current(after: App = after) -> bool:
-                return await there.app(after.name) == after
+                return await second.app(after.name) == after
 
             await wait_until(is_current)
-        assert len(await there.list_apps(account.id)) == 12
+        assert len(await second.list_apps(account.id)) == 12
 
 
 async def test_leases_are_found_on_every_node(nodes: str) -> None:
@@ -334,7 +334,7 @@ async def test_leases_are_found_on_every_node(nodes: str) -> None:
                 Limits(30, 20, 50_000_000),
                 5,
                 reservation=f"r-{account.id}",
-                lease=0,
+                life=0,
                 deadline=0,
             )
             assert decision.verdict == "ok"

@@ -49,7 +49,7 @@ from tests.support.stores import opened
 
 
 @pytest.fixture(params=BINARIES, scope="module")
-def whole(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
     """A cluster for tests that restore it."""
     with replicated_cluster(request.param) as running:
         yield running
@@ -66,8 +66,8 @@ def servers() -> Iterator[ReplicatedCluster]:
 def remove_keys(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
-    if "whole" in request.fixturenames:
-        for node in request.getfixturevalue("whole").primaries:
+    if "cluster" in request.fixturenames:
+        for node in request.getfixturevalue("cluster").primaries:
             with node.client() as client:
                 client.flushall()
 
@@ -99,15 +99,15 @@ async def passes(store: Store, tag: str) -> bool:
     return True
 
 
-async def test_scripts_reach_the_primary_of_their_keys(whole: ReplicatedCluster) -> None:
-    async with opened(whole.url) as store:
+async def test_scripts_reach_the_primary_of_their_keys(cluster: ReplicatedCluster) -> None:
+    async with opened(cluster.url) as store:
         for _ in range(3):
             await count_everywhere(store)
         assert await read_counts(store) == [3] * 16
 
 
-async def test_the_names_of_each_partition_are_read_on_its_node(whole: ReplicatedCluster) -> None:
-    async with opened(whole.url) as store:
+async def test_the_names_of_each_partition_are_read_on_its_node(cluster: ReplicatedCluster) -> None:
+    async with opened(cluster.url) as store:
         for tag in PARTITION_TAGS:
             for n in range(30):
                 await store.client.set(f"{tag}:name:{n}", "x", ex=60)
@@ -116,9 +116,9 @@ async def test_the_names_of_each_partition_are_read_on_its_node(whole: Replicate
             assert sorted(await store.list_keys(f"{tag}:name:*", tag)) == expected
 
 
-async def test_people_and_their_notices(whole: ReplicatedCluster) -> None:
+async def test_people_and_their_notices(cluster: ReplicatedCluster) -> None:
     """An address has accounts in several partitions."""
-    async with opened(whole.url) as store:
+    async with opened(cluster.url) as store:
         registry, notices, sessions = Registry(store, Vault("")), Notices(store), SessionStore(store)
         members = registry.members
         own = await registry.register_person("ada@example.com", 10)
@@ -153,8 +153,8 @@ async def test_people_and_their_notices(whole: ReplicatedCluster) -> None:
         assert await members.list_accounts("ada@example.com") == []
 
 
-async def test_a_seed_that_is_down_is_skipped(whole: ReplicatedCluster) -> None:
-    alive = f"127.0.0.1:{whole.primaries[1].port}"
+async def test_a_seed_that_is_down_is_skipped(cluster: ReplicatedCluster) -> None:
+    alive = f"127.0.0.1:{cluster.primaries[1].port}"
     async with opened(f"redis+cluster://127.0.0.1:{free_port()},{alive}") as store:
         await count_everywhere(store)
         assert await read_counts(store) == [1] * 16
@@ -162,12 +162,12 @@ async def test_a_seed_that_is_down_is_skipped(whole: ReplicatedCluster) -> None:
             assert (await subscription.get_message(timeout=10))["type"] == "subscribe"
 
 
-async def test_a_node_that_knows_few_slots_is_not_trusted(whole: ReplicatedCluster) -> None:
+async def test_a_node_that_knows_few_slots_is_not_trusted(cluster: ReplicatedCluster) -> None:
     with RedisServer("valkey", *CLUSTER_OPTIONS) as stranger:
         with stranger.client() as client:
             client.execute_command("CLUSTER ADDSLOTS", slot_of("{p09}"))
         for _ in range(10):  # either node may be the first to answer
-            async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{whole.url.rpartition(',')[2]}") as store:
+            async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{cluster.url.rpartition(',')[2]}") as store:
                 await count_everywhere(store)
 
 
@@ -195,12 +195,12 @@ def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
         old.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
 
 
-async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
+async def test_a_slot_moves_under_load(cluster: ReplicatedCluster) -> None:
     """Nodes answer ASK while the keys move, and MOVED afterwards. No call fails, and each runs once."""
     slot = slot_of("{p09}")
-    source = whole.primaries[whole.owner(slot)]
-    target = whole.primaries[(whole.owner(slot) + 1) % 3]
-    async with opened(whole.url) as store:
+    source = cluster.primaries[cluster.owner(slot)]
+    target = cluster.primaries[(cluster.owner(slot) + 1) % 3]
+    async with opened(cluster.url) as store:
         calls = 0
 
         async def call() -> None:
@@ -219,7 +219,7 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
         await asyncio.to_thread(step, target, source, slot)
 
 
-async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
+async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster) -> None:
     """A script would create a key that has already moved: a limit would be lost, and the migration would fail."""
     account = next(id for id in map("acc_{}".format, range(1000)) if partition_tag(id) == "{p09}")
     first, second = (QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
@@ -227,7 +227,7 @@ async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -
         account, "app", "dep_1", "live", {"state": "failed", "id": "dep_1", "account": account}
     )
     registrations = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
-    async with opened(whole.url, command_seconds=0.5) as store:
+    async with opened(cluster.url, command_seconds=0.5) as store:
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             bodies_key(account): lambda: events_scripts.emit_event(store, second),
             ended_deploys_key("{p09}"): lambda: deploys_scripts.advance_deploy(store, fails),
@@ -242,7 +242,7 @@ async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -
         assert (await accounts_scripts.count_registration(store, 1)).verdict == "counted"
         for part, call in calls.items():
             slot = slot_of(part.partition(":")[0])
-            home, away = whole.primaries[whole.owner(slot)], whole.primaries[(whole.owner(slot) + 1) % 3]
+            home, away = cluster.primaries[cluster.owner(slot)], cluster.primaries[(cluster.owner(slot) + 1) % 3]
             await asyncio.to_thread(begin_move, home, away, slot)
             with home.client() as client:
                 client.execute_command("MIGRATE", "127.0.0.1", away.port, part, 0, 2000)
@@ -259,11 +259,11 @@ async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -
         assert await store.client.hgetall(ended_deploys_key("{p09}")) == {"live": "1", "failed": "1"}
 
 
-async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -> None:
+async def test_a_stream_is_read_while_its_slot_moves(cluster: ReplicatedCluster) -> None:
     stream, slot = "{p09}:events", slot_of("{p09}")
-    source = whole.primaries[whole.owner(slot)]
-    target = whole.primaries[(whole.owner(slot) + 1) % 3]
-    async with opened(whole.url) as store:
+    source = cluster.primaries[cluster.owner(slot)]
+    target = cluster.primaries[(cluster.owner(slot) + 1) % 3]
+    async with opened(cluster.url) as store:
         reads = store.blocking_client()
 
         async def read() -> list[str]:
@@ -289,12 +289,12 @@ async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -
         await asyncio.to_thread(step, target, source, slot)
 
 
-async def test_a_slot_that_no_node_serves_for_a_while(whole: ReplicatedCluster) -> None:
+async def test_a_slot_that_no_node_serves_for_a_while(cluster: ReplicatedCluster) -> None:
     """Its calls fail with CLUSTERDOWN until a node serves it again."""
     slot = slot_of("{p09}")
-    async with opened(whole.url) as store:
+    async with opened(cluster.url) as store:
         await count_everywhere(store)
-        with whole.primaries[whole.owner(slot)].client() as client:
+        with cluster.primaries[cluster.owner(slot)].client() as client:
             client.execute_command("CLUSTER DELSLOTS", slot)
             assert not await passes(store, "{p09}")
             client.execute_command("CLUSTER ADDSLOTS", slot)

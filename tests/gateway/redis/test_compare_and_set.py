@@ -22,11 +22,11 @@ def set_field(name: str) -> Callable[[str], Awaitable[Change[int]]]:
 
 
 async def test_changes_of_different_fields_all_hold(redis_url: str) -> None:
-    async with opened(redis_url) as here, opened(redis_url) as there:
-        changes = [change_record(store, "record", set_field(f"{n}")) for n, store in enumerate([here, there] * 10)]
+    async with opened(redis_url) as first, opened(redis_url) as second:
+        changes = [change_record(store, "record", set_field(f"{n}")) for n, store in enumerate([first, second] * 10)]
         assert sorted(await asyncio.gather(*changes)) == list(range(1, 21))
-        assert json.loads(await here.get("record") or "") == {f"{n}": 1 for n in range(20)}
-        await here.client.delete("record")
+        assert json.loads(await first.get("record") or "") == {f"{n}": 1 for n in range(20)}
+        await first.client.delete("record")
 
 
 async def test_a_change_may_remove_the_record_or_leave_it(redis_url: str) -> None:

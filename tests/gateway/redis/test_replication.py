@@ -24,7 +24,7 @@ SLOTS = [key_slot(tag.strip("{}").encode()) for tag in PARTITION_TAGS]
 
 
 async def reserve(store: Store, account: str) -> None:
-    await scripts.admit(store, account, "shop", "ana", Limits(99, 99, 99), 1, reservation="r", lease=1, deadline=0)
+    await scripts.admit(store, account, "shop", "ana", Limits(99, 99, 99), 1, reservation="r", life=1, deadline=0)
     await scripts.settle(store, partition_tag(account), "r", 0)
 
 

@@ -105,7 +105,7 @@ async def test_nothing_to_drain_stops_at_once(launch: Launch) -> None:
 async def test_a_killed_gateway_leaves_its_reservations(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    """They stay reserved until their lease expires and a worker settles them in full."""
+    """They stay reserved until they expire and a worker settles them in full."""
     async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as heir:
         app = await gw.app(backend)
         prompt = provider.plays(ROLE, chunk("a"), HANG)

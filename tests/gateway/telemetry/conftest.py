@@ -8,7 +8,7 @@ from tests.support.counters import CountingProcess
 
 
 @pytest_asyncio.fixture
-async def here(redis_url: str) -> AsyncIterator[CountingProcess]:
+async def local(redis_url: str) -> AsyncIterator[CountingProcess]:
     process = CountingProcess(redis_url)
     yield process
     await process.store.close()

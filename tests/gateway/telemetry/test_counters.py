@@ -20,13 +20,13 @@ MINUTE = "{ops}:minute:2026-07-02T12:00"
 SPEND = "{ops}:spend:2026-07-02"
 
 
-async def test_counts_are_written(here: CountingProcess) -> None:
-    here.count_answers(times=2)
-    here.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
-    here.counters.count_request("acc", request_line(code="CLIENT_GONE", nano_euro=50))
-    here.counters.count_request("", request_line(app="", code="APP_NOT_FOUND"))
-    assert await here.counters.flush()
-    assert await here.read_hash(MINUTE) == {
+async def test_counts_are_written(local: CountingProcess) -> None:
+    local.count_answers(times=2)
+    local.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
+    local.counters.count_request("acc", request_line(code="CLIENT_GONE", nano_euro=50))
+    local.counters.count_request("", request_line(app="", code="APP_NOT_FOUND"))
+    assert await local.counters.flush()
+    assert await local.read_hash(MINUTE) == {
         "requests": "5",
         "code:USER_RATE_LIMITED": "1",
         "code:CLIENT_GONE": "1",
@@ -37,109 +37,109 @@ async def test_counts_are_written(here: CountingProcess) -> None:
         "outputTokens": "6",
         "settled": "250",
     }
-    spent = await here.store.client.zrange(SPEND, 0, -1, withscores=True)
+    spent = await local.store.client.zrange(SPEND, 0, -1, withscores=True)
     assert dict(spent) == {"acc": 250.0, "total": 250.0}
-    assert MINUTE_KEY_SECONDS - 5 < await here.store.client.ttl(MINUTE) <= MINUTE_KEY_SECONDS
+    assert MINUTE_KEY_SECONDS - 5 < await local.store.client.ttl(MINUTE) <= MINUTE_KEY_SECONDS
 
 
-async def test_each_flush_writes_only_new_counts(here: CountingProcess) -> None:
+async def test_each_flush_writes_only_new_counts(local: CountingProcess) -> None:
     for _ in range(3):
-        here.count_answers()
-        await here.counters.flush()
-        await here.counters.flush()
-    assert (await here.read_hash(MINUTE))["requests"] == "3"
+        local.count_answers()
+        await local.counters.flush()
+        await local.counters.flush()
+    assert (await local.read_hash(MINUTE))["requests"] == "3"
 
 
-async def test_a_request_counts_in_the_minute_of_its_end(here: CountingProcess) -> None:
-    here.count_answers()
-    here.now += 3600
-    here.count_answers(times=2)
-    await here.counters.flush()
-    assert (await here.read_hash(MINUTE))["requests"] == "1"
-    assert (await here.read_hash(MINUTE.replace("T12", "T13")))["requests"] == "2"
+async def test_a_request_counts_in_the_minute_of_its_end(local: CountingProcess) -> None:
+    local.count_answers()
+    local.now += 3600
+    local.count_answers(times=2)
+    await local.counters.flush()
+    assert (await local.read_hash(MINUTE))["requests"] == "1"
+    assert (await local.read_hash(MINUTE.replace("T12", "T13")))["requests"] == "2"
 
 
 @pytest.mark.parametrize(
     ("ms", "field"),
     [(0.0, "ttft:10"), (10.0, "ttft:10"), (10.1, "ttft:20"), (30_000.0, "ttft:30000"), (31_000.0, "ttft:more")],
 )
-async def test_a_time_counts_in_the_first_bucket_that_fits(here: CountingProcess, ms: float, field: str) -> None:
-    here.counters.count_request("acc", request_line(ttft_ms=ms))
-    await here.counters.flush()
-    assert field in await here.read_hash(MINUTE)
+async def test_a_time_counts_in_the_first_bucket_that_fits(local: CountingProcess, ms: float, field: str) -> None:
+    local.counters.count_request("acc", request_line(ttft_ms=ms))
+    await local.counters.flush()
+    assert field in await local.read_hash(MINUTE)
 
 
-async def test_counts_wait_while_redis_is_unavailable(here: CountingProcess, valkey: RedisServer) -> None:
+async def test_counts_wait_while_redis_is_unavailable(local: CountingProcess, valkey: RedisServer) -> None:
     async with Proxy(valkey.port) as proxy:
-        there = CountingProcess(proxy.url)
-        there.count_answers()
+        peer = CountingProcess(proxy.url)
+        peer.count_answers()
         proxy.go_down()
         for _ in range(3):
-            assert not await there.counters.flush()
-            there.count_answers()
+            assert not await peer.counters.flush()
+            peer.count_answers()
         proxy.down = False
-        assert await there.counters.flush()
-        assert (await here.read_hash(MINUTE))["requests"] == "4"
-        await there.store.close()
+        assert await peer.counters.flush()
+        assert (await local.read_hash(MINUTE))["requests"] == "4"
+        await peer.store.close()
 
 
-async def test_rejected_counts_wait_for_the_next_flush(here: CountingProcess) -> None:
-    await here.store.client.set(MINUTE, "another kind", ex=60)
-    here.count_answers()
-    await here.counters.flush()
-    here.count_answers()
-    await here.counters.flush()
-    assert (await here.store.client.zscore(SPEND, "acc")) == 200  # the other keys are written
-    await here.store.client.delete(MINUTE)
-    await here.counters.flush()
-    assert (await here.read_hash(MINUTE))["requests"] == "2"
+async def test_rejected_counts_wait_for_the_next_flush(local: CountingProcess) -> None:
+    await local.store.client.set(MINUTE, "another kind", ex=60)
+    local.count_answers()
+    await local.counters.flush()
+    local.count_answers()
+    await local.counters.flush()
+    assert (await local.store.client.zscore(SPEND, "acc")) == 200  # the other keys are written
+    await local.store.client.delete(MINUTE)
+    await local.counters.flush()
+    assert (await local.read_hash(MINUTE))["requests"] == "2"
 
 
-async def test_counts_are_not_sent_again_if_the_reply_is_lost(here: CountingProcess, valkey: RedisServer) -> None:
+async def test_counts_are_not_sent_again_if_the_reply_is_lost(local: CountingProcess, valkey: RedisServer) -> None:
     async with Proxy(valkey.port) as proxy:
-        there = CountingProcess(proxy.url)
-        there.count_answers()
-        await there.counters.flush()
-        there.count_answers()
+        peer = CountingProcess(proxy.url)
+        peer.count_answers()
+        await peer.counters.flush()
+        peer.count_answers()
         proxy.lose_answer = b"EVALSHA"
-        await there.counters.flush()
-        await there.counters.flush()
-        assert (await here.read_hash(MINUTE))["requests"] == "2"
-        await there.store.close()
+        await peer.counters.flush()
+        await peer.counters.flush()
+        assert (await local.read_hash(MINUTE))["requests"] == "2"
+        await peer.store.close()
 
 
 async def test_counts_that_waited_too_long_are_dropped() -> None:
     async with AsyncExitStack() as later:
-        there = CountingProcess("redis://127.0.0.1:1/0", max_wait_seconds=1.0)
-        later.push_async_callback(there.store.close)
-        there.count_answers(times=5)
-        assert not await there.counters.flush()
-        assert len(there.counters._tallies) == 3
+        peer = CountingProcess("redis://127.0.0.1:1/0", max_wait_seconds=1.0)
+        later.push_async_callback(peer.store.close)
+        peer.count_answers(times=5)
+        assert not await peer.counters.flush()
+        assert len(peer.counters._tallies) == 3
         await asyncio.sleep(1.1)
-        assert not await there.counters.flush()
-        assert there.counters._tallies == {}
-        there.count_answers()  # counting continues
-        assert len(there.counters._tallies) == 3
+        assert not await peer.counters.flush()
+        assert peer.counters._tallies == {}
+        peer.count_answers()  # counting continues
+        assert len(peer.counters._tallies) == 3
 
 
-async def test_concurrent_flushes_write_each_count_once(here: CountingProcess) -> None:
-    here.count_answers(times=10)
-    await asyncio.gather(*(here.counters.flush() for _ in range(5)))
-    assert (await here.read_hash(MINUTE))["requests"] == "10"
+async def test_concurrent_flushes_write_each_count_once(local: CountingProcess) -> None:
+    local.count_answers(times=10)
+    await asyncio.gather(*(local.counters.flush() for _ in range(5)))
+    assert (await local.read_hash(MINUTE))["requests"] == "10"
 
 
-async def test_a_process_has_a_heartbeat_until_it_stops(here: CountingProcess) -> None:
-    await here.counters.flush()
-    [process] = await here.store.client.smembers("{ops}:processes")
-    life = await here.read_hash(f"{{ops}}:process:{process}")
+async def test_a_process_has_a_heartbeat_until_it_stops(local: CountingProcess) -> None:
+    await local.counters.flush()
+    [process] = await local.store.client.smembers("{ops}:processes")
+    life = await local.read_hash(f"{{ops}}:process:{process}")
     assert life["streams"] == "3"
     assert {"startedAt", "seenAt"} < life.keys()
     for key in ("{ops}:processes", f"{{ops}}:process:{process}"):
-        assert 0 < await here.store.client.ttl(key) <= PROCESS_SECONDS
-    here.count_answers()
-    await here.counters.close()
-    assert (await here.read_hash(MINUTE))["requests"] == "1"
-    assert await here.store.client.keys("{ops}:process*") == []
+        assert 0 < await local.store.client.ttl(key) <= PROCESS_SECONDS
+    local.count_answers()
+    await local.counters.close()
+    assert (await local.read_hash(MINUTE))["requests"] == "1"
+    assert await local.store.client.keys("{ops}:process*") == []
 
 
 # -- in a running gateway ------------------------------------------------------------------------------------

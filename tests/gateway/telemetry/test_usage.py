@@ -15,8 +15,8 @@ from tests.support.tcp_proxy import Proxy
 HOUR, DAY, REQUESTS = usage_keys("acc", "2026-07-02T12")
 
 
-async def logged(here: CountingProcess, account: str = "acc") -> list[LoggedRequest]:
-    lines = await here.store.client.zrange(requests_key(account), 0, -1)
+async def logged(local: CountingProcess, account: str = "acc") -> list[LoggedRequest]:
+    lines = await local.store.client.zrange(requests_key(account), 0, -1)
     return [msgspec.json.decode(each, type=LoggedRequest) for each in lines]
 
 
@@ -36,16 +36,16 @@ def test_outcomes(code: str, nano_euro: int, outcome: str) -> None:
     assert outcome_of(code, nano_euro) == outcome
 
 
-async def test_each_app_and_model_has_its_counts(here: CountingProcess) -> None:
-    here.count_answers(times=2)
-    here.counters.count_request("acc", request_line(model="gpt", code="CLIENT_GONE", nano_euro=50))
-    here.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
-    here.counters.count_request(
+async def test_each_app_and_model_has_its_counts(local: CountingProcess) -> None:
+    local.count_answers(times=2)
+    local.counters.count_request("acc", request_line(model="gpt", code="CLIENT_GONE", nano_euro=50))
+    local.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
+    local.counters.count_request(
         "acc", request_line(app="shop", model="qwen", nano_euro=7, input_tokens=1, output_tokens=2)
     )
-    here.counters.count_request("other", request_line())
-    here.counters.count_request("", request_line(app="", code="APP_NOT_FOUND"))
-    assert await here.counters.flush()
+    local.counters.count_request("other", request_line())
+    local.counters.count_request("", request_line(app="", code="APP_NOT_FOUND"))
+    assert await local.counters.flush()
     expected = {
         "notes/gpt/requests": "3",
         "notes/gpt/interrupted": "1",
@@ -60,21 +60,21 @@ async def test_each_app_and_model_has_its_counts(here: CountingProcess) -> None:
         "shop/qwen/outputTokens": "2",
         "shop/qwen/nanoEuro": "7",
     }
-    assert await here.read_hash(HOUR) == await here.read_hash(DAY) == expected
-    assert [len(await logged(here, account)) for account in ("acc", "other", "")] == [5, 1, 0]
+    assert await local.read_hash(HOUR) == await local.read_hash(DAY) == expected
+    assert [len(await logged(local, account)) for account in ("acc", "other", "")] == [5, 1, 0]
 
 
-async def test_a_request_is_logged(here: CountingProcess) -> None:
+async def test_a_request_is_logged(local: CountingProcess) -> None:
     answer = request_line(request_id="a1", model="gpt", nano_euro=9, input_tokens=7, output_tokens=3, ttft_ms=120.4)
-    here.counters.count_request("acc", answer, RequestDetails(None, 80, 12, ((100, 80), None)))
-    here.counters.count_request(
+    local.counters.count_request("acc", answer, RequestDetails(None, 80, 12, ((100, 80), None)))
+    local.counters.count_request(
         "acc",
         request_line(request_id="a2", status=401, code="TOKEN_INVALID", duration_ms=1.4),
         RequestDetails("expired"),
     )
-    await here.counters.flush()
+    await local.counters.flush()
     began = round(answer.timestamp.timestamp() * 1000 - 500)
-    first, second = await logged(here)
+    first, second = await logged(local)
     assert first == LoggedRequest(
         "a1", began, "notes", "gpt", 200, "", 7, 3, 9, 120, 500, None, 80, 12, ((100, 80), None)
     )
@@ -82,102 +82,102 @@ async def test_a_request_is_logged(here: CountingProcess) -> None:
     assert (second.reason, second.reservedNanoEuro, second.limits) == ("expired", 0, ())
 
 
-async def test_requests_are_logged_in_the_order_of_their_arrival(here: CountingProcess, redis_url: str) -> None:
+async def test_requests_are_logged_in_the_order_of_their_arrival(local: CountingProcess, redis_url: str) -> None:
     """A process that writes late, or whose requests took long, does not put its requests above later ones."""
-    there, noon = CountingProcess(redis_url), datetime.fromtimestamp(NOON, UTC)
-    for process, offset in ((here, 0), (there, 1), (here, 2), (there, 3)):
+    peer, noon = CountingProcess(redis_url), datetime.fromtimestamp(NOON, UTC)
+    for process, offset in ((local, 0), (peer, 1), (local, 2), (peer, 3)):
         ended, took = noon + timedelta(milliseconds=offset + 700 * (offset % 2)), 500.0 + 700 * (offset % 2)
         line = request_line(request_id=f"r{offset}", timestamp=ended, duration_ms=took)
         process.counters.count_request("acc", line)
-    await there.counters.flush()
-    await here.counters.flush()
-    await there.store.close()
-    assert [request.id for request in await logged(here)] == ["r0", "r1", "r2", "r3"]
+    await peer.counters.flush()
+    await local.counters.flush()
+    await peer.store.close()
+    assert [request.id for request in await logged(local)] == ["r0", "r1", "r2", "r3"]
 
 
-async def test_requests_during_a_write_are_counted(here: CountingProcess) -> None:
-    here.count_answers()
-    await here.counters.flush()
-    here.count_answers()
-    here.counters._usage._take_writes()  # drops the count of this answer
-    here.count_answers(times=3)
-    await here.counters.flush()
-    assert (await here.read_hash(HOUR))["notes/gpt/requests"] == "4"
+async def test_requests_during_a_write_are_counted(local: CountingProcess) -> None:
+    local.count_answers()
+    await local.counters.flush()
+    local.count_answers()
+    local.counters._usage._take_writes()  # drops the count of this answer
+    local.count_answers(times=3)
+    await local.counters.flush()
+    assert (await local.read_hash(HOUR))["notes/gpt/requests"] == "4"
 
 
-async def test_a_request_counts_in_the_hour_of_its_end(here: CountingProcess) -> None:
-    here.count_answers()
-    here.now += 3600
-    here.count_answers(times=2)
-    await here.counters.flush()
-    assert (await here.read_hash(HOUR))["notes/gpt/requests"] == "1"
-    assert (await here.read_hash(HOUR.replace("T12", "T13")))["notes/gpt/requests"] == "2"
-    assert (await here.read_hash(DAY))["notes/gpt/requests"] == "3"
-    assert len(await logged(here)) == 3
+async def test_a_request_counts_in_the_hour_of_its_end(local: CountingProcess) -> None:
+    local.count_answers()
+    local.now += 3600
+    local.count_answers(times=2)
+    await local.counters.flush()
+    assert (await local.read_hash(HOUR))["notes/gpt/requests"] == "1"
+    assert (await local.read_hash(HOUR.replace("T12", "T13")))["notes/gpt/requests"] == "2"
+    assert (await local.read_hash(DAY))["notes/gpt/requests"] == "3"
+    assert len(await logged(local)) == 3
 
 
-async def test_rejected_usage_waits_for_the_next_flush(here: CountingProcess) -> None:
-    await here.store.client.set(HOUR, "another kind", ex=60)
-    here.count_answers()
-    await here.counters.flush()
-    here.count_answers(times=2)
-    await here.counters.flush()
-    await here.store.client.delete(HOUR)
-    await here.counters.flush()
-    assert (await here.read_hash(HOUR))["notes/gpt/requests"] == "3"
-    assert len(await logged(here)) == 3
+async def test_rejected_usage_waits_for_the_next_flush(local: CountingProcess) -> None:
+    await local.store.client.set(HOUR, "another kind", ex=60)
+    local.count_answers()
+    await local.counters.flush()
+    local.count_answers(times=2)
+    await local.counters.flush()
+    await local.store.client.delete(HOUR)
+    await local.counters.flush()
+    assert (await local.read_hash(HOUR))["notes/gpt/requests"] == "3"
+    assert len(await logged(local)) == 3
 
 
-async def test_usage_is_not_sent_again_if_the_reply_is_lost(here: CountingProcess, valkey: RedisServer) -> None:
+async def test_usage_is_not_sent_again_if_the_reply_is_lost(local: CountingProcess, valkey: RedisServer) -> None:
     async with Proxy(valkey.port) as proxy:
-        there = CountingProcess(proxy.url)
-        there.count_answers()
-        await there.counters.flush()
-        there.counters.count_request("acc", request_line())
+        peer = CountingProcess(proxy.url)
+        peer.count_answers()
+        await peer.counters.flush()
+        peer.counters.count_request("acc", request_line())
         proxy.lose_answer = b"request-log:acc"
-        await there.counters.flush()
-        await there.counters.flush()
-        assert (await here.read_hash(HOUR))["notes//requests"] == "1"
-        assert len(await logged(here)) == 2
-        assert there.unlogged == 1  # it cannot know that the request was written
-        await there.store.close()
+        await peer.counters.flush()
+        await peer.counters.flush()
+        assert (await local.read_hash(HOUR))["notes//requests"] == "1"
+        assert len(await logged(local)) == 2
+        assert peer.unlogged == 1  # it cannot know that the request was written
+        await peer.store.close()
 
 
 async def test_while_redis_is_unavailable_the_oldest_requests_are_dropped(
-    here: CountingProcess, valkey: RedisServer
+    local: CountingProcess, valkey: RedisServer
 ) -> None:
     async with Proxy(valkey.port) as proxy:
-        there = CountingProcess(proxy.url)
+        peer = CountingProcess(proxy.url)
         proxy.go_down()
         for n in range(MAX_WAITING_REQUESTS + 3):
-            there.counters.count_request("acc", request_line(request_id=f"r{n}"))
+            peer.counters.count_request("acc", request_line(request_id=f"r{n}"))
             if n % 5_000 == 0:
-                assert not await there.counters.flush()
-        assert there.unlogged == 3
+                assert not await peer.counters.flush()
+        assert peer.unlogged == 3
         proxy.down = False
-        assert await there.counters.flush()
+        assert await peer.counters.flush()
         newest = range(MAX_WAITING_REQUESTS + 3 - LOGGED_REQUESTS, MAX_WAITING_REQUESTS + 3)
-        assert {request.id for request in await logged(here)} == {f"r{n}" for n in newest}
-        assert (await here.read_hash(HOUR))["notes//requests"] == str(MAX_WAITING_REQUESTS + 3)
-        await there.store.close()
+        assert {request.id for request in await logged(local)} == {f"r{n}" for n in newest}
+        assert (await local.read_hash(HOUR))["notes//requests"] == str(MAX_WAITING_REQUESTS + 3)
+        await peer.store.close()
 
 
 async def test_usage_that_waited_too_long_is_dropped(redis_url: str) -> None:
-    there = CountingProcess(redis_url, max_wait_seconds=0.5)
-    there.count_answers(times=5)
+    peer = CountingProcess(redis_url, max_wait_seconds=0.5)
+    peer.count_answers(times=5)
     await asyncio.sleep(0.6)
-    there.counters._drop_old()
-    there.counters.count_request("other", request_line())
-    assert await there.counters.flush()
-    assert await there.read_hash(HOUR) == {}
-    assert there.unlogged == 5
-    assert len(await logged(there, "other")) == 1
-    await there.store.close()
+    peer.counters._drop_old()
+    peer.counters.count_request("other", request_line())
+    assert await peer.counters.flush()
+    assert await peer.read_hash(HOUR) == {}
+    assert peer.unlogged == 5
+    assert len(await logged(peer, "other")) == 1
+    await peer.store.close()
 
 
-async def test_only_requests_that_the_log_keeps_are_sent(here: CountingProcess) -> None:
+async def test_only_requests_that_the_log_keeps_are_sent(local: CountingProcess) -> None:
     for n in range(LOGGED_REQUESTS + 2):
-        here.counters.count_request("acc", request_line(request_id=f"r{n}"))
-    await here.counters.flush()
-    assert {request.id for request in await logged(here)} == {f"r{n}" for n in range(2, LOGGED_REQUESTS + 2)}
-    assert here.unlogged == 0
+        local.counters.count_request("acc", request_line(request_id=f"r{n}"))
+    await local.counters.flush()
+    assert {request.id for request in await logged(local)} == {f"r{n}" for n in range(2, LOGGED_REQUESTS + 2)}
+    assert local.unlogged == 0

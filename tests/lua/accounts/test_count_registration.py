@@ -31,7 +31,7 @@ def registrations(client: Any) -> Registrations:
     return Registrations(client)
 
 
-def test_no_more_than_the_day_s_limit(registrations: Registrations) -> None:
+def test_no_more_than_the_days_limit(registrations: Registrations) -> None:
     assert registrations.verdicts(5) == ["counted"] * 3 + ["full"] * 2
     assert registrations.client.get(COUNTER) == b"3", "a refused registration does not count"
     assert 86_400 < registrations.client.ttl(COUNTER) <= 2 * 86_400

@@ -71,7 +71,7 @@ def test_a_deploy_that_does_not_exist_is_not_created(deploy: Deploy) -> None:
     assert deploy.events() == []
 
 
-def test_an_outside_engine_s_last_move_removes_it_from_the_stream(deploy: Deploy) -> None:
+def test_an_external_engines_last_move_removes_it_from_the_stream(deploy: Deploy) -> None:
     other = deploy.client.xadd(BUILDS, {"id": "dep_2"})
     assert deploy.advance("building", "state", "failed", take=True) == 1
     assert [entry for entry, _ in deploy.client.xrange(BUILDS)] == [other]

@@ -141,7 +141,7 @@ def test_an_app_without_anything_to_build(triggers: Triggers) -> None:
     assert triggers.client.llen(WINDOW) == 2, "a refused call counts as a trigger of its hook"
 
 
-def test_a_hook_s_triggers_per_minute(triggers: Triggers) -> None:
+def test_a_hooks_triggers_per_minute(triggers: Triggers) -> None:
     for number in range(3):
         set_clock(triggers.client, NOON + number * SECOND)
         assert triggers.trigger(f"dep_{number}", source="src")[0] == "queued"
@@ -162,7 +162,7 @@ def test_the_rate_is_checked_first_and_changes_nothing(triggers: Triggers) -> No
     assert triggers.client.llen(WINDOW) == 1
 
 
-def test_an_account_s_deploys_per_day(triggers: Triggers) -> None:
+def test_an_accounts_deploys_per_day(triggers: Triggers) -> None:
     verdicts = [triggers.trigger(f"dep_{n}", source="src", hook="", per_day=2)[0] for n in range(3)]
     assert verdicts == ["queued", "queued", "quota"]
     assert triggers.today() == 2
@@ -179,7 +179,7 @@ def test_a_full_stream_refuses_and_trims_nothing(triggers: Triggers) -> None:
     assert "local MAX_WAITING = 10000 " in source("deploys/queue_deploy")
 
 
-def test_the_list_of_an_account_s_deploys_is_limited(triggers: Triggers) -> None:
+def test_the_list_of_an_accounts_deploys_is_limited(triggers: Triggers) -> None:
     for number in range(5):
         set_clock(triggers.client, NOON + number * SECOND)
         triggers.trigger(f"dep_{number}", source="src", hook="", MAX_LISTED=3)

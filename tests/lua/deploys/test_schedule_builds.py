@@ -8,7 +8,7 @@ import pytest
 from tests.lua.scripts import SECOND, on_test_clock, set_clock
 
 KEYS = ["{builds}:waiting", "{builds}:running", "{builds}:order"]
-LEASE = 15
+HELD_SECONDS = 15
 
 
 def owner(deploy: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ class Queue:
         """Returns the deploys that are granted."""
         set_clock(self.client, self.clock * SECOND)
         waiting, running = self.waiting.setdefault(builder, []), self.running.setdefault(builder, {})
-        args: list[Any] = [builder, LEASE * 1000, slots, spare, len(waiting)]
+        args: list[Any] = [builder, HELD_SECONDS * 1000, slots, spare, len(waiting)]
         for deploy in waiting:
             reuse = deploy[1] == "r"
             record = {**owner(deploy), "reuse": reuse, "tag": "{p13}", "entry": f"1-{deploy}"}
@@ -62,7 +62,7 @@ def queue(client: Any) -> Queue:
     return Queue(client)
 
 
-def test_an_account_with_many_builds_delays_no_other_s_first(queue: Queue) -> None:
+def test_an_account_with_many_builds_delays_no_others_first(queue: Queue) -> None:
     queue.wait("one", *(f"a{n:02}" for n in range(20)))
     assert queue.call("one") == ["a00", "a01"]
     queue.wait("one", "b00")
@@ -84,7 +84,7 @@ def test_one_build_of_an_account_at_a_time_while_others_wait(queue: Queue) -> No
     assert queue.call("one", slots=3, spare=0) == ["a1"]
 
 
-def test_accounts_alternate_and_an_account_s_own_deploys_keep_their_order(queue: Queue) -> None:
+def test_accounts_alternate_and_an_accounts_own_deploys_keep_their_order(queue: Queue) -> None:
     queue.wait("one", "a0", "a1", "a2", "b0", "b1", "c0")
     for _ in range(6):
         [deploy] = queue.call("one", slots=1, spare=0)
@@ -113,7 +113,7 @@ def test_the_deploys_of_a_dead_builder_go_to_others(queue: Queue) -> None:
     queue.wait("one", "a0/shop", "a1/shop", "a2")
     assert queue.call("one") == ["a0/shop", "a2"]
     assert queue.call("two") == []
-    queue.clock += LEASE + 1
+    queue.clock += HELD_SECONDS + 1
     queue.wait("two", "a1/shop")  # claimed
     assert queue.call("two") == ["a1/shop"]
 
@@ -122,7 +122,7 @@ def test_a_builder_that_was_considered_dead_frees_no_deploy_of_another(queue: Qu
     """It comes back while another builder runs its deploy, and ends that deploy first."""
     queue.wait("one", "a0/shop")
     assert queue.call("one") == ["a0/shop"]
-    queue.clock += LEASE + 1
+    queue.clock += HELD_SECONDS + 1
     queue.wait("two", "a0/shop", "a1/shop")  # claimed
     assert queue.call("two") == ["a0/shop"]
     assert queue.call("one") == []
@@ -135,7 +135,7 @@ def test_a_builder_that_was_considered_dead_frees_no_deploy_of_another(queue: Qu
 def test_a_builder_that_was_considered_dead_keeps_what_no_other_has_started(queue: Queue) -> None:
     queue.wait("one", "a0/shop", "a1/shop", "b0", "b1")
     assert queue.call("one", slots=1) == ["a0/shop", "b0"]
-    queue.clock += LEASE + 1
+    queue.clock += HELD_SECONDS + 1
     assert queue.call("one", slots=1) == [], "the app's deploy still runs, and both slots are taken"
     queue.end("a0/shop")
     assert queue.call("one", slots=1) == ["a1/shop"]
@@ -152,6 +152,6 @@ def test_a_builder_that_lives_keeps_its_deploys(queue: Queue) -> None:
     queue.wait("one", "a0/shop", "a1/shop")
     assert queue.call("one") == ["a0/shop"]
     for _ in range(5):
-        queue.clock += LEASE - 1
+        queue.clock += HELD_SECONDS - 1
         assert queue.call("one") == queue.call("two") == []
-    assert 0 < queue.client.pttl(KEYS[1]) <= 10 * LEASE * 1000
+    assert 0 < queue.client.pttl(KEYS[1]) <= 10 * HELD_SECONDS * 1000

@@ -34,7 +34,7 @@ def test_the_account_sees_the_event_and_can_send_it_again(deliveries: Deliveries
 
 def test_without_an_event_nothing_is_logged(deliveries: Deliveries) -> None:
     deliveries.client.xadd(STREAM, {"garbage": "1"})
-    assert deliveries.dead_letter(deliveries.read()[0], whole=False) == 1
+    assert deliveries.dead_letter(deliveries.read()[0], complete=False) == 1
     assert deliveries.log() == []
     assert deliveries.outcomes() == {}
 

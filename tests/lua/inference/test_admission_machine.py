@@ -16,7 +16,7 @@ ACCOUNT_OF = {"shop": "acc_1", "blog": "acc_1", "forum": "acc_2"}
 BEGINNINGS = ("1970-01-02T00:00:00", "2024-02-28T23:59:59.999", "2025-12-31T23:59:30", "2026-11-21T12:00:00.000001")
 STEPS = (0, 1, 999, 1000, SECOND, MINUTE - SECOND, MINUTE - 1, MINUTE, MINUTE + 1, 360 * SECOND, DAY, 3 * DAY)
 LARGE = 10**15  # nano-euro: the largest cap that the settings take
-LEASE = 360_000  # milliseconds
+LIFE_MS = 360_000  # milliseconds
 
 steps = st.sampled_from(STEPS) | st.integers(0, 2 * MINUTE)
 caps = st.sampled_from([0, 1, 100, 1000, LARGE]) | st.integers(0, 500)
@@ -106,13 +106,13 @@ class Admissions(RuleBasedStateMachine):
             app_cap=caps[1],
             user_cap=caps[2],
             reservation=reservation,
-            lease=LEASE,
+            life=LIFE_MS,
             deadline=deadline,
         )
         assert (reply.day, reply.now) == (day_of(model.clock), model.clock // 1000)
         assert reply.verdict == expected
         if reply.verdict == "ok":
-            model.admit(app, user, account, max_cost, reservation, LEASE, user if caps[2] is not None else "")
+            model.admit(app, user, account, max_cost, reservation, LIFE_MS, user if caps[2] is not None else "")
             # Without a cap an app's spend is still counted, a user's is not.
             limits = (caps[0], math.inf if caps[1] is None else caps[1], 0 if caps[2] is None else caps[2])
             payers = [(account, reply.day), (account, app, reply.day), (account, app, user, reply.day)]
@@ -155,7 +155,7 @@ class Admissions(RuleBasedStateMachine):
     def settle_expired(self) -> None:
         expired = self.scripts.list_expired()
         assert set(expired) == self.model.list_expired()
-        ends = [self.model.open[reservation].lease_end for reservation in expired]
+        ends = [self.model.open[reservation].expires for reservation in expired]
         assert ends == sorted(ends)
         for reservation in expired:
             assert self.scripts.settle(reservation, -1) == self.model.settle(reservation, -1)
@@ -172,7 +172,7 @@ class Admissions(RuleBasedStateMachine):
             assert settled + reserved <= self.highest[payer]
         made = self.scripts.reservations()
         assert made == {key: (r.account, r.day, r.max_cost) for key, r in self.model.open.items()}
-        assert self.scripts.leases() == {key: r.lease_end for key, r in self.model.open.items()}
+        assert self.scripts.expirations() == {key: r.expires for key, r in self.model.open.items()}
 
     @invariant()
     def keys_end_and_lie_in_one_slot(self) -> None:

@@ -16,8 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from gateway.inference.spend.reservations import ReservationRecord
 from tests.lua.scripts import CLOCK, MINUTE, ON_VALKEY, SECOND, Scripts, at
 
-LEASE = 360_000  # milliseconds
-GRACE = 600_000  # milliseconds after the end of the lease
+LIFE_MS = 360_000  # milliseconds
+GRACE = 600_000  # milliseconds after it has expired
 CAP = 1000
 APP_CAP = 700
 USER_CAP = 400
@@ -57,7 +57,7 @@ class Failovers(RuleBasedStateMachine):
     def wait(self, step: int) -> None:
         self.set_clock(self.clock + step)
         for reservation in self.reservations:
-            if self.clock // 1000 >= reservation.record.lease_end + GRACE + 60_000:
+            if self.clock // 1000 >= reservation.record.expires + GRACE + 60_000:
                 self.client.delete(f"{{p38}}:settled:{reservation.id}")
 
     @rule(capped=st.booleans())
@@ -73,13 +73,13 @@ class Failovers(RuleBasedStateMachine):
             cap=CAP,
             app_cap=APP_CAP,
             user_cap=USER_CAP if self.capped else None,
-            lease=LEASE,
+            life=LIFE_MS,
             limits=(99, 99),
         )
         if reply.verdict != "ok":
             return multiple()
         payer = user if self.capped else ""
-        reservation = Granted(name, ReservationRecord("acc", reply.day, max_cost, reply.now + LEASE, "app", payer))
+        reservation = Granted(name, ReservationRecord("acc", reply.day, max_cost, reply.now + LIFE_MS, "app", payer))
         self.reservations.append(reservation)
         return reservation
 
@@ -96,7 +96,7 @@ class Failovers(RuleBasedStateMachine):
                 case "ended":
                     assert reservation.id in self.booked
                 case _:
-                    assert self.clock // 1000 >= reservation.record.lease_end + GRACE
+                    assert self.clock // 1000 >= reservation.record.expires + GRACE
 
     @rule()
     def settle_expired(self) -> None:
@@ -158,7 +158,7 @@ class Failovers(RuleBasedStateMachine):
             self.settle(reservation, 1, 2)
         self.settled_sums_match_the_bookings()
         for reservation in self.reservations:
-            assert reservation.id in self.booked or self.clock // 1000 >= reservation.record.lease_end + GRACE
+            assert reservation.id in self.booked or self.clock // 1000 >= reservation.record.expires + GRACE
 
 
 @ON_VALKEY

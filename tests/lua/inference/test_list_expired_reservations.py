@@ -12,8 +12,8 @@ def noon(scripts: Scripts) -> None:
     scripts.set_clock(NOON)
 
 
-def test_a_lease_expires_at_its_end_and_not_before(scripts: Scripts) -> None:
-    scripts.admit(100, reservation="r", lease=360_000)
+def test_it_expires_in_time_and_not_before(scripts: Scripts) -> None:
+    scripts.admit(100, reservation="r", life=360_000)
     scripts.set_clock(NOON + 360_000_000 - 1)
     assert scripts.list_expired() == []
     scripts.set_clock(NOON + 360_000_000)
@@ -25,8 +25,8 @@ def test_a_lease_expires_at_its_end_and_not_before(scripts: Scripts) -> None:
 
 
 def test_the_longest_expired_come_first_up_to_the_limit(scripts: Scripts) -> None:
-    for n, lease in enumerate([5000, 1000, 4000, 2000, 3000]):
-        scripts.admit(1, reservation=f"r{n}", lease=lease)
+    for n, life in enumerate([5000, 1000, 4000, 2000, 3000]):
+        scripts.admit(1, reservation=f"r{n}", life=life)
     scripts.set_clock(NOON + 4_000_000)
     assert scripts.list_expired(3) == ["r1", "r3", "r4"]
     assert scripts.list_expired() == ["r1", "r3", "r4", "r2"]
@@ -34,7 +34,7 @@ def test_the_longest_expired_come_first_up_to_the_limit(scripts: Scripts) -> Non
         scripts.settle(f"r{n}", 0)
 
 
-def test_faulty_requests_take_no_lease(scripts: Scripts) -> None:
-    scripts.admit(0, lease=1)
+def test_faulty_requests_reserve_nothing(scripts: Scripts) -> None:
+    scripts.admit(0, life=1)
     scripts.set_clock(NOON + 60_000_000)
     assert scripts.list_expired() == []

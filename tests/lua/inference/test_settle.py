@@ -23,7 +23,7 @@ def test_the_cost_is_never_above_the_maximum(scripts: Scripts, cost: int, settle
     assert scripts.settle("r", cost) == settled
     assert scripts.spend(DAY) == (settled, 0)
     assert not scripts.reservations()
-    assert not scripts.leases()
+    assert not scripts.expirations()
 
 
 @pytest.mark.parametrize("first", [0, 40, -1])
@@ -38,7 +38,7 @@ def test_a_second_end_changes_nothing(scripts: Scripts, first: int, second: int)
 
 def test_an_unknown_reservation_writes_nothing(client: Any, scripts: Scripts) -> None:
     assert scripts.settle("never-made", 40) == -1
-    assert not scripts.expiries()
+    assert not scripts.expirations()
 
 
 def test_released_money_can_be_reserved_again(scripts: Scripts) -> None:
@@ -106,7 +106,7 @@ def test_a_record_counts_no_longer_than_the_tombstone(client: Any, scripts: Scri
     scripts.end("r", 40, RECORD)
     tombstone = f"{TAG}:settled:r"
     lives = client.pttl(tombstone)
-    counts = RECORD.lease_end + 600_000 - NOON
+    counts = RECORD.expires + 600_000 - NOON
     assert counts < lives <= counts + 60_000
     client.delete(tombstone)  # as Redis does at that time
     scripts.set_clock((NOON + counts) * 1000)
@@ -118,7 +118,7 @@ def test_a_record_counts_no_longer_than_the_tombstone(client: Any, scripts: Scri
 @pytest.mark.parametrize("late", [0, 3_600_000])
 def test_the_tombstone_of_a_monitors_worker_outlives_the_gateway(client: Any, scripts: Scripts, late: int) -> None:
     scripts.admit(100, reservation="r")
-    scripts.set_clock((RECORD.lease_end + late) * 1000)
+    scripts.set_clock((RECORD.expires + late) * 1000)
     scripts.end("r", -1)
     counts = max(600_000 - late, 0)
     assert counts < client.pttl(f"{TAG}:settled:r") <= counts + 60_000

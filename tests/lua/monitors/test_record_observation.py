@@ -9,7 +9,7 @@ from tests.lua.deliveries import DATA, EVENT_KEYS, GROUP, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 KNOWN, DUE, AWAITED = f"{TAG}:health:shop", f"{TAG}:probes", f"{TAG}:awaited"
-LEASE_END = 1_795_262_415_000
+HELD_UNTIL = 1_795_262_415_000
 UNHEALTHY = ("evt_1", "acc", "shop", "app.unhealthy", DATA)
 
 
@@ -22,12 +22,12 @@ class Monitor(Deliveries):
         known: tuple[str, ...] = ("state", "{}"),
         due: bool = True,
         again: int = 60_000,
-        lease_end: int = LEASE_END,
+        held_until: int = HELD_UNTIL,
         **bounds: int,
     ) -> int:
         keys = [KNOWN, *EVENT_KEYS, AWAITED, *([DUE] if due else [])]
         flat_events = [part for event in events for part in event]
-        args = [expected, version, "shop", lease_end, again, len(known), *known, *flat_events]
+        args = [expected, version, "shop", held_until, again, len(known), *known, *flat_events]
         return self.script("monitors/record_observation", **bounds)(keys, args)
 
     def known(self) -> dict[str, str]:
@@ -43,7 +43,7 @@ class Monitor(Deliveries):
 
 @pytest.fixture
 def monitor(client: Any) -> Monitor:
-    client.zadd(DUE, {"shop": LEASE_END})
+    client.zadd(DUE, {"shop": HELD_UNTIL})
     return Monitor(client)
 
 
@@ -71,7 +71,7 @@ def test_nothing_new_leaves_the_version(monitor: Monitor) -> None:
     monitor.observe("", "v1")
     assert monitor.observe("v1", "v2", known=()) == 1
     assert monitor.known()["version"] == "v1"
-    assert monitor.client.zscore(DUE, "shop") != LEASE_END
+    assert monitor.client.zscore(DUE, "shop") != HELD_UNTIL
 
 
 def test_nothing_is_written_for_a_removed_app(monitor: Monitor) -> None:
@@ -89,18 +89,18 @@ def test_an_app_that_has_become_due_meanwhile_stays_due(monitor: Monitor) -> Non
     assert monitor.client.zscore(DUE, "shop") == 0
 
 
-def test_of_two_inspections_at_once_the_later_claim_is_repeated(monitor: Monitor) -> None:
-    monitor.client.zadd(DUE, {"shop": LEASE_END + 1})  # it became due during the first, and was claimed again
+def test_of_two_inspections_at_once_the_later_one_is_repeated(monitor: Monitor) -> None:
+    monitor.client.zadd(DUE, {"shop": HELD_UNTIL + 1})  # it became due during the first, and was taken again
     assert monitor.observe("", "v1") == 1
-    assert monitor.client.zscore(DUE, "shop") == LEASE_END + 1
-    assert monitor.observe("", "v2", UNHEALTHY, lease_end=LEASE_END + 1) == 0
+    assert monitor.client.zscore(DUE, "shop") == HELD_UNTIL + 1
+    assert monitor.observe("", "v2", UNHEALTHY, held_until=HELD_UNTIL + 1) == 0
     assert monitor.types() == []
     assert abs(monitor.client.zscore(DUE, "shop") - time.time() * 1000) < 5_000
 
 
 def test_without_a_schedule(monitor: Monitor) -> None:
     assert monitor.observe("", "v1", UNHEALTHY, due=False) == 1
-    assert monitor.client.zscore(DUE, "shop") == LEASE_END
+    assert monitor.client.zscore(DUE, "shop") == HELD_UNTIL
 
 
 def test_the_outcome_of_an_app_unhealthy_is_awaited(monitor: Monitor) -> None:

@@ -106,7 +106,7 @@ class Service:
         for number, (amount, ends) in enumerate(((cost, True), (reserve, False))):
             if amount:
                 limits, reservation = Limits(1_000, 1_000, 10**12), f"{app.id}-{number}-{amount}"
-                given = {"reservation": reservation, "lease": 60_000, "deadline": 0}
+                given = {"reservation": reservation, "life": 60_000, "deadline": 0}
                 decision = await admit(self.store, app.account, app.id, "ana", limits, amount, **given)
                 assert decision.verdict == "ok"
                 if ends:

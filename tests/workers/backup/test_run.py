@@ -475,13 +475,13 @@ async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_p
     made = await service.fill(4)
     await service.back_up(tmp_path / "target")
     with redis_servers.cluster() as url:
-        there = Service(url, tmp_path / "there")
-        await there.restore(tmp_path / "target")
-        again = await there.back_up(tmp_path / "again")
+        on_cluster = Service(url, tmp_path / "there")
+        await on_cluster.restore(tmp_path / "target")
+        again = await on_cluster.back_up(tmp_path / "again")
         assert (again.manifest.accounts, again.manifest.apps) == (4, 4)
         for account, _, app in made:
-            assert [each.id for each in await there.registry.list_apps(account)] == [app.id]
-        await there.close()
+            assert [each.id for each in await on_cluster.registry.list_apps(account)] == [app.id]
+        await on_cluster.close()
     back = Service(servers[1].url, tmp_path / "back")
     await back.restore(tmp_path / "again")
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT

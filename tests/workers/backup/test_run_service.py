@@ -89,14 +89,14 @@ async def back_up_and_restore(provider: FakeProvider, backend: FakeAppBackend, t
                 first.kill()
                 shutil.rmtree(data / "releases")
 
-                there = Gateway(second.url, provider, tmp_path, GATEWAY_DATA_DIR=str(other), GATEWAY_CANARY="0.2")
-                gateways.append(there)
-                await capsule(there, "restore", str(tmp_path / "target"))
+                restored = Gateway(second.url, provider, tmp_path, GATEWAY_DATA_DIR=str(other), GATEWAY_CANARY="0.2")
+                gateways.append(restored)
+                await capsule(restored, "restore", str(tmp_path / "target"))
                 second.kill()
                 second.start()
-                await there.start()
-                host.account.gateway = there
-                back = Host(there, host.account, receiver, free_port())
+                await restored.start()
+                host.account.gateway = restored
+                back = Host(restored, host.account, receiver, free_port())
                 worker = await back.worker("deploys", "webhooks")
                 try:
                     await wait_until(lambda: "sites.serving" in worker.log, 60)

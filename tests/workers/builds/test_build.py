@@ -85,8 +85,8 @@ async def test_the_release_belongs_to_the_worker_and_has_plain_modes(room: Room,
     files = taken(room)
     assert sorted(path.name for path in files.iterdir()) == ["a", "again", "page", "run"]
     for path, mode in ((files, 0o755), (files / "a", 0o755), (files / "page", 0o644), (files / "run", 0o755)):
-        there = path.stat()
-        assert (there.st_mode & 0o7777, there.st_uid, there.st_gid) == (mode, os.geteuid(), os.getegid())
+        status = path.stat()
+        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (mode, os.geteuid(), os.getegid())
     assert (files / "run").stat().st_mtime > 1_700_000_000
 
 

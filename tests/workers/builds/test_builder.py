@@ -193,7 +193,7 @@ async def test_a_damaged_record_does_not_affect_served_apps(host: Host, busy: Ho
             client.set(f"app:{damaged}", record)
 
 
-async def test_a_killed_worker_s_deploy_fails_once_and_the_next_deploy_succeeds(own: Host, tmp_path: Path) -> None:
+async def test_a_killed_workers_deploy_fails_once_and_the_next_deploy_succeeds(own: Host, tmp_path: Path) -> None:
     app = await own.app(build=BUILD)
     worker = await own.worker("deploys")
     begun = "echo begun; mkdir dist; echo done > dist/index.html; "
@@ -217,7 +217,7 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_deploy_succeeds(
 
 
 @pytest.mark.parametrize("state", ["building", "canary"])
-async def test_the_next_worker_makes_a_stopped_worker_s_deploy(own: Host, state: str) -> None:
+async def test_the_next_worker_makes_a_stopped_workers_deploy(own: Host, state: str) -> None:
     app = await own.app(build={"command": "sleep 1", **START})
     worker = await own.worker("deploys", GATEWAY_CANARY="60")
     deploy = await own.publish(app, server("good"))
@@ -229,7 +229,7 @@ async def test_the_next_worker_makes_a_stopped_worker_s_deploy(own: Host, state:
     assert await own.page(app) == "good"
 
 
-async def test_an_app_s_name_that_now_belongs_to_another_account(host: Host) -> None:
+async def test_an_apps_name_that_now_belongs_to_another_account(host: Host) -> None:
     app = await host.app(build=BUILD)
     page = {"build.sh": "mkdir dist; echo mine > dist/index.html"}
     assert (await host.over(await host.publish(app, page)))["state"] == "live"

@@ -160,7 +160,7 @@ async def test_queued_deploys_show_what_they_wait_for(own: Host) -> None:
     assert "position" not in await own.deploy(first)
 
 
-async def test_one_account_s_builds_do_not_delay_another_s(host: Host) -> None:
+async def test_one_accounts_builds_do_not_delay_anothers(host: Host) -> None:
     apps = [await host.app(build=BUILD) for _ in range(4)]
     slow = [await host.publish(app, page("x", "sleep 120;")) for app in apps]
 

@@ -231,7 +231,7 @@ async def test_a_reader_of_a_file_that_stops_is_ended(impatient: Hosting) -> Non
     writer.close()
 
 
-async def test_an_app_s_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+async def test_an_apps_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
     shop.cookies = [
         "a=1; Domain=apps.test; Path=/",
         "b=2; path=/; DOMAIN = .Apps.Test ;Secure",

@@ -117,7 +117,7 @@ async def test_a_served_name_gets_a_certificate(secured: tuple[Hosting, FakeGate
     assert gateway.asked == [HOST]
 
 
-async def test_the_rest_of_a_certificate_s_lifetime_is_known(secured: tuple[Hosting, FakeGateway]) -> None:
+async def test_the_rest_of_a_certificates_lifetime_is_known(secured: tuple[Hosting, FakeGateway]) -> None:
     folder = secured[0].folder
     assert 0.9 < (await read_certificate_left(folder, API) or 0) <= 1
     assert await read_certificate_left(folder, "unknown.apps.test") is None

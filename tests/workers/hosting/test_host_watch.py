@@ -34,7 +34,7 @@ from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.hosting import host_watch
 from workers.hosting.driver import HostDriver
-from workers.hosting.engine_lease import HostLease
+from workers.hosting.hold_engine import HostHold
 from workers.hosting.host_watch import HostWatch, read_certificate_left
 from workers.sandbox.removal import remove_folder
 
@@ -50,7 +50,7 @@ class Machine:
         steps = ReleaseSteps(self.driver, find, DOMAIN)
         self.records = Records(store, hosting.releases.folder_id())
         self.reconciler = Reconciler(self.records, steps, find, 1.0, resync_seconds=0.1, tidy_seconds=0.1)
-        self.lease = HostLease(self.records, hosting.folder, hosting.releases.folder_id())
+        self.lease = HostHold(self.records, hosting.folder, hosting.releases.folder_id())
         self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
 
     async def serve(self, name: str) -> App:
@@ -156,11 +156,11 @@ async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypat
     running.cancel()
 
 
-async def test_before_caddy_s_first_start_there_is_no_certificate(machine: Machine) -> None:
+async def test_before_caddys_first_start_there_is_no_certificate(machine: Machine) -> None:
     assert await read_certificate_left(machine.hosting.folder, "api.example.com") is None
 
 
-async def test_a_dead_host_s_report_is_forgotten(machine: Machine) -> None:
+async def test_a_dead_hosts_report_is_forgotten(machine: Machine) -> None:
     report = await machine.report()
     assert await Records(machine.store).read_reports(report.at + 91_000) == []
     assert await machine.store.client.hlen(REPORTS_KEY) == 0

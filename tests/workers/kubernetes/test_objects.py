@@ -151,14 +151,14 @@ def test_only_the_ingress_and_the_service_reach_apps(port: int, namespace: str, 
     assert (namespace in allowed) is reaches
 
 
-def test_names_are_resolved_by_the_cluster_s_resolver_alone() -> None:
+def test_names_are_resolved_by_the_clusters_resolver_alone() -> None:
     [names] = [rule for rule in describe_policy(SETTINGS, "")["spec"]["egress"] if rule["ports"][0]["port"] == 53]
     cluster, local = names["to"]
     assert cluster["podSelector"] == {"matchLabels": {"k8s-app": "kube-dns"}}
     assert local == {"ipBlock": {"cidr": "169.254.20.10/32"}}
 
 
-def test_an_operator_s_own_networks_are_excluded() -> None:
+def test_an_operators_own_networks_are_excluded() -> None:
     settings = msgspec.structs.replace(SETTINGS, kubernetes_exclude=("51.15.0.0/16", "2001:bc8::/32"))
     blocks = [each for rule in describe_policy(settings, "")["spec"]["egress"] for each in rule["to"]]
     excluded = {each["ipBlock"]["cidr"]: each["ipBlock"].get("except", []) for each in blocks if "ipBlock" in each}

@@ -175,13 +175,17 @@ async def make_pod(
 
 
 async def assert_same(hosting: Hosting, pod: Pod, path: str) -> None:
-    there = await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip")
-    here = await pod.ask(path)
-    for each in (there, here):
+    from_host = await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip")
+    from_pod = await pod.ask(path)
+    for each in (from_host, from_pod):
         for name in ("date", "last-modified", "etag"):  # of the time at which the file was unpacked
             each.headers.pop(name, None)
-    assert here.status, "it closed the connection"
-    assert (here.status, here.body, here.headers) == (there.status, there.body, there.headers), path
+    assert from_pod.status, "it closed the connection"
+    assert (from_pod.status, from_pod.body, from_pod.headers) == (
+        from_host.status,
+        from_host.body,
+        from_host.headers,
+    ), path
 
 
 @contextlib.asynccontextmanager
@@ -243,7 +247,7 @@ async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.Monkey
             assert (await pod.ask("/before.js")).status == 404
 
 
-async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_container_s() -> None:
+async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_containers() -> None:
     with passable_folder() as folder:
         hosting = Hosting(folder / "host")
         pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")

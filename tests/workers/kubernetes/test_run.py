@@ -20,9 +20,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RENEWAL_SECONDS", 0.05)
 
 
-async def test_a_worker_stands_by_until_the_lease_is_free(store: Store) -> None:
+async def test_a_worker_stands_by_until_no_other_is_the_engine(store: Store) -> None:
     async def follow(stopping: asyncio.Event) -> None:
-        async with run._hold_lease(Records(store), "apps") as lost:
+        async with run._hold_engine(Records(store), "apps") as lost:
             holders.append(stopping)
             await stopping.wait()
             assert not lost.done()
@@ -42,19 +42,19 @@ async def test_a_worker_stands_by_until_the_lease_is_free(store: Store) -> None:
 
 
 async def test_a_worker_that_was_taken_over_learns_it(store: Store) -> None:
-    async with run._hold_lease(Records(store), "apps") as lost:
+    async with run._hold_engine(Records(store), "apps") as lost:
         await store.client.set(ENGINE_KEY, '{"id":"other","name":"another worker"}', px=5_000)
         with pytest.raises(TakenOver):
             await asyncio.wait_for(lost, 5)
     assert "another worker" in (await store.get(ENGINE_KEY) or "")
 
 
-async def test_an_outage_ends_no_lease(valkey: RedisServer, store: Store) -> None:
+async def test_an_outage_ends_no_engine(valkey: RedisServer, store: Store) -> None:
     """While Redis is away, nobody else can take it. Afterwards, it is renewed."""
     async with (
         Proxy(valkey.port) as proxy,
         opened(proxy.url) as own,
-        run._hold_lease(Records(own), "apps") as lost,
+        run._hold_engine(Records(own), "apps") as lost,
     ):
         proxy.go_down()
         await asyncio.sleep(0.3)

@@ -44,7 +44,7 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
             assert await client.zscore(probes_key(tag), app.app.id) is not None, "it stays scheduled"
         for app, record in zip(poisoned, whole, strict=True):
             await client.set(app_key(app.app.name), record)
-            await client.zadd(probes_key(tag), {app.app.id: 0})  # as at the end of the lease
+            await client.zadd(probes_key(tag), {app.app.id: 0})  # as when it is due again
         for app in poisoned:
             await wait_until(lambda app=app: app.probes, 10)
         assert await worker.stop() == 0

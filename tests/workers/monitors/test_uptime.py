@@ -384,7 +384,7 @@ async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: Fak
 
 
 async def test_a_crashing_probe_affects_only_its_app(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection_loop, "LEASE_MARGIN_SECONDS", 0.2)
+    monkeypatch.setattr(inspection_loop, "HOLD_MARGIN_SECONDS", 0.2)
     apps = [await own.app() for _ in range(3)]
     settings = Settings(
         redis_url=own.queue.url,

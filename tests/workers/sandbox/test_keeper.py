@@ -339,7 +339,7 @@ async def test_the_command_dies_with_its_worker_and_with_its_keeper(room: Room, 
         process.kill()
 
 
-def test_without_a_sandbox_the_paths_of_a_command_are_the_machine_s() -> None:
+def test_without_a_sandbox_the_paths_of_a_command_are_the_machines() -> None:
     """Tools and other files of the machine may be below /tmp, or below a folder of the name that a command sees."""
     spec: Any = {"places": {"/srv/x/app": "/app", "/srv/x/home": "/home/app", "/srv/x/tmp": "/tmp"}}
     for text, real in {

@@ -108,7 +108,7 @@ async def test_other_processes_are_out_of_reach(each_room: Room) -> None:
         victim.wait()
 
 
-async def test_bubblewrap_s_own_process_is_out_of_reach(room: Room) -> None:
+async def test_bubblewraps_own_process_is_out_of_reach(room: Room) -> None:
     """Otherwise, the command could make it outlive its keeper, and with it all its processes."""
     seize = "import ctypes, os; print(ctypes.CDLL(None).ptrace(0x4206, 1, 0, 0), os.path.exists('/proc/self/mem'))"
     assert (await room.run(f'exec /usr/bin/python3 -c "{seize}"')).ok, room.lines

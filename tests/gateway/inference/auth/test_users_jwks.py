@@ -186,7 +186,7 @@ async def test_no_keys_at_all(gw: Gateway) -> None:
         refused(await app.ask("x"), 401, "TOKEN_INVALID")
 
 
-async def test_a_key_without_alg_is_of_its_curve_s_algorithm_only(gw: Gateway) -> None:
+async def test_a_key_without_alg_is_of_its_curves_algorithm_only(gw: Gateway) -> None:
     async with own(gw) as app:
         kid, key = app.backend.keys["ES256"]
         app.backend.jwks = answer(200, {"keys": [jwk("ES256", key, kid) | {"alg": None}]})

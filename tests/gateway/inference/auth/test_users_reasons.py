@@ -66,7 +66,7 @@ def signed_text(backend: FakeAppBackend, payload: bytes) -> str:
     return f"{text}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
 
 
-async def test_claims_of_a_key_set_s_token(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_claims_of_a_key_sets_token(gw: Gateway, backend: FakeAppBackend) -> None:
     auth = {"kind": "jwks", "url": backend.jwks_url, "issuer": ISSUER, "audience": AUDIENCE}
     app = await gw.app(backend, auth=auth)
     cases = {
@@ -138,7 +138,7 @@ async def test_a_backend_that_is_away(gw: Gateway) -> None:
     assert await reason(app, app.token(), 503) == "backend-unreachable"
 
 
-async def test_an_app_s_backend(gw: Gateway) -> None:
+async def test_an_apps_backend(gw: Gateway) -> None:
     async with FakeAppBackend() as backend:
         auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
         app = await gw.app(backend, auth=auth)
@@ -215,7 +215,7 @@ async def test_other_bodies(app: App, body: Any) -> None:
     refused(answer, 400, "REQUEST_MALFORMED")
 
 
-async def test_another_account_s_app(app: App, gw: Gateway) -> None:
+async def test_another_accounts_app(app: App, gw: Gateway) -> None:
     path, stranger = f"/account/apps/{app.name}/token-check", await gw.account()
     refused(await stranger.call("POST", path, {"token": app.token()}), 404, "NOT_FOUND")
     assert (await gw.http.post(path, json={"token": "x"})).status_code == 401

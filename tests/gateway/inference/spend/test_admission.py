@@ -31,29 +31,29 @@ from workers.monitors.run import settle_overdue
 
 
 @pytest.mark.parametrize(("cost", "settled"), [(0, 0), (700, 700), (1001, 1000)])
-async def test_reserved_then_settled(here: AdmissionProcess, books: Books, cost: int, settled: int) -> None:
-    reservation = await here.reserve(1000)
+async def test_reserved_then_settled(process: AdmissionProcess, books: Books, cost: int, settled: int) -> None:
+    reservation = await process.reserve(1000)
     assert await books.spend() == (0, 1000)
     assert (reservation.account, reservation.max_cost) == ("acc_one", 1000)
-    await here.settle(reservation, cost)
+    await process.settle(reservation, cost)
     assert await books.spend() == (settled, 0)
     assert await books.closed()
 
 
-async def test_a_faulty_request_reserves_nothing(here: AdmissionProcess, books: Books) -> None:
-    admitted = await here.admit(0)
+async def test_a_faulty_request_reserves_nothing(process: AdmissionProcess, books: Books) -> None:
+    admitted = await process.admit(0)
     assert admitted.reservation is None
     assert await books.closed()
     assert await books.passed() == 1
 
 
-async def test_the_lease_is_the_total_timeout_and_a_minute(here: AdmissionProcess, books: Books) -> None:
-    reservation = await here.reserve(1000)
+async def test_its_life_is_the_total_timeout_and_a_minute(process: AdmissionProcess, books: Books) -> None:
+    reservation = await process.reserve(1000)
     seconds, micros = await books.client.time()
-    lease = await books.client.zscore(f"{partition_tag('acc_one')}:leases", reservation.id)
-    assert lease is not None
-    assert abs(lease / 1000 - (seconds + micros / 1e6) - 360) < 2
-    await here.settle(reservation, 0)
+    expires = await books.client.zscore(f"{partition_tag('acc_one')}:leases", reservation.id)
+    assert expires is not None
+    assert abs(expires / 1000 - (seconds + micros / 1e6) - 360) < 2
+    await process.settle(reservation, 0)
 
 
 async def test_gateways_share_the_cap_and_the_windows(redis_url: str, books: Books) -> None:
@@ -79,8 +79,8 @@ async def test_exactly_the_limit_of_simultaneous_requests_passes(redis_url: str)
 
 
 @pytest.mark.parametrize("user", ["é" * 400, "a b\r\nc", "{p09}:window", "ana@example.com"])
-async def test_a_users_id_never_reaches_redis(here: AdmissionProcess, books: Books, user: str) -> None:
-    reservation = await here.reserve(1000, user, limits=AppLimits(userDailyEuro="0.01"))
+async def test_a_users_id_never_reaches_redis(process: AdmissionProcess, books: Books, user: str) -> None:
+    reservation = await process.reserve(1000, user, limits=AppLimits(userDailyEuro="0.01"))
     names = await books.client.keys("*")
     assert len([n for n in names if ":window:user:shop:" in n]) == 1
     stored = " ".join([*names, *(await books.open()).values()])
@@ -88,12 +88,12 @@ async def test_a_users_id_never_reaches_redis(here: AdmissionProcess, books: Boo
     assert user not in stored
     assert reservation.record is not None
     assert reservation.record.user == user_hash(user)
-    await here.settle(reservation, 0)
+    await process.settle(reservation, 0)
 
 
-async def test_users_with_different_ids_have_separate_windows(here: AdmissionProcess, books: Books) -> None:
+async def test_users_with_different_ids_have_separate_windows(process: AdmissionProcess, books: Books) -> None:
     for user in ("ana", "Ana", "ana ", "a:na", "\0"):
-        await here.admit(0, user)
+        await process.admit(0, user)
     assert len([n for n in await books.client.keys("*") if ":window:user:" in n]) == 5
 
 
@@ -185,14 +185,14 @@ def assert_refused(error: ServiceError | None, kind: type[ServiceError], retry_a
     assert ("00:00 UTC" in error.message) == (retry_after != 2)
 
 
-async def test_a_full_day_ends_at_midnight(here: AdmissionProcess, clock: Clock, books: Books) -> None:
+async def test_a_full_day_ends_at_midnight(process: AdmissionProcess, clock: Clock, books: Books) -> None:
     clock.to(at("2026-11-21T23:59:00.000001"))
-    assert await here.refusal(CAP) is None
-    assert_refused(await here.refusal(), SpendCapReached, 60)
+    assert await process.refusal(CAP) is None
+    assert_refused(await process.refusal(), SpendCapReached, 60)
     clock.to(at("2026-11-21T23:59:59.999999"))
-    assert_refused(await here.refusal(1), SpendCapReached, 1)
+    assert_refused(await process.refusal(1), SpendCapReached, 1)
     clock.forward(1)
-    assert await here.refusal() is None
+    assert await process.refusal() is None
     assert await books.spend(day="2026-11-21") == (CAP, 0)
 
 
@@ -205,35 +205,35 @@ async def test_a_full_day_ends_at_midnight(here: AdmissionProcess, clock: Clock,
     ],
 )
 async def test_a_cap_full_of_running_requests_has_a_short_retry_after(
-    here: AdmissionProcess, clock: Clock, limits: AppLimits | None, cap: int, kind: type[ServiceError]
+    process: AdmissionProcess, clock: Clock, limits: AppLimits | None, cap: int, kind: type[ServiceError]
 ) -> None:
     """Reserved money becomes free when its requests end, not at midnight."""
-    assert await here.refusal(10, limits=limits) is None
-    running = await here.reserve(1, limits=limits)
-    assert_refused(await here.refusal(cap - 10, limits=limits), kind, 2)
-    assert_refused(await here.refusal(cap - 9, limits=limits), kind, 12 * 3600)  # the settled sum alone refuses it
-    await here.settle(running, 0)
-    assert await here.refusal(cap - 10, limits=limits) is None
-    assert_refused(await here.refusal(1, limits=limits), kind, 12 * 3600)
+    assert await process.refusal(10, limits=limits) is None
+    running = await process.reserve(1, limits=limits)
+    assert_refused(await process.refusal(cap - 10, limits=limits), kind, 2)
+    assert_refused(await process.refusal(cap - 9, limits=limits), kind, 12 * 3600)  # the settled sum alone refuses it
+    await process.settle(running, 0)
+    assert await process.refusal(cap - 10, limits=limits) is None
+    assert_refused(await process.refusal(1, limits=limits), kind, 12 * 3600)
 
 
-async def test_the_day_may_end_before_running_requests_do(here: AdmissionProcess, clock: Clock) -> None:
+async def test_the_day_may_end_before_running_requests_do(process: AdmissionProcess, clock: Clock) -> None:
     clock.to(at("2026-11-21T23:59:59"))
-    reserved = await here.reserve(CAP)
-    error = await here.refusal()
+    reserved = await process.reserve(CAP)
+    error = await process.refusal()
     assert isinstance(error, SpendCapReached)
     assert error.retry_after == 1
     clock.forward(SECOND)
-    assert await here.refusal() is None
-    await here.settle(reserved, 0)
+    assert await process.refusal() is None
+    await process.settle(reserved, 0)
 
 
-async def test_a_request_above_a_whole_days_cap(here: AdmissionProcess, clock: Clock) -> None:
+async def test_a_request_above_a_whole_days_cap(process: AdmissionProcess, clock: Clock) -> None:
     """It cannot pass on any day, unless the account holder raises a cap of an app or of its users."""
-    assert_refused(await here.refusal(CAP + 1), SpendCapReached, None)
+    assert_refused(await process.refusal(CAP + 1), SpendCapReached, None)
     limits = AppLimits(dailyEuro="0.00005", userDailyEuro="0.00001")
     for max_cost, kind in ((10_001, UserCapReached), (50_001, AppCapReached)):
-        assert_refused(await here.refusal(max_cost, limits=limits), kind, 12 * 3600)
+        assert_refused(await process.refusal(max_cost, limits=limits), kind, 12 * 3600)
 
 
 # -- the caps of an app and of its users ---------------------------------------------------------------------
@@ -245,34 +245,34 @@ async def code(at: AdmissionProcess, limits: AppLimits | None, max_cost: int, us
     return "ok" if error is None else error.code
 
 
-async def test_the_caps_are_checked_in_the_order_account_app_user(here: AdmissionProcess) -> None:
+async def test_the_caps_are_checked_in_the_order_account_app_user(process: AdmissionProcess) -> None:
     limits = AppLimits(dailyEuro="0.00002", userDailyEuro="0.00001")
-    assert await code(here, limits, 10_000) == "ok"
-    assert await code(here, limits, 1) == "USER_CAP_REACHED"
-    assert await code(here, limits, 10_000, "ben") == "ok"
-    assert await code(here, limits, 1) == "APP_CAP_REACHED"
-    assert await code(here, limits, 0, "eve") == "APP_CAP_REACHED"  # a faulty request checks whether the cap is full
-    assert await code(here, None, CAP - 20_000, app="blog") == "ok"
-    assert await code(here, limits, 1) == "SPEND_CAP_REACHED"
+    assert await code(process, limits, 10_000) == "ok"
+    assert await code(process, limits, 1) == "USER_CAP_REACHED"
+    assert await code(process, limits, 10_000, "ben") == "ok"
+    assert await code(process, limits, 1) == "APP_CAP_REACHED"
+    assert await code(process, limits, 0, "eve") == "APP_CAP_REACHED"  # a faulty request checks whether the cap is full
+    assert await code(process, None, CAP - 20_000, app="blog") == "ok"
+    assert await code(process, limits, 1) == "SPEND_CAP_REACHED"
 
 
-async def test_a_new_cap_counts_the_app_since_midnight_and_its_users_from_now_on(here: AdmissionProcess) -> None:
-    assert await code(here, None, 30_000) == "ok"
-    assert await code(here, AppLimits(dailyEuro="0.00003"), 1) == "APP_CAP_REACHED"
-    assert await code(here, AppLimits(dailyEuro="0.000031", userDailyEuro="0.000001"), 1_000) == "ok"
-    assert await code(here, AppLimits(userDailyEuro="0.000001"), 1) == "USER_CAP_REACHED"
-    assert await code(here, None, 1) == "ok"
+async def test_a_new_cap_counts_the_app_since_midnight_and_its_users_from_now_on(process: AdmissionProcess) -> None:
+    assert await code(process, None, 30_000) == "ok"
+    assert await code(process, AppLimits(dailyEuro="0.00003"), 1) == "APP_CAP_REACHED"
+    assert await code(process, AppLimits(dailyEuro="0.000031", userDailyEuro="0.000001"), 1_000) == "ok"
+    assert await code(process, AppLimits(userDailyEuro="0.000001"), 1) == "USER_CAP_REACHED"
+    assert await code(process, None, 1) == "ok"
 
 
 @pytest.mark.parametrize("max_cost", [0, 1])
-async def test_a_cap_of_0_lets_nothing_pass(here: AdmissionProcess, books: Books, max_cost: int) -> None:
-    assert await code(here, AppLimits(dailyEuro="0"), max_cost) == "APP_CAP_REACHED"
-    assert await code(here, AppLimits(userDailyEuro="0"), max_cost) == "USER_CAP_REACHED"
+async def test_a_cap_of_0_lets_nothing_pass(process: AdmissionProcess, books: Books, max_cost: int) -> None:
+    assert await code(process, AppLimits(dailyEuro="0"), max_cost) == "APP_CAP_REACHED"
+    assert await code(process, AppLimits(userDailyEuro="0"), max_cost) == "USER_CAP_REACHED"
     assert not await books.client.keys("*")
 
 
 APPS, USERS = ("shop", "blog"), ("ana", "ben", "eve")
-LEASE = 30  # milliseconds, of a gateway that forgets its reservations
+LIFE_MS = 30  # milliseconds, of a gateway that forgets its reservations
 ROUNDS = 8  # of 20 requests at once
 
 
@@ -294,7 +294,7 @@ class Attack:
             self.verdicts[error.code] += 1
             return
         self.verdicts["ok"] += 1
-        if admitted.reservation is None or at.admission._lease == LEASE:
+        if admitted.reservation is None or at.admission._life == LIFE_MS:
             return  # forgotten: a monitors worker ends it
         await asyncio.sleep(self.chance.choice([0, 0, 0.01]))
         cost = self.chance.choice([0, 1, max_cost // 3, max_cost, max_cost * 2])
@@ -341,7 +341,7 @@ class Attack:
 async def test_caps_hold_whatever_gateways_do(redis_url: str, books: Books) -> None:
     async with asyncio.timeout(120), AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(admission_process(redis_url, (10**6, 10**6))) for _ in range(3)]
-        processes[2].admission._lease = LEASE
+        processes[2].admission._life = LIFE_MS
         attack = Attack(books, await books.today())
         await attack.run(processes)
         assert {"ok", "APP_CAP_REACHED", "USER_CAP_REACHED"} <= attack.verdicts.keys()
@@ -351,7 +351,7 @@ async def test_caps_hold_whatever_gateways_do(redis_url: str, books: Books) -> N
             await attack.run(processes)
             assert bool(attack.verdicts["ok"]) == passes, attack.verdicts
         while not await books.closed():
-            await asyncio.sleep(LEASE / 1000)
+            await asyncio.sleep(LIFE_MS / 1000)
             await settle_overdue(processes[0].store)
         # The account's sum equals its apps' sums to the nano-euro, and an app's equals its users'.
         total, reserved = await books.spend()

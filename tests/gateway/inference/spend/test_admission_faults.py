@@ -149,18 +149,18 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess
 
 
 async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(
-    here: AdmissionProcess, books: Books
+    process: AdmissionProcess, books: Books
 ) -> None:
-    await here.settle(Reservation("never-answered", "acc_one", 1000), 0)
+    await process.settle(Reservation("never-answered", "acc_one", 1000), 0)
     assert not await books.client.keys("*")
-    assert here.counted("gateway_reservations_lost_total") == 0
+    assert process.counted("gateway_reservations_lost_total") == 0
 
 
 @pytest.mark.parametrize("admission_options", [{"max_pending": 3}], ids=["3"])
 async def test_the_number_of_pending_settlements_is_limited(
     proxy: Proxy, remote: AdmissionProcess, books: Books
 ) -> None:
-    """The oldest ones beyond the limit stay reserved until their lease expires."""
+    """The oldest ones beyond the limit stay reserved until they expire."""
     reservations = [await remote.reserve(1000) for _ in range(5)]
     proxy.go_down()
     for reservation in reservations:
@@ -377,8 +377,8 @@ async def test_a_lost_settlement_is_written_again(pair: Pair, paired: AdmissionP
 
 @on_redis
 async def test_a_settlement_lost_after_its_answer_costs_the_maximum(pair: Pair, paired: AdmissionProcess) -> None:
-    """The gateway has forgotten it, so the monitors worker settles the reservation when its lease has expired."""
-    paired.admission._lease = 50
+    """The gateway has forgotten it, so the monitors worker settles the reservation when it has expired."""
+    paired.admission._life = 50
     reservation = await paired.reserve(2_000_033)
     await pair.replicated()
     pair.link.go_down()

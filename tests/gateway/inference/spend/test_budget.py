@@ -48,8 +48,8 @@ def report_seconds() -> float:
 
 
 @pytest.fixture
-async def watching(here: AdmissionProcess, report_seconds: float) -> AsyncIterator[Watching]:
-    watching = Watching(here, report_seconds)
+async def watching(process: AdmissionProcess, report_seconds: float) -> AsyncIterator[Watching]:
+    watching = Watching(process, report_seconds)
     await watching.notices.choose(ACCOUNT, "ada@example.com", NoticeChoices(budget=True))
     reporting = asyncio.create_task(watching.watch.keep_reporting())
     yield watching

@@ -35,8 +35,8 @@ class Worker:
     async def settle_overdue(self) -> int:
         return await run.settle_overdue(self.store)
 
-    async def reserve(self, account: str, max_cost: int, lease: int) -> str:
-        """Reserves as a gateway does. `lease` is in ms; a negative lease is already over."""
+    async def reserve(self, account: str, max_cost: int, life: int) -> str:
+        """Reserves as a gateway does. `life` is in ms; a negative one has already expired."""
         reservation = next(ids)
         decision = await scripts.admit(
             self.store,
@@ -46,7 +46,7 @@ class Worker:
             Limits(10**6, 10**6, 10**9),
             max_cost,
             reservation=reservation,
-            lease=lease,
+            life=life,
             deadline=0,
         )
         assert decision.verdict == "ok"
@@ -70,101 +70,103 @@ async def worker(url: str) -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-async def here(redis_url: str) -> AsyncIterator[Worker]:
+async def settler(redis_url: str) -> AsyncIterator[Worker]:
     async with worker(redis_url) as running:
         yield running
 
 
-async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(here: Worker) -> None:
-    await here.reserve("acc_1", 100, lease=-1)
-    running = await here.reserve("acc_1", 30, lease=60_000)
-    assert await here.settle_overdue() == 1
-    assert await here.spend("acc_1") == (100, 30)
-    assert await here.settle_overdue() == 0
-    assert await here.spend("acc_1") == (100, 30)
-    admission = Admission(Settings(), here.store, Metrics())
+async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(settler: Worker) -> None:
+    await settler.reserve("acc_1", 100, life=-1)
+    running = await settler.reserve("acc_1", 30, life=60_000)
+    assert await settler.settle_overdue() == 1
+    assert await settler.spend("acc_1") == (100, 30)
+    assert await settler.settle_overdue() == 0
+    assert await settler.spend("acc_1") == (100, 30)
+    admission = Admission(Settings(), settler.store, Metrics())
     await admission.settle(Reservation(running, "acc_1", 30), 0)
-    assert await here.spend("acc_1") == (100, 0)
+    assert await settler.spend("acc_1") == (100, 0)
 
 
-async def test_every_partition_is_searched(here: Worker) -> None:
+async def test_every_partition_is_searched(settler: Worker) -> None:
     accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
     for partition in PARTITION_TAGS:
-        await here.reserve(accounts[partition], 7, lease=-1)
-    assert await here.settle_overdue() == 16
+        await settler.reserve(accounts[partition], 7, life=-1)
+    assert await settler.settle_overdue() == 16
     for account in accounts.values():
-        assert await here.spend(account) in ((7, 0), (0, 0))
-    assert not await here.store.client.keys("*:leases")
+        assert await settler.spend(account) in ((7, 0), (0, 0))
+    assert not await settler.store.client.keys("*:leases")
 
 
 async def test_several_workers_settle_each_reservation_once(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(worker(redis_url)) for _ in range(3)]
         for n in range(200):
-            await workers[0].reserve("acc_1", n + 1, lease=-1)
+            await workers[0].reserve("acc_1", n + 1, life=-1)
         ended = await asyncio.gather(*[each.settle_overdue() for each in workers])
         assert sum(ended) == 200
         assert await workers[0].spend("acc_1") == (sum(range(1, 201)), 0)
 
 
-async def test_a_gateway_that_settles_after_its_lease_changes_nothing(here: Worker) -> None:
-    late = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
-    admission = Admission(Settings(), here.store, Metrics())
-    await asyncio.gather(here.settle_overdue(), here.settle_overdue())
+async def test_a_gateway_that_settles_an_expired_one_changes_nothing(settler: Worker) -> None:
+    late = Reservation(await settler.reserve("acc_1", 100, life=-1), "acc_1", 100)
+    admission = Admission(Settings(), settler.store, Metrics())
+    await asyncio.gather(settler.settle_overdue(), settler.settle_overdue())
     for cost in (0, 5, 100):
         await admission.settle(late, cost)
-    assert await here.spend("acc_1") == (100, 0)
+    assert await settler.spend("acc_1") == (100, 0)
 
 
-async def test_a_gateway_and_a_worker_that_settle_together_charge_once(here: Worker) -> None:
-    admission = Admission(Settings(), here.store, Metrics())
+async def test_a_gateway_and_a_worker_that_settle_together_charge_once(settler: Worker) -> None:
+    admission = Admission(Settings(), settler.store, Metrics())
     for _ in range(20):
-        before = (await here.spend("acc_1"))[0]
-        reservation = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
+        before = (await settler.spend("acc_1"))[0]
+        reservation = Reservation(await settler.reserve("acc_1", 100, life=-1), "acc_1", 100)
         # Only one of the two settlements counts.
-        await asyncio.gather(here.settle_overdue(), admission.settle(reservation, 5))
-        after, reserved = await here.spend("acc_1")
+        await asyncio.gather(settler.settle_overdue(), admission.settle(reservation, 5))
+        after, reserved = await settler.spend("acc_1")
         assert (after - before, reserved) in {(100, 0), (5, 0)}
 
 
-async def test_the_number_of_reservations_per_search_is_bounded(here: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_reservations_per_search_is_bounded(
+    settler: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "BATCH_RESERVATIONS", 10)
     for _ in range(25):
-        await here.reserve("acc_1", 1, lease=-1)
-    assert [await here.settle_overdue() for _ in range(4)] == [10, 10, 5, 0]
+        await settler.reserve("acc_1", 1, life=-1)
+    assert [await settler.settle_overdue() for _ in range(4)] == [10, 10, 5, 0]
 
 
-async def test_a_failing_partition_does_not_delay_the_others(here: Worker) -> None:
+async def test_a_failing_partition_does_not_delay_the_others(settler: Worker) -> None:
     """A partition fails, for example, while its node of a cluster is down."""
     accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
     first, last = accounts["{p09}"], accounts["{p96}"]
-    await here.reserve(first, 7, lease=-1)
-    await here.reserve(last, 7, lease=-1)
-    client = here.store.client
+    await settler.reserve(first, 7, life=-1)
+    await settler.reserve(last, 7, life=-1)
+    client = settler.store.client
     await client.rename("{p09}:leases", "aside")
     await client.set("{p09}:leases", "no set", ex=60)
     try:
-        await asyncio.gather(here.settle_overdue(), return_exceptions=True)
-        assert await here.spend(last) == (7, 0)
+        await asyncio.gather(settler.settle_overdue(), return_exceptions=True)
+        assert await settler.spend(last) == (7, 0)
     finally:
         await client.rename("aside", "{p09}:leases")
-        await here.settle_overdue()
-    assert await here.spend(first) == (7, 0)
+        await settler.settle_overdue()
+    assert await settler.spend(first) == (7, 0)
 
 
-async def test_a_broken_reservation_does_not_delay_the_others(here: Worker) -> None:
+async def test_a_broken_reservation_does_not_delay_the_others(settler: Worker) -> None:
     """It has been overdue for the longest time, so every search finds it first."""
-    broken = await here.reserve("acc_1", 100, lease=-5000)
+    broken = await settler.reserve("acc_1", 100, life=-5000)
     for _ in range(3):
-        await here.reserve("acc_1", 7, lease=-1)
+        await settler.reserve("acc_1", 7, life=-1)
     reservations = reservation_keys(partition_tag("acc_1"))[0]
-    whole = await here.store.client.hget(reservations, broken)
-    await here.store.client.hset(reservations, broken, "no words of three")
-    assert await here.settle_overdue() == 3
-    assert (await here.spend("acc_1"))[0] == 21
-    await here.store.client.hset(reservations, broken, whole)
-    assert await here.settle_overdue() == 1
-    assert await here.spend("acc_1") == (121, 0)
+    whole = await settler.store.client.hget(reservations, broken)
+    await settler.store.client.hset(reservations, broken, "no words of three")
+    assert await settler.settle_overdue() == 3
+    assert (await settler.spend("acc_1"))[0] == 21
+    await settler.store.client.hset(reservations, broken, whole)
+    assert await settler.settle_overdue() == 1
+    assert await settler.spend("acc_1") == (121, 0)
 
 
 async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +179,7 @@ async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.Monke
             server.start()
             async with worker(server.url) as gateway:
                 for _ in range(2):
-                    await gateway.reserve("acc_1", 100, lease=1)
+                    await gateway.reserve("acc_1", 100, life=1)
                     await wait_until(lambda: _is_closed(gateway))
                 assert await gateway.spend("acc_1") == (200, 0)
             server.kill()
@@ -189,9 +191,9 @@ async def _is_closed(gateway: Worker) -> bool:
     return (await gateway.spend("acc_1"))[1] == 0
 
 
-async def test_as_a_process(here: Worker, redis_url: str) -> None:
+async def test_as_a_process(settler: Worker, redis_url: str) -> None:
     """`python -m workers monitors` settles at once, and ends cleanly on SIGTERM."""
-    await here.reserve("acc_1", 100, lease=-1)
+    await settler.reserve("acc_1", 100, life=-1)
     process = subprocess.Popen(
         [sys.executable, "-m", "workers", "monitors"],
         env={"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url},
@@ -199,7 +201,7 @@ async def test_as_a_process(here: Worker, redis_url: str) -> None:
         stderr=subprocess.STDOUT,
     )
     try:
-        await wait_until(lambda: _is_closed(here), timeout=15)
+        await wait_until(lambda: _is_closed(settler), timeout=15)
         process.send_signal(signal.SIGTERM)
         output, _ = await asyncio.to_thread(process.communicate, timeout=10)
         assert process.returncode == 0
@@ -207,4 +209,4 @@ async def test_as_a_process(here: Worker, redis_url: str) -> None:
     finally:
         process.kill()
         process.wait()
-    assert await here.spend("acc_1") == (100, 0)
+    assert await settler.spend("acc_1") == (100, 0)

@@ -1,9 +1,9 @@
 """The steps of a deploy. The worker (`builder.py`) manages its states.
 
-The engine makes the release on this machine (`compiler.py`). For each further step it writes a record, which what
+A rollout makes the release on this machine (`compiler.py`). For each further step it writes a record, which what
 serves the apps follows and answers (`workers/engine/reconciler.py`).
 
-The engine writes a step only while its deploy is in the state of the step. So a builder that was paused writes no steps
+It writes a step only while its deploy is in the state of the step. So a builder that was paused writes no steps
 after another builder has taken over. An external engine uses the operators' API instead.
 """
 
@@ -49,7 +49,7 @@ TIME_BYTES = 64  # at most, in the object that holds the time of an app's deleti
 GONE = "gone"  # the name of this object
 
 
-class Engine:
+class Rollout:
     """The steps are `build`, `check_health` before visitors see the release, `swap`, and `watch_canary` while they do.
 
     Every step may raise DeployError, and every step may be canceled. The last three arguments are those of `Compiler`.

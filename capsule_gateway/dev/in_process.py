@@ -1,4 +1,4 @@
-"""Serves the model stand-in inside `capsule dev` itself, on its event loop, and claims ports."""
+"""Serves the model stand-in inside `capsule dev` itself, on its event loop, and holds ports."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def claim_port(port: int, user: str) -> socket.socket:
+def hold_port(port: int, user: str) -> socket.socket:
     """Listens on the port. Raises StartFailed if it is in use."""
     try:
         if _is_used_on_ipv6(port):

@@ -130,7 +130,7 @@ async def test_each_step_waits_for_its_answer(
     host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str] | None, failure: str, error: str
 ) -> None:
     for name in ("STEP_SECONDS", "NO_HOST_SECONDS"):
-        monkeypatch.setitem(QUICK, f"workers.builds.engine.{name}", 2.0)
+        monkeypatch.setitem(QUICK, f"workers.builds.rollout.{name}", 2.0)
     await Machine(host, "builder").start("deploys")
     app = await host.app(build=BUILD)
     async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, failure=failure):

@@ -1,4 +1,4 @@
-"""The operators' API for an outside deploy engine, which builds deploys in place of the service's own workers.
+"""The operators' API for an external deploy engine, which builds deploys in place of the service's own workers.
 
 The engine lists the queued deploys, fetches their sources, and reports the end of each phase.
 """

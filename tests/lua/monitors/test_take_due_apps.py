@@ -1,4 +1,4 @@
-"""A worker claims the apps that are due, and no other worker gets them."""
+"""A worker takes the apps that are due, and no other worker gets them."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from tests.lua.scripts import SECOND, TAG, on_test_clock, set_clock
 
 NOON = 1_795_262_400  # seconds
 DUE, SITES, KNOWN = f"{TAG}:probes", f"{TAG}:site", f"{TAG}:health"
-LEASE = 15_000
+HELD_MS = 15_000
 
 
 class Due:
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._due = client.register_script(on_test_clock("monitors/claim_due_apps"))
+        self._due = client.register_script(on_test_clock("monitors/take_due_apps"))
         self.set_clock(NOON)
 
     def set_clock(self, seconds: float) -> None:
@@ -28,7 +28,7 @@ class Due:
         return [app_id.decode() for app_id, _, _ in self.answer(at_most)[2:]]
 
     def answer(self, at_most: int = 100) -> list[Any]:
-        return self._due([DUE, SITES, KNOWN], [at_most, LEASE])
+        return self._due([DUE, SITES, KNOWN], [at_most, HELD_MS])
 
     def scores(self) -> dict[str, int]:
         return {app.decode(): int(score) for app, score in self.client.zrange(DUE, 0, -1, withscores=True)}
@@ -44,15 +44,15 @@ def test_due_at_its_time_and_not_before(due: Due) -> None:
     assert due.take() == []
     due.set_clock(NOON + 0.001)
     assert due.take() == ["a"]
-    assert due.scores() == {"a": NOON * 1000 + 1 + LEASE, "b": (NOON + 60) * 1000}
+    assert due.scores() == {"a": NOON * 1000 + 1 + HELD_MS, "b": (NOON + 60) * 1000}
 
 
-def test_no_other_worker_gets_it_until_the_lease_ends(due: Due) -> None:
+def test_no_other_worker_gets_it_until_the_hold_ends(due: Due) -> None:
     due.enter(a=0)
     assert due.take() == ["a"]
-    due.set_clock(NOON + LEASE / 1000 - 0.001)
+    due.set_clock(NOON + HELD_MS / 1000 - 0.001)
     assert due.take() == []
-    due.set_clock(NOON + LEASE / 1000)
+    due.set_clock(NOON + HELD_MS / 1000)
     assert due.take() == ["a"]
 
 
@@ -68,8 +68,8 @@ def test_the_record_is_returned_with_the_app(due: Due) -> None:
     due.client.hset(f"{SITES}:b", mapping={"source": "src_1"})
     due.client.hset(f"{KNOWN}:a", mapping={"version": "v", "state": "{}"})
     due.enter(a=1, b=2, c=3)
-    now, lease_end, *taken = due.answer()
-    assert (int(now), int(lease_end)) == (NOON * 1000, NOON * 1000 + LEASE)
+    now, held_until, *taken = due.answer()
+    assert (int(now), int(held_until)) == (NOON * 1000, NOON * 1000 + HELD_MS)
     assert taken[0][:2] == [b"a", b"dep_1"]
     flat = taken[0][2]
     assert dict(zip(flat[::2], flat[1::2], strict=True)) == {b"version": b"v", b"state": b"{}"}

@@ -1,4 +1,4 @@
-"""An outside engine lists the queued deploys."""
+"""An external engine lists the queued deploys."""
 
 import secrets
 

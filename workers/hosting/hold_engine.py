@@ -1,7 +1,7 @@
-"""The lease of the one engine that serves the apps: a host, or a cluster's worker (`workers/kubernetes/run.py`).
+"""Holds the place of the one engine that serves the apps: a host, or a cluster's worker (`workers/kubernetes/run.py`).
 
-A host is its data folder: the next worker on it takes the lease over at once, because only one works on a folder. If
-another engine holds the lease, a host ends: there is no second host, and beyond one machine Kubernetes serves the apps.
+A host is its data folder: the next worker on it takes it over at once, because only one works on a folder. If
+another engine holds it, a host ends: there is no second host, and beyond one machine Kubernetes serves the apps.
 
 Failure policy: open. While Redis is unavailable, a host serves what it has. It learns when Redis answers again whether
 another one has taken over meanwhile.
@@ -23,7 +23,7 @@ logger = structlog.get_logger()
 
 RENEWAL_SECONDS = 3.0
 FOLDER_POLL_SECONDS = 1.0  # between looks whether the apps are in this data folder by now
-LEAVE_SECONDS = 2.0  # in which a worker that stops ends its lease
+LEAVE_SECONDS = 2.0  # in which a worker that stops gives it up
 
 
 class ServedElsewhere(CannotRun):
@@ -36,7 +36,7 @@ class ServedElsewhere(CannotRun):
         )
 
 
-class HostLease:
+class HostHold:
     def __init__(
         self,
         records: Records,
@@ -53,7 +53,7 @@ class HostLease:
         self.is_elsewhere = False  # whether the apps are in another data folder, so that this host follows no records
 
     async def take(self) -> None:
-        """Takes or renews the lease, unless Redis is unavailable. Raises ServedElsewhere."""
+        """Takes or keeps the place, unless Redis is unavailable. Raises ServedElsewhere."""
         with suppress(BackboneUnavailable):
             holder = await self._records.hold_engine(self._holder)
             if holder is not None and holder.id != self._holder.id:
@@ -63,7 +63,7 @@ class HostLease:
             self.is_elsewhere = holder is None
 
     async def keep(self) -> None:
-        """Renews the lease until canceled. Raises ServedElsewhere when another engine has it."""
+        """Keeps the place until canceled. Raises ServedElsewhere when another engine has it."""
         while True:
             await asyncio.sleep(self._folder_poll_seconds if self.is_elsewhere else self._renewal_seconds)
             end_if_canceled()

@@ -100,9 +100,9 @@ async def test_the_same_release_serves_and_nothing_is_left(own: Host, fault: str
 
 @pytest.mark.parametrize("state", ["building", "checking", "canary"])
 async def test_an_outage_of_redis_fails_no_deploy(own: Host, state: str) -> None:
-    """It is longer than a lease lasts, and longer than the builder waits for a host."""
-    short = {"gateway.deploys.serving.LEASE_SECONDS": 3.0, "workers.builds.engine.NO_HOST_SECONDS": 4.0}
-    often = {"workers.hosting.engine_lease.RENEWAL_SECONDS": 0.5}
+    """It is longer than an engine holds its place, and longer than the builder waits for a host."""
+    short = {"gateway.deploys.serving.HOLD_SECONDS": 3.0, "workers.builds.rollout.NO_HOST_SECONDS": 4.0}
+    often = {"workers.hosting.hold_engine.RENEWAL_SECONDS": 0.5}
     app = await own.app(build={"command": "sleep 1", "start": "exec node server.js"})
     worker = await own.worker("deploys", "webhooks", constants={**short, **often}, GATEWAY_CANARY="2")
     await wait_until(lambda: "sites.serving" in worker.log, 60)
