@@ -49,7 +49,7 @@ MEASURE_SECONDS = 1.0  # between looks whether the files must be measured
 WORK_SECONDS = 1_800.0  # in which the other side must go on
 STORED = "stored"
 FILES = 128  # and connections, that may be open; what is read of each at once takes 256 KB
-HEAD = {"max_headers": 16, "max_field_size": 1_024}  # of a request
+HEAD_FIELDS, FIELD_BYTES = 16, 1_024  # of a request
 NONCE, PROOF = "Capsule-Nonce", "Capsule-Proof"  # headers
 
 
@@ -88,7 +88,8 @@ async def keep_data(
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5, **HEAD)
+    limits = {"max_headers": HEAD_FIELDS, "max_field_size": FIELD_BYTES}
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5, **limits)  # type: ignore[arg-type]
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
