@@ -153,11 +153,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a result without its call": {"messages": [{"role": "tool", "content": "cormorant"}]},
     "a result of null": {"messages": [{"role": "tool", "tool_call_id": "cormorant", "content": None}]},
     "a call without an id": {"messages": [{"role": "assistant", "tool_calls": [{"function": CALL["function"]}]}]},
-    "arguments that are no text": {
-        "messages": [
-            {"role": "assistant", "tool_calls": [{"id": "cormorant", "function": {"name": "f", "arguments": {}}}]}
-        ]
-    },
 }
 
 
@@ -210,13 +205,38 @@ async def test_unrequested_calls_are_not_relayed_in_the_native_format(app: App, 
     assert await app.account.settled() == 2 * cost(9, 4)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": ""}])
-async def test_a_call_without_arguments_can_be_sent_back(
-    app: App, provider: FakeProvider, arguments: dict[str, Any]
-) -> None:
-    prompt = provider.plays(tokens("x"))
-    call = {"id": "call_1", "type": "function", "function": {"name": "now", **arguments}}
+DEEP = '{"x":' * 9_000 + "1" + "}" * 9_000
+# Arguments in a history, and what is sent, because chat templates parse it.
+SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({}, "{}"),
+    "null": ({"arguments": None}, "{}"),
+    "empty": ({"arguments": ""}, "{}"),
+    "plain": ({"arguments": ' {"x": 1.50, "y": "é"}'}, ' {"x": 1.50, "y": "é"}'),
+    "cut": ({"arguments": '{"contents": "abc'}, "{}"),
+    "two objects": ({"arguments": "{}{}"}, "{}"),
+    "not JSON": ({"arguments": "city=Bern"}, "{}"),
+    "a list as text": ({"arguments": "[]"}, "{}"),
+    "a number as text": ({"arguments": "1"}, "{}"),
+    "deep": ({"arguments": DEEP}, "{}"),
+    "an object": ({"arguments": {"city": "Zürich", "days": [1, 2.5]}}, '{"city":"Zürich","days":[1,2.5]}'),
+    "an object with half a character": ({"arguments": {"x": "a\ud83d"}}, '{"x":"a\ufffd"}'),
+    "half a character as an escape": ({"arguments": '{"x": "a\\ud83d"}'}, '{"x": "a\\ufffd"}'),
+    "a list": ({"arguments": ["x"]}, "{}"),
+    "a number": ({"arguments": 1}, "{}"),
+    "true": ({"arguments": True}, "{}"),
+}
+
+
+@pytest.mark.parametrize("case", SENT_BACK)
+async def test_a_call_is_sent_back_with_an_object_for_arguments(app: App, provider: FakeProvider, case: str) -> None:
+    """A call that was cut at the limit of tokens stays in the history, and every later request would fail."""
+    given, expected = SENT_BACK[case]
+    prompt = provider.plays(tokens("x", usage=None))
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", **given}}
     messages = [user("When?"), {"role": "assistant", "content": None, "tool_calls": [call]}, user(prompt)]
-    assert (await app.post({"messages": messages, "tools": [TOOL]}, path=PATH)).status_code == 200
+    response = await app.post({"messages": messages, "tools": [TOOL], "max_tokens": 10}, path=PATH)
+    assert response.status_code == 200, response.text
     (sent,) = provider.asked(prompt)[0].json["messages"][1]["tool_calls"]
-    assert sent["function"] == {"name": "now", "arguments": "{}"}
+    assert sent == {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": expected}}
+    priced = json_bytes([sent]) + json_bytes([TOOL])
+    assert await app.account.settled() == max_cost("When?" + prompt + "x" * priced, 10, messages=3)
