@@ -19,8 +19,9 @@ from gateway.inference.formats.completion import (
     malformed,
     replace_halves,
 )
-from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls, object_of
+from gateway.inference.formats.tools import Tool, ToolCall, ToolChoice, join_calls, object_of
 from gateway.inference.provider.chunks import Delta
+from gateway.inference.provider.dialects import TOOL_CALLS
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, Usage
 
 FORWARDED = (

@@ -8,9 +8,6 @@ import msgspec
 from gateway.inference.formats.completion import INVALID_BODY, encode, replace_halves
 from gateway.inference.provider.chunks import CallPart
 
-TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
-
-
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 

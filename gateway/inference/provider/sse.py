@@ -20,6 +20,7 @@ from gateway.inference.provider.dialects import (
     FINISH,
     KEEP_ALIVES,
     STOP,
+    TOOL_CALLS,
     Calls,
     is_first_half,
     is_given,
@@ -301,10 +302,9 @@ class AnswerReader:
         if self._half:
             self._half = ""
             deltas.append(Delta(content="\ufffd"))
-        if self._calls is not None:
-            if self.finish == STOP:
-                self.finish = "tool_calls"
-            if rest := self._calls.without_arguments():
+        if self.finish in (STOP, TOOL_CALLS):  # some providers say the one for the other
+            self.finish = STOP if self._calls is None else TOOL_CALLS
+            if self._calls is not None and (rest := self._calls.without_arguments()):
                 deltas.append(Delta(tool_calls=rest))
 
     def _refuse(self, data: bytes) -> None:

@@ -70,6 +70,39 @@ async def test_calls_of_a_stream_arrive_in_pieces(app: App, provider: FakeProvid
     assert await app.account.settled() == cost(9, 4)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(("finish", "arguments"), [("length", ""), ("content_filter", ""), ("tool_calls", "{}")])
+async def test_a_call_that_was_cut_before_its_arguments(
+    app: App, provider: FakeProvider, finish: str, arguments: str, stream: bool
+) -> None:
+    """With `{}` for arguments, clients would run it."""
+    cut = call_part(0, id="call_1", name="delete_all", arguments="")
+    prompt = provider.plays([ROLE, cut, chunk(finish=finish), chunk(usage=(9, 4)), DONE])
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(prompt)], "tools": [TOOL]}
+    async with sdk(app) as client:
+        if stream:
+            choices = [c.choices[0] async for c in await client.chat.completions.create(**asked, stream=True)]
+            received = [part for choice in choices for part in choice.delta.tool_calls or ()]
+            end = choices[-1].finish_reason
+        else:
+            (choice,) = (await client.chat.completions.create(**asked)).choices
+            received, end = choice.message.tool_calls, choice.finish_reason
+    assert "".join(part.function.arguments for part in received) == arguments
+    assert end == finish
+    assert await app.account.settled() == cost(9, 4)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_the_end_of_an_answer_that_calls_nothing_is_a_stop(
+    app: App, provider: FakeProvider, stream: bool
+) -> None:
+    """A client that waits for calls would otherwise find none."""
+    prompt = provider.plays(tokens("It", " rains.", finish="tool_calls"))
+    response = await app.post({"messages": [user(prompt)], "tools": [TOOL], "stream": stream}, path=PATH)
+    assert '"finish_reason":"stop"' in response.text
+    assert '"tool_calls"' not in response.text
+
+
 async def test_text_and_calls_in_one_answer(app: App, provider: FakeProvider) -> None:
     both = chunk("Let me look. ", tool_calls=[{"index": 0, **CALL}])
     prompt = provider.plays([ROLE, both, chunk(finish="tool_calls"), chunk(usage=(9, 4)), DONE])

@@ -29,13 +29,27 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
     **{
         f"finish {word}": (HELLO + delta(word) + usage(5, 7) + DONE, "Hello", finish, (5, 7))
         for finish, words in {
-            "stop": ["stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "something new"],
+            "stop": [
+                *("stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "something new"),
+                *("tool_calls", "tool_use", "function_call"),  # without a call
+            ],
             "length": ["length", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_length"],
             "content_filter": ["content_filter", "SAFETY", "refusal"],
-            "tool_calls": ["tool_calls", "tool_use", "function_call"],
             BROKE: ["abort", "aborted", "error", "cancelled", "canceled", "insufficient_system_resource"],
         }.items()
         for word in words
+    },
+    **{
+        f"finish {word} after a call": (
+            delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}])
+            + delta(word)
+            + usage(5, 7)
+            + DONE,
+            "",
+            "length" if word == "length" else "tool_calls",
+            (5, 7),
+        )
+        for word in ("stop", "tool_calls", "tool_use", "function_call", "something new", "length")
     },
     "an error in the choice": (
         HELLO + data({"choices": [{"index": 0, "delta": {}, "finish_reason": "error", "error": {"code": 502}}]}) + DONE,
