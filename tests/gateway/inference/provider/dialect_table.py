@@ -15,8 +15,9 @@ def delta(finish: object = None, **members: object) -> str:
 
 
 def usage(*numbers: Any) -> str:
-    names = ("prompt_tokens", "completion_tokens")
-    return data({"choices": [], "usage": dict(zip(names, numbers, strict=True)) if numbers else {}})
+    """Returns a report of the tokens of the prompt and the completion, and perhaps their total."""
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return data({"choices": [], "usage": dict(zip(names, numbers, strict=False))})
 
 
 HELLO = delta(content="Hel") + delta(content="lo")
@@ -71,6 +72,26 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
     "zeros after a good one": (HELLO + delta("stop") + usage(5, 7) + usage(0, 0) + DONE, "Hello", "stop", (5, 7)),
     "whole floats": (HELLO + delta("stop") + usage(5.0, 7.0) + DONE, "Hello", "stop", (5, 7)),
     "half tokens": (HELLO + delta("stop") + usage(5.5, 7) + DONE, "Hello", "stop", None),
+    **{
+        f"{completion} tokens and a total of {total}": (
+            HELLO + delta("stop") + usage(5, completion, total) + DONE,
+            "Hello",
+            "stop",
+            reported,
+        )
+        for completion, total, reported in (
+            (7, 12, (5, 7)),
+            (2, 14, (5, 9)),
+            (0, 14, (5, 9)),
+            (2, 14.0, (5, 9)),
+            (7, 3, (5, 7)),
+            (7, -3, (5, 7)),
+            (7, 14.5, (5, 7)),
+            (7, None, (5, 7)),
+            (7, "14", (5, 7)),
+            (-2, 14, None),
+        )
+    },
     "keep-alives": (
         "data: \n\ndata:\n\ndata: null\n\n" + HELLO + "event: ping\ndata: ping\n\ndata: ping\n\n: x\n\n" + END,
         "Hello",

@@ -131,6 +131,21 @@ def test_a_named_error_event_ends_the_answer() -> None:
     assert (text, type(reader.failure)) == ("Hello", ProviderQuotaExhausted)
 
 
+@pytest.mark.parametrize(
+    ("completion", "total", "reasoning", "inconsistent"),
+    [(7, 12, 4, False), (7, 12, 7, False), (7, None, 7, False), (7, 3, 0, False), (2, 8, 3, True), (2, 7, 7, True)],
+)
+def test_token_counts_that_contradict_each_other(
+    completion: int, total: Any, reasoning: int, inconsistent: bool
+) -> None:
+    counts = {"prompt_tokens": 5, "completion_tokens": completion, "total_tokens": total}
+    report = counts | {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+    reader, _, _ = read([(HELLO + delta("stop") + data({"choices": [], "usage": report}) + DONE).encode()])
+    assert reader.inconsistent_usage == inconsistent
+    assert reader.usage
+    assert reader.usage.output == max(completion, (total or 0) - 5)
+
+
 def test_the_details_of_the_usage() -> None:
     details = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 4}}
     for given, kept in ((details, details), ({"prompt_tokens_details": {"cached_tokens": "3"}}, None)):
