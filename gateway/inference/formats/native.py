@@ -15,6 +15,7 @@ from gateway.inference.formats.completion import (
     encode,
     finish_reason,
     malformed,
+    replace_halves,
 )
 from gateway.inference.provider.chunks import Delta
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
@@ -27,6 +28,10 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     maxTokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_OUTPUT_TOKENS)] = MAX_OUTPUT_TOKENS
 
 
+HALF_PAIR = (
+    "The body contains half of a surrogate pair, which `slice` leaves where it cuts an emoji in two; "
+    "in JavaScript, `text.toWellFormed()` replaces it."
+)
 KNOWN_FIELDS = ", ".join(f"`{name}`" for name in Prompt.__struct_fields__)
 _decode = msgspec.json.Decoder(Prompt).decode
 _MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|media)(_?(urls?|data|ids?))?", re.I)
@@ -37,6 +42,8 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     try:
         prompt = _decode(body)
     except INVALID_BODY:
+        if replace_halves(body) != body:
+            raise RequestMalformed(HALF_PAIR) from None
         prompt = decode_again(body, Prompt, _fault)
     return CompletionRequest(
         model=check_model(prompt.model),
