@@ -8,7 +8,7 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 # Without bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-frameworks check check-alerts check-versions check-images test-kubernetes bench soak chaos release screenshots lock clean
+.PHONY: run test test-all test-frameworks check check-alerts check-versions check-images check-clients test-kubernetes bench soak chaos release screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
@@ -32,6 +32,10 @@ check-alerts: $(VENV)/dev.stamp
 # Runs this version and a former one side by side, under load.
 check-versions: $(VENV)/dev.stamp
 	$(BIN)/pytest tests/ops/check_versions.py $(ARGS)
+
+# Installs the newest release of each client of models that docs/clients.md names, and asks with it. Needs PyPI and npm.
+check-clients: $(VENV)/dev.stamp
+	$(BIN)/pytest -s tests/gateway/clients/check_clients.py $(ARGS)
 
 # Builds both images and runs compose.yaml with them. Needs Docker 28 and Compose 2.40.
 check-images: $(VENV)/dev.stamp

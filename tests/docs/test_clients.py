@@ -15,8 +15,10 @@ from tests.docs.pages import DOCS, Section, run, run_shell, sections
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import COMPLETIONS, ROLE, chunk
 from tests.fakes.server import CLOSE, answer
+from tests.gateway.clients.check_clients import CLIENTS
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
+from tests.support.pages import find_table, read_page
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -183,3 +185,7 @@ async def test_curl(
     done = await run_shell(block, tmp_path, AI_URL=broken["url"], USER_TOKEN=broken["token"])
     assert done.out.split("\n\n")[-2].startswith("event: error\n"), done
     await visitor.asked_as_often_as_the_page_says()
+
+
+async def test_each_client_that_is_run_has_a_row() -> None:
+    assert {*find_table(read_page("docs/clients.md"), "library")} == {*CLIENTS, "Instructor"}

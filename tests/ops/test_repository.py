@@ -9,6 +9,7 @@ from click.testing import CliRunner
 ROOT = Path(__file__).parents[2]
 FILES = {
     "github-workflows": [
+        ".github/workflows/clients.yml",
         ".github/workflows/kubernetes.yml",
         ".github/workflows/release.yml",
         ".github/workflows/test.yml",
