@@ -45,7 +45,9 @@ QUOTA = {"error": {"message": "You exceeded your current quota"}}
 @module_fixture
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trio]:
     fields = {"three": {"models": {"llama-3.3-70b-instruct": "meta/llama-3.3", "gpt-oss-120b": "openai/gpt-oss"}}}
-    async with several_providers(tmp_path_factory.mktemp("trio"), SOON, fields=fields, **HASTY) as trio:
+    # A suspension does not end a running stream before its gate is checked.
+    constants = {**SOON, "gateway.inference.upstream.STREAM_CHECK_SECONDS": 60}
+    async with several_providers(tmp_path_factory.mktemp("trio"), constants, fields=fields, **HASTY) as trio:
         yield trio
 
 
