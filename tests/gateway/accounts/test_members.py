@@ -266,8 +266,8 @@ async def test_an_invitation_is_declined_or_canceled(account: Account, bob: Visi
         assert not client.exists(invitations_key(account.id), invited_by_key(digest(email)))
 
 
-# By what an answer comes with.
-NO_ANSWERS: dict[str, tuple[dict[str, str], int, str]] = {
+# What comes with the answer, and how it is refused.
+REFUSALS: dict[str, tuple[dict[str, str], int, str]] = {
     "another site's page": ({"Origin": "https://evil.example"}, 403, "CSRF_REFUSED"),
     "no session": ({"Cookie": "capsule_session=x"}, 401, "UNAUTHORIZED"),
     "an API key": ({"Cookie": "capsule_session=x", "Authorization": "Bearer {key}"}, 401, "UNAUTHORIZED"),
@@ -276,11 +276,11 @@ NO_ANSWERS: dict[str, tuple[dict[str, str], int, str]] = {
 
 @session
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-@pytest.mark.parametrize("case", NO_ANSWERS)
-async def test_an_invitation_is_answered_from_a_session_alone(
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_an_answer_to_an_invitation_that_is_refused(
     account: Account, bob: Visitor, case: str, method: str
 ) -> None:
-    headers, status, code = NO_ANSWERS[case]
+    headers, status, code = REFUSALS[case]
     await put(account, email_of(bob))
     sent = {name: value.format(key=account.key) for name, value in headers.items()}
     refused(await bob.call(method, at_invitation(account), **sent), status, code)
@@ -334,7 +334,6 @@ async def test_invitations_end_with_the_owner_who_made_them(
 async def test_a_suspended_account_invites_nobody(gw: Gateway, account: Account, bob: Visitor) -> None:
     await put(account, email_of(bob))
     await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "abuse"})
-
     answer = await account.call("PUT", "/account/members/other@example.com", {"role": "viewer"})
     refused(answer, 403, "APP_SUSPENDED")
     assert (await put(account, email_of(bob), "developer"))["role"] == "developer"

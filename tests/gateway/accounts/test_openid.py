@@ -199,6 +199,7 @@ async def test_an_address_that_does_not_count(visitor: Visitor, idp: FakeIdentit
     assert_page(response, 403)
 
 
+# What userinfo says of `ada`, beside the address, and the status.
 USERINFO: dict[str, tuple[dict[str, Any], int]] = {
     "of the person": ({"sub": "ada", "email_verified": True}, 302),
     "of somebody else": ({"sub": "bob", "email_verified": True}, 400),
@@ -396,7 +397,11 @@ async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdenti
     assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
 
 
-@pytest.mark.parametrize("keys", [[], [5], [*LEFT_OUT.values()], None, {}])
+@pytest.mark.parametrize(
+    "keys",
+    [[], [5], [*LEFT_OUT.values()], None, {}],
+    ids=["no key", "a number", "keys that are left out", "null", "an object"],
+)
 async def test_a_provider_without_a_usable_key(keys: Any) -> None:
     async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
         idp.jwks = {"keys": keys}
