@@ -56,83 +56,13 @@ SECRET = "hunter2-hunter2"
 BIG = "9" * 5_000
 # What many formats do not expect.
 ODD = (
-    *(
-        "",
-        " ",
-        "\t",
-        "\n",
-        "\r\n",
-        "\0",
-        "\x1b[2J",
-        "\x7f",
-        "\ufeff",
-        "\u2028",
-        "é",
-        "…",
-        "。",
-        "💩",
-        "\ud800",
-        "İ",
-        "ſ",
-    ),
-    *(
-        "0",
-        "-1",
-        "1",
-        "1e999",
-        "1e-999",
-        "nan",
-        "inf",
-        "٣",
-        "²",
-        BIG,
-        "0x" + "f" * 5_000,
-        "9" * 30,
-        "a" * 300,
-        "../" * 50,
-    ),
-    *(
-        "null",
-        "true",
-        "[]",
-        "{}",
-        "[" * 2_000,
-        "{a=" * 2_000,
-        '"',
-        "'",
-        "\\",
-        "/",
-        "//",
-        "..",
-        ".",
-        "*",
-        ":",
-        ",",
-        "#",
-        "%",
-    ),
-    *(
-        "%00",
-        "%zz",
-        "%ff",
-        "&",
-        "?",
-        "@",
-        "=",
-        "-",
-        "--",
-        "_",
-        "$",
-        "{{",
-        "}}",
-        "(?",
-        "[[",
-        "]]",
-        ";",
-        "|",
-        "!",
-        "xn--a",
-    ),
+    *("", " ", "\t", "\n", "\r\n", "\0", "\x1b[2J", "\x7f", "\ufeff", "\u2028"),
+    *("é", "…", "。", "💩", "\ud800", "İ", "ſ"),
+    *("0", "-1", "1", "1e999", "1e-999", "nan", "inf", "٣", "²", BIG, "0x" + "f" * 5_000, "9" * 30),
+    *("a" * 300, "../" * 50),
+    *("null", "true", "[]", "{}", "[" * 2_000, "{a=" * 2_000),
+    *('"', "'", "\\", "/", "//", "..", ".", "*", ":", ",", "#", "%", "%00", "%zz", "%ff"),
+    *("&", "?", "@", "=", "-", "--", "_", "$", "{{", "}}", "(?", "[[", "]]", ";", "|", "!", "xn--a"),
 )
 
 
@@ -144,15 +74,19 @@ class Reader(NamedTuple):
     examples: Sequence[str] = ()
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
+def encode(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
     for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(text.encode(errors="surrogatepass"))
+        (folder / name).write_bytes(encode(text))
 
 
 def read_rules(text: str, folder: Path) -> None:
     release = Path(tempfile.mkdtemp(dir=folder))
-    _write(release / "files", {"_redirects": text, "_headers": text})
+    write(release / "files", {"_redirects": text, "_headers": text})
     compile_rules(release)
 
 
@@ -162,7 +96,7 @@ def read_recognition(text: str, folder: Path) -> None:
     files = ("package.json", "pyproject.toml", "angular.json", "requirements.txt", "manage.py", "pnpm-lock.yaml")
     known = next((each for each in files if each == name), "package.json")
     more = {"package.json": '{"dependencies":{"@angular/core":"1"}}'} if known == "angular.json" else {}
-    _write(source, {**more, known: content, ".nvmrc": content, ".python-version": text})
+    write(source, {**more, known: content, ".nvmrc": content, ".python-version": text})
     with contextlib.suppress(Unrecognizable):
         recognize(SourceFolder(source)).describe()
     tools = [Program(NODE, "20.1.0", ""), Program(PYTHON, "3.11.0", "")]
@@ -170,7 +104,7 @@ def read_recognition(text: str, folder: Path) -> None:
 
 
 def read_provider_file(text: str, folder: Path) -> None:
-    (folder / "providers.toml").write_bytes(text.encode(errors="surrogatepass"))
+    write(folder, {"providers.toml": text})
     try:
         read_providers(str(folder / "providers.toml"), ("fr-par",), {})
     except ValueError as error:
@@ -190,7 +124,7 @@ def read_setting(text: str, folder: Path) -> None:
 
 
 def read_app_name(text: str, folder: Path) -> None:
-    (folder / "capsule.toml").write_bytes(text.encode(errors="surrogatepass"))
+    write(folder, {"capsule.toml": text})
     (folder / ".git").mkdir(exist_ok=True)
     with contextlib.chdir(folder):
         find_app_name()
@@ -205,7 +139,7 @@ def read_auth(text: str, folder: Path) -> None:
 
 
 def read_key_set(text: str, folder: Path) -> None:
-    for key in split_document(text.encode(errors="surrogatepass")):
+    for key in split_document(encode(text)):
         read_key(key)
         public_part(key)
 
@@ -221,37 +155,12 @@ def read_limit(text: str, folder: Path) -> None:
 
 
 TOML = (
-    "=",
-    ".",
-    "[",
-    "]",
-    "{",
-    "}",
-    ",",
-    "\n",
-    '"',
-    "'",
-    '"""',
-    "'''",
-    "1979-05-27T07:32:00Z",
-    "0b1",
-    "1_0",
-    "x",
-    "# ",
+    *("=", ".", "[", "]", "{", "}", ",", "\n", '"', "'", '"""', "'''"),
+    *("1979-05-27T07:32:00Z", "0b1", "1_0", "x", "# "),
 )
 MANIFEST_KEYS = (
-    "name",
-    "build",
-    "auth",
-    "dev",
-    "command",
-    "output",
-    "start",
-    "kind",
-    "url",
-    "audience",
-    "overlap",
-    "secret",
+    *("name", "build", "auth", "dev", "command", "output", "start"),
+    *("kind", "url", "audience", "overlap", "secret"),
 )
 MANIFEST = (
     'name = "notes"\n[build]\ncommand = "make"\noutput = "dist"\n'
@@ -275,19 +184,8 @@ ANGULAR = (
     '"options":{"outputPath":{"base":"d","browser":"b"}}}}}}}'
 )
 URL = (
-    "https://",
-    "http://",
-    "//",
-    "user",
-    f":{SECRET}",
-    "@",
-    "host.example",
-    "[::1]",
-    "127.0.0.1",
-    ":443",
-    ":0",
-    "/a",
-    "?b",
+    *("https://", "http://", "//", "user", f":{SECRET}", "@", "host.example"),
+    *("[::1]", "127.0.0.1", ":443", ":0", "/a", "?b"),
 )
 JWKS = (
     '{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB","kid":"1"},'
@@ -306,19 +204,8 @@ READERS = {
         read_rules,
         (),
         (
-            "/",
-            "/a",
-            "/:x",
-            "/*",
-            ":splat",
-            "/b",
-            "301!",
-            "200",
-            "404",
-            "https://a.example",
-            "X-A: b",
-            "! X-A",
-            "Link: <x>",
+            *("/", "/a", "/:x", "/*", ":splat", "/b", "301!", "200", "404", "https://a.example"),
+            *("X-A: b", "! X-A", "Link: <x>"),
         ),
         (" ", "", "\n", "/", "\n  "),
         [
@@ -327,7 +214,7 @@ READERS = {
         ],
     ),
     "manifest": Reader(
-        lambda text, _: seal_manifest(text.encode(errors="surrogatepass"), VAULT, allow_private=False),
+        lambda text, _: seal_manifest(encode(text), VAULT, allow_private=False),
         (ManifestError,),
         (*TOML, *MANIFEST_KEYS),
         ("", " ", " = ", "\n", "."),
@@ -344,19 +231,8 @@ READERS = {
         read_setting,
         (BadSettings,),
         (
-            "free=",
-            "app=",
-            "user=",
-            "connect=",
-            "http://",
-            "s3://",
-            "smtp://",
-            "file://",
-            f"a:{SECRET}@",
-            "host",
-            ":25",
-            "/",
-            "0",
+            *("free=", "app=", "user=", "connect=", "http://", "s3://", "smtp://", "file://"),
+            *(f"a:{SECRET}@", "host", ":25", "/", "0"),
         ),
         ("", ",", "=", " ", ":"),
         [
@@ -381,7 +257,7 @@ READERS = {
         read_key_set, (ValueError, RecursionError), (*JSON, '"kty"', '"RSA"', '"n"'), ("", ":", ","), [JWKS]
     ),
     "scans": Reader(
-        lambda text, _: read_scan(text.encode(errors="surrogatepass")),
+        lambda text, _: read_scan(encode(text)),
         (RequestMalformed, RecursionError),  # the gateway answers both with 400
         (*JSON, '"findings"', '"matches"', '"results"', '"SchemaVersion"'),
         ("", ":", ","),
@@ -399,7 +275,6 @@ READERS = {
         (MediaTypeUnsupported,),
         ("application/zip", "text/html", ";", "charset=x"),
         ("", " "),
-        [],
     ),
     "times of the API": Reader(
         lambda text, _: parse_time(text, "since: …"),
@@ -422,14 +297,12 @@ READERS = {
         (),
         ("sources/", "data/", "snapshots/", "a", "..", "certificates/caddy/"),
         ("", "/"),
-        [],
     ),
     "records in a backup": Reader(
         lambda text, _: find_record_fault(KeyCopy("app:x", "string", -1, [text])),
         (),
         (*JSON, '"id"', '"name"'),
         ("", ":"),
-        [],
     ),
 }
 
@@ -465,20 +338,8 @@ def test_a_reader(name: str, tmp_path: Path) -> None:
 def make_archive(chance: random.Random) -> bytes:
     """Returns a tar.gz or a zip with odd members, of which some bytes may be broken."""
     names = [
-        "index.html",
-        "a/b",
-        "../x",
-        "/x",
-        "a" * 300,
-        "\ud800",
-        "é",
-        "a\\b",
-        "a\nb",
-        ".",
-        "",
-        "a//b",
-        "a/./b",
-        "b" * 90,
+        *("index.html", "a/b", "../x", "/x", "a" * 300, "\ud800", "é"),
+        *("a\\b", "a\nb", ".", "", "a//b", "a/./b", "b" * 90),
     ]
     target, is_zip = io.BytesIO(), chance.random() < 0.5
     if is_zip:

@@ -101,19 +101,22 @@ async def test_members_are_invited_changed_and_removed(account: Account, ada: Vi
         refused(await ada.call(method, f"/account/members/{email.upper()}", body), 409, "LAST_OWNER")
     assert (await ada.call("DELETE", f"/account/members/{bob.upper()}")).status_code == 204
     refused(await ada.call("DELETE", f"/account/members/{bob}"), 404, "NOT_FOUND")
+    refused(await ada.call("PUT", f"/account/members/{bob}", {"role": "admin"}), 400, "REQUEST_MALFORMED")
     changes = (await account.get("/account/audit")).json()
     mine = [(each["action"], each["who"], each["target"]) for each in changes if each["by"] == "session"]
-    assert mine[:2] == [("remove_member", email, bob.upper()), ("set_member", email, bob)]
-    for address, body in (
-        ("nobody", {"role": "viewer"}),
-        ("a@b.example", {"role": "admin"}),
-        ("ü@b.example", {"role": "viewer"}),
-        *((f"a{each}b@b.example", {"role": "viewer"}) for each in ("/", "%2F", "%3F", "%23", "%0A", "%00", "%20")),
-    ):
-        for method in ("PUT", "DELETE") if body["role"] == "viewer" else ("PUT",):
-            answer = await ada.call(method, f"/account/members/{address}", body if method == "PUT" else None)
-            refused(answer, 400, "REQUEST_MALFORMED")
-    assert len((await account.get("/account/audit")).json()) == len(changes), "what was refused is no change"
+    assert mine[:2] == [("remove_member", email, bob.upper()), ("set_member", email, bob)], "a refusal is no change"
+
+
+@session
+@pytest.mark.parametrize(
+    "address",
+    ["nobody", "ü@b.example", *(f"a{odd}b@b.example" for odd in ("/", "%2F", "%3F", "%23", "%0A", "%00", "%20"))],
+)
+async def test_what_is_no_address(account: Account, ada: Visitor, address: str) -> None:
+    before = (await account.get("/account/audit")).json()
+    for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
+        refused(await ada.call(method, f"/account/members/{address}", body), 400, "REQUEST_MALFORMED")
+    assert (await account.get("/account/audit")).json() == before, "a refusal is no change"
 
 
 @session
@@ -122,13 +125,11 @@ async def test_a_role_holds_at_once_in_every_process(
 ) -> None:
     email = email_of(ada)
     await join(account, "other@example.com", "owner")
-    cookie = {"Cookie": f"capsule_session={ada.token}", "Origin": twin.address}
+    cookie = f"capsule_session={ada.token}"
 
     async def is_refused(status: int, at: Gateway) -> bool:
-        answer = await at.http.post(
-            "/account/webhook/test", json={"type": "x"}, headers={**cookie, "Origin": at.address}
-        )
-        return answer.status_code == status
+        headers = {"Cookie": cookie, "Origin": at.address}
+        return (await at.http.post("/account/webhook/test", json={"type": "x"}, headers=headers)).status_code == status
 
     assert await is_refused(400, gw)
     assert await is_refused(400, twin)
@@ -157,8 +158,8 @@ async def test_one_of_several_accounts_is_chosen(gw: Gateway, account: Account) 
         error = refused(await visitor.call("GET", path), 409, "ACCOUNT_NOT_CHOSEN")
         assert error["accounts"] == session["accounts"]
     # Names can be chosen to be mistaken for others; ids and addresses of owners cannot.
-    assert {each["id"]: each["owner"] for each in session["accounts"]} == {account.id: None, other.id: owner}
-    assert {each["id"]: each["role"] for each in session["accounts"]} == {account.id: "viewer", other.id: "owner"}
+    found = {each["id"]: (each["owner"], each["role"]) for each in session["accounts"]}
+    assert found == {account.id: (None, "viewer"), other.id: (owner, "owner")}
     assert (session["account"], session["permitted"]) == (None, [])
     stranger = await gw.account()
     refused(await visitor.call("PUT", "/dashboard/session", {"account": stranger.id}), 404, "NOT_FOUND")
@@ -265,24 +266,36 @@ async def test_an_invitation_is_declined_or_canceled(account: Account, bob: Visi
         assert not client.exists(invitations_key(account.id), invited_by_key(digest(email)))
 
 
+# What comes with the answer, and how it is refused.
+REFUSALS: dict[str, tuple[dict[str, str], int, str]] = {
+    "another site's page": ({"Origin": "https://evil.example"}, 403, "CSRF_REFUSED"),
+    "no session": ({"Cookie": "capsule_session=x"}, 401, "UNAUTHORIZED"),
+    "an API key": ({"Cookie": "capsule_session=x", "Authorization": "Bearer {key}"}, 401, "UNAUTHORIZED"),
+}
+
+
 @session
-async def test_who_may_answer_an_invitation(account: Account, ada: Visitor, bob: Visitor) -> None:
-    """Only the person who is invited, from the service's own pages. An answer is about the invitation alone."""
-    email = email_of(bob)
-    await put(account, email)
-    for method in ("PUT", "DELETE"):
-        evil = {"Origin": "https://evil.example"}
-        refused(await bob.call(method, at_invitation(account), **evil), 403, "CSRF_REFUSED")
-        refused(await bob.call(method, at_invitation(account), Cookie="capsule_session=x"), 401, "UNAUTHORIZED")
-        bearer = {"Authorization": f"Bearer {account.key}"}
-        refused(await account.gateway.http.request(method, at_invitation(account), headers=bearer), 401, "UNAUTHORIZED")
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_an_answer_to_an_invitation_that_is_refused(
+    account: Account, bob: Visitor, case: str, method: str
+) -> None:
+    headers, status, code = REFUSALS[case]
+    await put(account, email_of(bob))
+    sent = {name: value.format(key=account.key) for name, value in headers.items()}
+    refused(await bob.call(method, at_invitation(account), **sent), status, code)
+    assert [each["account"] for each in (await read_session(bob))["invitations"]] == [account.id]
+
+
+@session
+async def test_only_the_person_who_is_invited_answers(account: Account, ada: Visitor, bob: Visitor) -> None:
+    await put(account, email_of(bob))
     refused(await ada.call("DELETE", at_invitation(account)), 404, "NOT_FOUND")
     assert (await ada.call("GET", "/account")).status_code == 200, "she did not leave"
-    key = Visitor(account.gateway)
-    async with key.http:
-        await key.log_in(account.key)
-        assert (await read_session(key))["invitations"] == []
-        refused(await key.call("PUT", at_invitation(account)), 403, "NOT_PERMITTED")
+    await ada.log_in(account.key)
+    assert (await read_session(ada))["invitations"] == []
+    for method in ("PUT", "DELETE"):
+        refused(await ada.call(method, at_invitation(account)), 403, "NOT_PERMITTED")
     assert [each["account"] for each in (await read_session(bob))["invitations"]] == [account.id]
 
 
@@ -321,12 +334,8 @@ async def test_invitations_end_with_the_owner_who_made_them(
 async def test_a_suspended_account_invites_nobody(gw: Gateway, account: Account, bob: Visitor) -> None:
     await put(account, email_of(bob))
     await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "abuse"})
-
-    async def is_refused() -> bool:
-        answer = await account.call("PUT", "/account/members/other@example.com", {"role": "viewer"})
-        return answer.status_code == 403 and answer.json()["error"]["code"] == "APP_SUSPENDED"
-
-    await wait_until(is_refused)
+    answer = await account.call("PUT", "/account/members/other@example.com", {"role": "viewer"})
+    refused(answer, 403, "APP_SUSPENDED")
     assert (await put(account, email_of(bob), "developer"))["role"] == "developer"
     assert (await account.call("DELETE", f"/account/members/{email_of(bob)}")).status_code == 204
 
@@ -347,19 +356,22 @@ async def test_invitations_end_with_the_account(gw: Gateway, bob: Visitor) -> No
 
 
 @session
-@pytest.mark.parametrize("refusal", ["no member", "last owner"])
-async def test_a_refused_removal_ends_nothing(account: Account, ada: Visitor, bob: Visitor, refusal: str) -> None:
+@pytest.mark.parametrize(
+    ("who", "status", "code"),
+    [("bob", 404, "NOT_FOUND"), ("ada", 409, "LAST_OWNER")],
+    ids=["of somebody who is no member", "of the last owner"],
+)
+async def test_a_refused_removal_ends_nothing(
+    account: Account, ada: Visitor, bob: Visitor, who: str, status: int, code: str
+) -> None:
     """Neither sessions, with or without an account, nor notices."""
-    for visitor in (ada, bob):
-        visitor.become(email_of(visitor), account.id if visitor is ada else "")
-    choices, status = NoticeChoices(budget=True), {"no member": 404, "last owner": 409}[refusal]
+    emails, choices = {"ada": email_of(ada), "bob": email_of(bob)}, NoticeChoices(budget=True)
     async with opened(account.gateway.redis.url) as store:
-        for visitor in (ada, bob):
-            await Notices(store).choose(account.id, email_of(visitor), choices)
-        email = email_of(bob if refusal == "no member" else ada)
-        assert (await account.call("DELETE", f"/account/members/{email}")).status_code == status
-        for visitor in (ada, bob):
-            assert await Notices(store).read_choices(account.id, email_of(visitor)) == choices
+        for email in emails.values():
+            await Notices(store).choose(account.id, email, choices)
+        refused(await account.call("DELETE", f"/account/members/{emails[who]}"), status, code)
+        for email in emails.values():
+            assert await Notices(store).read_choices(account.id, email) == choices
     assert (await read_session(ada))["account"] == account.id
     assert (await read_session(bob))["accounts"] == []
 
@@ -461,25 +473,17 @@ def run_first(members: Members, step: str, other: Callable[[], Awaitable[None]])
 
 
 async def test_an_invitation_that_is_canceled_meanwhile_makes_nobody_a_member(one: Store) -> None:
-    email, answering, canceling = (
-        "a@example.com",
-        Members(one, RecordCache(one)),
-        Members(one, RecordCache(one)),
-    )
+    email, answering, canceling = "a@example.com", Members(one, RecordCache(one)), Members(one, RecordCache(one))
     await answering.set_role("acc_1", email, "viewer", "API key")
-
-    async def cancel() -> None:
-        assert await canceling.remove("acc_1", email)
-
-    # In the middle of the step that reads both records.
     original, done = one.get, False
 
     async def get(key: str) -> str | None:
+        """Cancels it in the middle of the step that reads both records."""
         nonlocal done
         text = await original(key)
         if key == invitations_key("acc_1") and not done:
             done = True
-            await cancel()
+            assert await canceling.remove("acc_1", email)
         return text
 
     one.get = get  # type: ignore[method-assign]
@@ -495,20 +499,12 @@ async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> Non
     await Members(one, RecordCache(one), invitation_seconds=1).set_role("acc_1", email, "viewer", "API key")
     for key in (invitations_key("acc_1"), invited_by_key(digest(email))):
         assert 0 < await one.client.ttl(key) <= 14 * 86_400 + 1  # a part of a second counts as one
-    await wait_until(lambda: is_ended(members, email), 3)
+    await wait_until(lambda: members.list_members("acc_1"), 3, holds=lambda listed: len(listed) == 1)  # the owner's
     with pytest.raises(NotFound):
         await members.accept("acc_1", email)
     # The next change forgets it, and the record goes with the last one.
     await members.remove("acc_1", "owner@example.com")
-    await wait_until(lambda: is_gone(one), 3)
-
-
-async def is_ended(members: Members, email: str) -> bool:
-    return email not in [each.email for each in await members.list_members("acc_1")]
-
-
-async def is_gone(store: Store) -> bool:
-    return await store.list_keys() == {account_key("acc_1")}
+    await wait_until(one.list_keys, 3, holds=lambda names: names == {account_key("acc_1")})
 
 
 async def test_changes_of_members_and_invitations_at_once_are_all_made(one: Store) -> None:

@@ -27,7 +27,7 @@ from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
 from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
 from tests.fakes.jwks import LEFT_OUT, READ, publish
-from tests.fakes.server import CLOSE, Head
+from tests.fakes.server import CLOSE, Head, Script
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.responses import refused
@@ -88,7 +88,7 @@ async def come_back(visitor: Visitor, answer: dict[str, str]) -> httpx.Response:
     return response
 
 
-async def sign_in(visitor: Visitor, idp: FakeIdentityProvider, email: str, query: str = "", **claims: Any) -> Any:
+async def sign_in(visitor: Visitor, idp: FakeIdentityProvider, email: str, query: str = "", /, **claims: Any) -> Any:
     response = await come_back(visitor, idp.grant(await begin(visitor, query), email, **claims))
     assert response.status_code == 302, response.text
     return response
@@ -176,67 +176,82 @@ async def test_what_is_no_id_token(visitor: Visitor, idp: FakeIdentityProvider, 
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
 
 
-@pytest.mark.parametrize("verified", [False, None, "true", 1])
-async def test_only_verified_addresses_count(visitor: Visitor, idp: FakeIdentityProvider, verified: Any) -> None:
+ADDRESSES: dict[str, dict[str, Any]] = {
+    "not verified": {"email_verified": False},
+    "verified is null": {"email_verified": None},
+    "verified is a text": {"email_verified": "true"},
+    "verified is a number": {"email_verified": 1},
+    "empty": {"email": ""},
+    "no domain": {"email": "ada"},
+    "a slash": {"email": "a/b@example.com"},
+    "a question mark": {"email": "a?b@example.com"},
+    "two at signs": {"email": "ada@@example.com"},
+    "a Kelvin sign, whose lower case is k": {"email": "ada@exam\u212ale.com"},
+    "a space": {"email": "a b@example.com"},
+    "a number": {"email": 7},
+    "a list": {"email": ["a@b.example"]},
+}
+
+
+@pytest.mark.parametrize("fault", ADDRESSES)
+async def test_an_address_that_does_not_count(visitor: Visitor, idp: FakeIdentityProvider, fault: str) -> None:
+    response = await come_back(visitor, idp.grant(await begin(visitor), new_email(), **ADDRESSES[fault]))
+    assert_page(response, 403)
+
+
+# What userinfo says of `ada`, beside the address, and the status.
+USERINFO: dict[str, tuple[dict[str, Any], int]] = {
+    "of the person": ({"sub": "ada", "email_verified": True}, 302),
+    "of somebody else": ({"sub": "bob", "email_verified": True}, 400),
+    "without a verification": ({"sub": "ada"}, 403),
+}
+
+
+@pytest.mark.parametrize("case", USERINFO)
+async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+    """An address of the token without its verification does not borrow that of userinfo."""
+    userinfo, status = USERINFO[case]
     email = new_email()
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), email, email_verified=verified)), 403)
+    idp.userinfo = {**userinfo, "email": email}
+    unverified = {"sub": "ada", "email": "victim@example.com", "email_verified": ...}
+    assert (await come_back(visitor, idp.grant(await begin(visitor), **unverified))).status_code == status
+    session = await visitor.call("GET", "/dashboard/session")
+    assert session.json().get("email") == (email if status == 302 else None)
 
 
-@pytest.mark.parametrize(
-    "email",
-    [
-        "",
-        "ada",
-        "a/b@example.com",
-        "a?b@example.com",
-        "ada@@example.com",
-        "ada@exam\u212ale.com",
-        "a b@example.com",
-        7,
-        ["a@b.example"],
-    ],
-)
-async def test_what_is_no_address(visitor: Visitor, idp: FakeIdentityProvider, email: Any) -> None:
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), "x", email=email)), 403)
+# What differs in the browser's answer, and a word of the page.
+ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
+    "another state": ({"state": "another"}, "another one"),
+    "no state": ({"state": ...}, "another one"),
+    "no code": ({"code": ...}, ""),
+    "access was denied": ({"code": ..., "error": "access_denied"}, "canceled"),
+    "another issuer": ({"iss": "https://evil.example"}, ""),
+}
 
 
-async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    email = new_email()
-    for userinfo, status in (
-        ({"sub": email, "email": email, "email_verified": True}, 302),
-        ({"sub": "somebody else", "email": email, "email_verified": True}, 400),
-        ({"sub": email, "email": email}, 403),
-    ):
-        idp.userinfo = userinfo
-        # An address of the token without its verification must not borrow that of userinfo.
-        answer = idp.grant(await begin(visitor), email, email="victim@example.com", email_verified=...)
-        response = await come_back(visitor, answer)
-        assert response.status_code == status, userinfo
-    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+@pytest.mark.parametrize("fault", ANSWERS)
+async def test_an_answer_that_is_wrong_uses_up_nothing(visitor: Visitor, idp: FakeIdentityProvider, fault: str) -> None:
+    changes, text = ANSWERS[fault]
+    answer = idp.grant(await begin(visitor), new_email())
+    wrong = {name: value for name, value in {**answer, **changes}.items() if value is not ...}
+    assert_page(await come_back(visitor, wrong), 400, text)
+    assert (await come_back(visitor, {**answer, "iss": idp.address})).status_code == 302
 
 
-async def test_what_a_browser_must_bring_back(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+async def test_only_the_browser_that_began_completes_a_sign_in(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     answer = idp.grant(await begin(visitor), new_email())
     ticket = visitor.http.cookies[TICKET]
-    assert_page(await come_back(visitor, {**answer, "state": "another"}), 400)
-    assert_page(await come_back(visitor, {"code": answer["code"]}), 400)
-    assert_page(await come_back(visitor, {"state": answer["state"]}), 400)
-    assert_page(await come_back(visitor, {"state": answer["state"], "error": "access_denied"}), 400, "canceled")
     # In another browser, into which somebody lures a victim with their own answer.
     visitor.http.cookies.clear()
     assert_page(await come_back(visitor, answer), 400, "another browser")
-    expired = sign(f"{int(time.time()) - SIGN_IN_SECONDS - 1}.dashboard.{ticket.split('.')[2]}")
+    unsigned = f"{int(time.time()) - SIGN_IN_SECONDS - 1}.dashboard.{ticket.split('.')[2]}"
+    openid = OpenId(Settings(oidc_client_secret=CLIENT_SECRET), cast(Store, None), cast(Client, None))
+    expired = f"{unsigned}.{openid._sign(unsigned)}"
     visitor.http.cookies.set(TICKET, expired)
     assert_page(await come_back(visitor, {**answer, "state": _derive(expired, "state")}), 400, "expired")
     visitor.http.cookies.clear()
     visitor.http.cookies.set(TICKET, ticket)
     assert (await come_back(visitor, answer)).status_code == 302
-
-
-def sign(ticket: str) -> str:
-    """Returns the ticket as the service signs it."""
-    settings = Settings(oidc_client_secret=CLIENT_SECRET)
-    return f"{ticket}.{OpenId(settings, cast(Store, None), cast(Client, None))._sign(ticket)}"
 
 
 async def test_only_own_tickets_reach_the_provider(visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -256,20 +271,24 @@ async def test_only_own_tickets_reach_the_provider(visitor: Visitor, idp: FakeId
     assert len(idp.forms) == asked + 1
 
 
-async def test_failures_of_the_provider_are_no_failed_log_ins(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    for fault in ([Head(503, {"Content-Length": "0"})], [CLOSE]):
-        for _ in range(12):
-            brought = idp.grant(await begin(visitor), new_email())
-            idp.faults["/token"] = fault
-            assert_page(await come_back(visitor, brought), 503)
-            idp.faults.clear()
-    await sign_in(visitor, idp, new_email())
-    # What the provider refuses still counts.
-    statuses = []
-    for _ in range(12):
-        brought = idp.grant(await begin(visitor), new_email())
-        statuses.append((await come_back(visitor, {**brought, "code": secrets.token_hex(16)})).status_code)
-    assert statuses == [400] * 10 + [429] * 2
+# What the token endpoint answers, and the statuses of twelve sign-ins.
+FAILURES: dict[str, tuple[Script, list[int]]] = {
+    "503": ([Head(503, {"Content-Length": "0"})], [503] * 12),
+    "connection lost": ([CLOSE], [503] * 12),
+    "400": ([Head(400, {"Content-Length": "0"})], [400] * 10 + [429] * 2),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_only_refusals_of_the_provider_count_as_failed_log_ins(
+    visitor: Visitor, idp: FakeIdentityProvider, failure: str
+) -> None:
+    idp.faults["/token"], statuses = FAILURES[failure]
+    for status in statuses:
+        assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), status)
+    idp.faults.clear()
+    response = await come_back(visitor, idp.grant(await begin(visitor), new_email()))
+    assert response.status_code == (429 if 429 in statuses else 302)
 
 
 async def test_another_site_uses_up_no_attempts(visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -306,12 +325,6 @@ async def test_two_first_sign_ins_at_once_create_one_account(oidc: Gateway, idp:
     assert len(session.json()["accounts"]) == 1
     for each in visitors:
         await each.http.aclose()
-
-
-async def test_the_issuer_of_the_answer(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    answer = idp.grant(await begin(visitor), new_email())
-    assert_page(await come_back(visitor, {**answer, "iss": "https://evil.example"}), 400)
-    assert (await come_back(visitor, {**answer, "iss": idp.address})).status_code == 302
 
 
 async def test_an_issuer_that_is_announced_must_be_there() -> None:
@@ -384,7 +397,11 @@ async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdenti
     assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
 
 
-@pytest.mark.parametrize("keys", [[], [5], [*LEFT_OUT.values()], None, {}])
+@pytest.mark.parametrize(
+    "keys",
+    [[], [5], [*LEFT_OUT.values()], None, {}],
+    ids=["no key", "a number", "keys that are left out", "null", "an object"],
+)
 async def test_a_provider_without_a_usable_key(keys: Any) -> None:
     async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
         idp.jwks = {"keys": keys}
@@ -392,11 +409,34 @@ async def test_a_provider_without_a_usable_key(keys: Any) -> None:
             await openid.begin("dashboard")
 
 
-async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
+# The address of a person, by default a new one, and further claims.
+PEOPLE: dict[str, tuple[str, dict[str, Any], int]] = {
+    "no group": ("", {}, 401),
+    "a group with a similar name": ("", {"groups": "capsule"}, 401),
+    "one of the groups": ("", {"groups": ["staff", "capsule-operators"]}, 200),
+    "an address": ("root@EXAMPLE.com", {}, 200),
+    "an address as a claim": ("boss@example.com", {}, 200),
+    "an address that reads like a claim": ("teams=ops@example.com", {}, 401),
+}
+
+
+@pytest.mark.parametrize("case", PEOPLE)
+async def test_who_is_an_operator(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+    email, claims, status = PEOPLE[case]
+    email = email or new_email()
+    for query in ("", "?page=ops"):
+        await sign_in(visitor, idp, email, query, **claims)
+        assert (await visitor.call("GET", "/platform/audit")).status_code == status, query
+
+
+async def test_an_address_that_is_not_verified_makes_no_operator(visitor: Visitor, idp: FakeIdentityProvider) -> None:
     email = new_email()
-    for claims, status in (({}, 401), ({"groups": "capsule"}, 401), ({"groups": ["staff", "capsule-operators"]}, 200)):
-        await sign_in(visitor, idp, email, "?page=ops", **claims)
-        assert (await visitor.call("GET", "/platform/audit")).status_code == status
+    idp.userinfo = {"sub": email, "email": email, "email_verified": True}
+    await sign_in(visitor, idp, email, email="boss@example.com", email_verified=...)
+    refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
+
+
+async def test_an_operator_signs_in_and_out(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
     response = await sign_in(visitor, idp, "root@EXAMPLE.com", "?page=ops")
     assert response.headers["location"] == "/ops"
     body = {"name": "By an operator", "plan": "free"}
@@ -404,27 +444,10 @@ async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, i
     made = (await visitor.call("POST", "/platform/accounts", body)).json()
     oidc.confidential.add(made["apiKey"])
     [record] = (await visitor.call("GET", "/platform/audit?limit=1")).json()
-    assert (record["operator"], record["action"], record["target"]) == (
-        "root@example.com",
-        "create_account",
-        made["id"],
-    )
+    found = (record["operator"], record["action"], record["target"])
+    assert found == ("root@example.com", "create_account", made["id"])
     assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
-
-
-async def test_who_is_no_operator(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    """Neither an address that reads like a claim, nor a claim `email` that is not verified."""
-    await sign_in(visitor, idp, "teams=ops@example.com", "?page=ops")
-    refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
-    email = new_email()
-    idp.userinfo = {"sub": email, "email": email, "email_verified": True}
-    answer = idp.grant(await begin(visitor), email, email="boss@example.com", email_verified=...)
-    assert (await come_back(visitor, answer)).status_code == 302
-    refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
-    idp.userinfo = None
-    await sign_in(visitor, idp, "boss@example.com")
-    assert (await visitor.call("GET", "/platform/audit")).status_code == 200
 
 
 async def test_closed_registrations(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:

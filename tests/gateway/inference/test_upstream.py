@@ -5,7 +5,8 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
-from tests.fakes.server import CLOSE, HANG, RESET, Step
+from tests.fakes.server import CLOSE, HANG, RESET, Script
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
-from tests.support.providers import asked, heal, plays, several_providers, states
+from tests.support.providers import NAMES, asked, heal, plays, several_providers, states
 from tests.support.responses import answered, ended, failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -44,15 +45,22 @@ QUOTA = {"error": {"message": "You exceeded your current quota"}}
 @module_fixture
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trio]:
     fields = {"three": {"models": {"llama-3.3-70b-instruct": "meta/llama-3.3", "gpt-oss-120b": "openai/gpt-oss"}}}
-    async with several_providers(tmp_path_factory.mktemp("trio"), SOON, fields=fields, **HASTY) as trio:
+    # A suspension does not end a running stream before its gate is checked.
+    constants = {**SOON, "gateway.inference.upstream.STREAM_CHECK_SECONDS": 60}
+    async with several_providers(tmp_path_factory.mktemp("trio"), constants, fields=fields, **HASTY) as trio:
         yield trio
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def trio(running: Trio) -> Trio:
-    """Three healthy providers."""
+async def gw(running: Trio) -> Gateway:
+    """A gateway with three healthy providers."""
     await heal(*running)
-    return running
+    return running[0]
+
+
+@pytest.fixture
+def providers(running: Trio) -> list[FakeProvider]:
+    return running[1]
 
 
 async def logged(app: App, request_id: str) -> dict[str, Any]:
@@ -63,12 +71,20 @@ async def logged(app: App, request_id: str) -> dict[str, Any]:
     return await wait_until(read)
 
 
+async def has_status(gw: Gateway, name: str, status: str) -> bool:
+    return (await states(gw))[name]["status"] == status
+
+
+async def switch_providers(gw: Gateway, *names: str, enabled: bool) -> None:
+    for name in names:
+        assert (await gw.platform("PUT", f"providers/{name}", {"enabled": enabled})).status_code == 200
+
+
 # -- the choice ------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_provider_gets_the_requests(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app, prompt = await gw.app(backend), plays(providers, tokens("one"), tokens("two"))
+async def test_the_first_provider_gets_the_requests(providers: list[FakeProvider], app: App) -> None:
+    prompt = plays(providers, tokens("one"), tokens("two"))
     response = await app.ask(prompt)
     assert answered(response)["text"] == "one"
     assert asked(providers, prompt) == [1, 0, 0]
@@ -79,9 +95,7 @@ async def test_the_first_provider_gets_the_requests(trio: Trio, backend: FakeApp
     assert attempt["durationMs"] >= 0
 
 
-async def test_a_provider_gets_its_own_name_for_the_model(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app = await gw.app(backend)
+async def test_a_provider_gets_its_own_name_for_the_model(providers: list[FakeProvider], app: App) -> None:
     prompt = plays(providers, answer(500), answer(500), tokens("three", model="openai/gpt-oss"))
     body = answered(await app.ask(prompt))
     assert (body["text"], body["model"]) == ("three", "gpt-oss-120b")
@@ -90,20 +104,15 @@ async def test_a_provider_gets_its_own_name_for_the_model(trio: Trio, backend: F
     assert {**sent.json, "model": ""} == {**providers[0].asked(prompt)[0].json, "model": ""}
 
 
-async def test_a_model_that_one_provider_serves(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app = await gw.app(backend)
+async def test_a_model_that_one_provider_serves(providers: list[FakeProvider], app: App) -> None:
     prompt = plays(providers, answer(500), answer(500), tokens("three"))
     refused(await app.ask(prompt, model="qwen3.6-35b-a3b"), 502, "PROVIDER_ERROR")
     assert asked(providers, prompt) == [1, 1, 0], "the third does not serve it"
 
 
-async def test_a_model_that_no_provider_serves(
-    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
-) -> None:
-    only = {"models": {"gpt-oss-120b": "gpt"}}
-    fields = dict.fromkeys(("one", "two", "three"), only)
-    async with several_providers(tmp_path_factory.mktemp("few"), fields=fields) as (gw, _):
+async def test_a_model_that_no_provider_serves(tmp_path: Path, backend: FakeAppBackend) -> None:
+    fields = {name: {"models": {"gpt-oss-120b": "gpt"}} for name in NAMES}
+    async with several_providers(tmp_path, fields=fields) as (gw, _):
         app = await gw.app(backend)
         error = refused(await app.ask("x", model="llama-3.3-70b-instruct"), 400, "MODEL_NOT_ALLOWED")
         assert error["message"].endswith("offered here: gpt-oss-120b.")
@@ -115,32 +124,27 @@ async def test_a_model_that_no_provider_serves(
 
 # -- failover --------------------------------------------------------------------------------------------------
 
-FAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "connection lost": ((CLOSE,), "PROVIDER_UNREACHABLE"),
-    "reset": ((RESET,), "PROVIDER_UNREACHABLE"),
-    "500": (tuple(answer(500)), "PROVIDER_ERROR"),
-    "503": (tuple(answer(503)), "PROVIDER_ERROR"),
-    "401": (tuple(answer(401)), "PROVIDER_ERROR"),
-    "403": (tuple(answer(403)), "PROVIDER_ERROR"),
-    "404": (tuple(answer(404)), "PROVIDER_ERROR"),
-    "408": (tuple(answer(408)), "PROVIDER_ERROR"),
-    "402": (tuple(answer(402)), "PROVIDER_QUOTA_EXHAUSTED"),
-    "429": (tuple(answer(429)), "PROVIDER_QUOTA_EXHAUSTED"),
-    "429 quota": (tuple(answer(429, QUOTA)), "PROVIDER_QUOTA_EXHAUSTED"),
-    "silence": ((HANG,), "PROVIDER_TIMEOUT"),
-    "garbage": ((b"data: {\n\n",), "PROVIDER_ERROR"),
-    "an error event": ((ROLE, event({"error": {"message": "overloaded"}}), DONE), "PROVIDER_ERROR"),
-    "cut before a token": ((ROLE, CLOSE), "PROVIDER_ERROR"),
-    "aborted": ((ROLE, chunk(finish="abort"), chunk(usage=(5, 0)), DONE), "PROVIDER_ERROR"),
+FAULTS: dict[str, tuple[Script, str]] = {
+    "connection lost": ([CLOSE], "PROVIDER_UNREACHABLE"),
+    "reset": ([RESET], "PROVIDER_UNREACHABLE"),
+    "silence": ([HANG], "PROVIDER_TIMEOUT"),
+    **{str(status): (answer(status), "PROVIDER_ERROR") for status in (401, 403, 404, 408, 500, 503)},
+    **{str(status): (answer(status), "PROVIDER_QUOTA_EXHAUSTED") for status in (402, 429)},
+    "429 quota": (answer(429, QUOTA), "PROVIDER_QUOTA_EXHAUSTED"),
+    "garbage": ([b"data: {\n\n"], "PROVIDER_ERROR"),
+    "an error event": ([ROLE, event({"error": {"message": "overloaded"}}), DONE], "PROVIDER_ERROR"),
+    "cut before a token": ([ROLE, CLOSE], "PROVIDER_ERROR"),
+    "aborted": ([ROLE, chunk(finish="abort"), chunk(usage=(5, 0)), DONE], "PROVIDER_ERROR"),
 }
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_fault_before_the_first_token(trio: Trio, backend: FakeAppBackend, fault: str, stream: bool) -> None:
-    gw, providers = trio
+async def test_a_fault_before_the_first_token(
+    gw: Gateway, providers: list[FakeProvider], app: App, fault: str, stream: bool
+) -> None:
     script, code = FAULTS[fault]
-    app, prompt = await gw.app(backend), plays(providers, script, tokens("two", usage=(7, 3)))
+    prompt = plays(providers, script, tokens("two", usage=(7, 3)))
     counter = f'gateway_provider_failovers_total{{code="{code}",provider="one"}}'
     before = await metric(gw, counter)
     if stream:
@@ -161,48 +165,40 @@ async def test_a_fault_before_the_first_token(trio: Trio, backend: FakeAppBacken
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-async def test_a_fault_of_the_request_ends_it(trio: Trio, backend: FakeAppBackend, status: int) -> None:
-    gw, providers = trio
-    app, prompt = await gw.app(backend), plays(providers, answer(status), tokens("two"))
+async def test_a_fault_of_the_request_ends_it(
+    gw: Gateway, providers: list[FakeProvider], app: App, status: int
+) -> None:
+    prompt = plays(providers, answer(status), tokens("two"))
     for _ in range(4):
         refused(await app.ask(prompt), 400, "PROVIDER_REFUSED")
     assert asked(providers, prompt) == [4, 0, 0]
-    assert (await states(gw))["one"]["status"] == "operational", "it says nothing about the provider"
+    assert await has_status(gw, "one", "operational"), "it says nothing about the provider"
     assert await app.account.settled() == 0
 
 
-async def test_nothing_is_sent_again_after_a_token(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app, prompt = await gw.app(backend), plays(providers, (ROLE, chunk("a"), 0.05, CLOSE), tokens("two"))
+async def test_nothing_is_sent_again_after_a_token(providers: list[FakeProvider], app: App) -> None:
+    prompt = plays(providers, (ROLE, chunk("a"), 0.05, CLOSE), tokens("two"))
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
     reasoning = plays(providers, (ROLE, chunk(reasoning_content="hm"), 0.05, CLOSE), tokens("two"))
     refused(await app.ask(reasoning), 502, "PROVIDER_ERROR")
     assert asked(providers, prompt) == asked(providers, reasoning) == [1, 0, 0]
 
 
-async def test_three_attempts_at_most_and_the_last_code(
-    tmp_path_factory: pytest.TempPathFactory, trio: Trio, backend: FakeAppBackend
-) -> None:
-    gw, providers = trio
-    app, prompt = await gw.app(backend), plays(providers, answer(500), (CLOSE,), answer(402))
+async def test_three_attempts_at_most_and_the_last_code(providers: list[FakeProvider], app: App) -> None:
+    prompt = plays(providers, answer(500), (CLOSE,), answer(402))
     response = await app.ask(prompt)
     refused(response, 503, "PROVIDER_QUOTA_EXHAUSTED")
     assert asked(providers, prompt) == [1, 1, 1]
     row = await logged(app, response.headers["X-Request-Id"])
-    assert [each["code"] for each in row["attempts"]] == [
-        "PROVIDER_ERROR",
-        "PROVIDER_UNREACHABLE",
-        "PROVIDER_QUOTA_EXHAUSTED",
-    ]
+    codes = [each["code"] for each in row["attempts"]]
+    assert codes == ["PROVIDER_ERROR", "PROVIDER_UNREACHABLE", "PROVIDER_QUOTA_EXHAUSTED"]
     assert row["provider"] == "three"
     assert await app.account.settled() == 0
 
 
-async def test_keep_alives_go_on_over_a_failover(
-    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
-) -> None:
+async def test_keep_alives_go_on_over_a_failover(tmp_path: Path, backend: FakeAppBackend) -> None:
     settings = {**HASTY, "GATEWAY_KEEP_ALIVE": "0.3"}
-    async with several_providers(tmp_path_factory.mktemp("slow"), SOON, **settings) as (gw, providers):
+    async with several_providers(tmp_path, SOON, **settings) as (gw, providers):
         app, prompt = await gw.app(backend), plays(providers, (HANG,), (0.5, *tokens("two")))
         async with app.stream(prompt) as source:
             lines = [line async for line in source.response.aiter_lines()]
@@ -211,11 +207,9 @@ async def test_keep_alives_go_on_over_a_failover(
         assert lines.index(": keep-alive") < lines.index('data: {"token":"two"}')
 
 
-async def test_the_total_time_includes_all_attempts(
-    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
-) -> None:
+async def test_the_total_time_includes_all_attempts(tmp_path: Path, backend: FakeAppBackend) -> None:
     settings = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=5,total=2"}
-    async with several_providers(tmp_path_factory.mktemp("total"), SOON, **settings) as (gw, providers):
+    async with several_providers(tmp_path, SOON, **settings) as (gw, providers):
         app, prompt = await gw.app(backend), plays(providers, (HANG,), (ROLE, HANG), tokens("three"))
         began = time.monotonic()
         refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
@@ -223,25 +217,30 @@ async def test_the_total_time_includes_all_attempts(
         assert asked(providers, prompt) == [1, 1, 0], "no time was left for the third"
 
 
-@pytest.mark.parametrize("gate", ["file", "switch", "suspension", "all disabled"])
-async def test_the_gates_are_checked_before_another_attempt(trio: Trio, backend: FakeAppBackend, gate: str) -> None:
-    gw, providers = trio
+# What an operator does meanwhile, and how the request ends.
+GATES: dict[str, tuple[Callable[[Gateway, App], Awaitable[Any]], int, str]] = {
+    "file": (lambda gw, _: asyncio.to_thread(gw.off_file.touch), 503, "INFERENCE_DISABLED"),
+    "switch": (lambda gw, _: gw.switch(enabled=False), 503, "INFERENCE_DISABLED"),
+    "all disabled": (lambda gw, _: switch_providers(gw, *NAMES, enabled=False), 503, "INFERENCE_DISABLED"),
+    "suspension": (
+        lambda gw, app: gw.platform("PUT", f"apps/{app.name}/suspension", {"reason": "x"}),
+        403,
+        "APP_SUSPENDED",
+    ),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+async def test_the_gates_are_checked_before_another_attempt(
+    gw: Gateway, providers: list[FakeProvider], app: App, gate: str
+) -> None:
+    close, status, code = GATES[gate]
     go = asyncio.Event()
-    app, prompt = await gw.app(backend), plays(providers, (go, *answer(500)), tokens("two"))
+    prompt = plays(providers, (go, *answer(500)), tokens("two"))
     request = asyncio.create_task(app.ask(prompt))
     await wait_until(lambda: providers[0].asked(prompt))
-    status, code = 503, "INFERENCE_DISABLED"
     try:
-        if gate == "file":
-            gw.off_file.touch()
-        elif gate == "switch":
-            await gw.switch(enabled=False)
-        elif gate == "suspension":
-            status, code = 403, "APP_SUSPENDED"
-            await gw.platform("PUT", f"apps/{app.name}/suspension", {"reason": "test"})
-        else:
-            for name in ("one", "two", "three"):
-                await gw.platform("PUT", f"providers/{name}", {"enabled": False})
+        await close(gw, app)
         await asyncio.sleep(0.3)
         go.set()
         refused(await request, status, code)
@@ -250,9 +249,8 @@ async def test_the_gates_are_checked_before_another_attempt(trio: Trio, backend:
     assert asked(providers, prompt) == [1, 0, 0]
 
 
-async def test_a_browser_that_left_is_not_served_by_another(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app, prompt = await gw.app(backend), plays(providers, (0.3, *answer(500)), tokens("two"))
+async def test_a_browser_that_left_is_not_served_by_another(providers: list[FakeProvider], app: App) -> None:
+    prompt = plays(providers, (0.3, *answer(500)), tokens("two"))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.15):
             await app.ask(prompt)
@@ -263,37 +261,25 @@ async def test_a_browser_that_left_is_not_served_by_another(trio: Trio, backend:
 # -- health ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_provider_that_is_down_is_passed_over(trio: Trio, backend: FakeAppBackend) -> None:
+async def test_a_provider_that_is_down_is_passed_over(gw: Gateway, providers: list[FakeProvider], app: App) -> None:
     """`test_health.py` covers its return."""
-    gw, providers = trio
-    app = await gw.app(backend)
     prompt = plays(providers, answer(500), tokens("two"))
     for _ in range(3):
         assert answered(await app.ask(prompt))["text"] == "two"
-
-    async def is_down() -> bool:
-        return (await states(gw))["one"]["status"] == "provider-unreachable"
-
-    await wait_until(is_down)
+    await wait_until(lambda: has_status(gw, "one", "provider-unreachable"))
     count = len(providers[0].asked(prompt))
     for _ in range(5):
         assert answered(await app.ask(prompt))["text"] == "two"
     assert len(providers[0].asked(prompt)) <= count + 1, "one request may try it"
     assert (await app.account.get("/capabilities")).json()["managedInferenceStatus"] == "operational"
-    assert (await states(gw))["two"]["status"] == "operational"
+    assert await has_status(gw, "two", "operational")
 
 
-async def test_a_provider_without_quota_gets_a_trial(trio: Trio, backend: FakeAppBackend) -> None:
+async def test_a_provider_without_quota_gets_a_trial(gw: Gateway, providers: list[FakeProvider], app: App) -> None:
     """GET /models says nothing about a quota: now and then a request goes there first."""
-    gw, providers = trio
-    app = await gw.app(backend)
     prompt = plays(providers, answer(402), tokens("two"))
     assert answered(await app.ask(prompt))["text"] == "two"
-
-    async def is_passed_over() -> bool:
-        return (await states(gw))["one"]["status"] == "quota-exhausted"
-
-    await wait_until(is_passed_over)
+    await wait_until(lambda: has_status(gw, "one", "quota-exhausted"))
     before = len(providers[0].asked(prompt))
     ends = time.monotonic() + 3.5
     while time.monotonic() < ends:
@@ -305,25 +291,22 @@ async def test_a_provider_without_quota_gets_a_trial(trio: Trio, backend: FakeAp
 
     async def is_back() -> bool:
         await app.ask(prompt)
-        return not await is_passed_over()
+        return not await has_status(gw, "one", "quota-exhausted")
 
     await wait_until(is_back)
     assert answered(await app.ask(prompt))["text"] == "one"
 
 
-async def test_when_none_is_healthy_all_are_tried_in_order(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app = await gw.app(backend)
+async def test_when_none_is_healthy_all_are_tried_in_order(
+    gw: Gateway, providers: list[FakeProvider], app: App
+) -> None:
     for provider in providers:
         provider.models_status = 500
     prompt = plays(providers, answer(500), answer(500), answer(500))
     for _ in range(4):
         refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
-
-    async def are_down() -> bool:
-        return {row["status"] for row in (await states(gw)).values()} == {"provider-unreachable"}
-
-    await wait_until(are_down)
+    down = {"provider-unreachable"}
+    await wait_until(lambda: states(gw), holds=lambda rows: {row["status"] for row in rows.values()} == down)
     document = (await app.account.get("/capabilities")).json()
     assert document["managedInferenceStatus"] == "provider-unreachable"
     assert document["platform"]["features"]["managedInference"]
@@ -332,34 +315,27 @@ async def test_when_none_is_healthy_all_are_tried_in_order(trio: Trio, backend: 
     assert asked(providers, prompt) == [1, 1, 1]
 
 
-async def test_a_new_key_in_the_file_brings_a_provider_back(
-    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
-) -> None:
-    folder = tmp_path_factory.mktemp("keys")
+async def test_a_new_key_in_the_file_brings_a_provider_back(tmp_path: Path, backend: FakeAppBackend) -> None:
     constants = {**SOON, "gateway.inference.health.PROBE_INTERVAL_SECONDS": 60}
-    async with several_providers(folder, constants, **HASTY) as (gw, providers):
+    async with several_providers(tmp_path, constants, **HASTY) as (gw, providers):
         app = await gw.app(backend)
-        (folder / "one.key").write_text("wrong")
+        (tmp_path / "one.key").write_text("wrong")
         await asyncio.sleep(1.5)
         providers[0].models_status = 401
         assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "two"
-
-        async def status(expected: str) -> bool:
-            return (await states(gw))["one"]["status"] == expected
-
-        await wait_until(lambda: status("misconfigured"))
+        await wait_until(lambda: has_status(gw, "one", "misconfigured"))
         providers[0].models_status = 200
-        (folder / "one.key").write_text(providers[0].key)
-        await wait_until(lambda: status("operational"), 5)
+        (tmp_path / "one.key").write_text(providers[0].key)
+        await wait_until(lambda: has_status(gw, "one", "operational"), 5)
         assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
 
 
 # -- operators -------------------------------------------------------------------------------------------------
 
 
-async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app = await gw.app(backend)
+async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(
+    gw: Gateway, providers: list[FakeProvider], app: App
+) -> None:
     go = asyncio.Event()
     prompt = plays(providers, (ROLE, chunk("a"), go, *tokens("b")[1:]), tokens("two"))
     running = asyncio.create_task(app.events(prompt))
@@ -368,15 +344,8 @@ async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(trio: Trio
     assert response.status_code == 200
     row = response.json()
     assert row.keys() == {
-        "name",
-        "region",
-        "models",
-        "enabled",
-        "status",
-        "passedOverUntil",
-        "permits",
-        "attempts",
-        "failovers",
+        *("name", "region", "models", "enabled", "status"),
+        *("passedOverUntil", "permits", "attempts", "failovers"),
     }
     assert (row["name"], row["region"], row["enabled"], row["status"]) == ("one", "fr-par", False, "operational")
     assert row["permits"].keys() == {"limit", "used", "waiting"}
@@ -385,17 +354,14 @@ async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(trio: Trio
     assert text_of(await running) == "ab"
     refused(await gw.platform("PUT", "providers/four", {"enabled": False}), 404, "NOT_FOUND")
     refused(await gw.platform("PUT", "providers/one", {}), 400, "REQUEST_MALFORMED")
-    await gw.platform("PUT", "providers/one", {"enabled": True})
+    await switch_providers(gw, "one", enabled=True)
     assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
     trail = (await gw.platform("GET", "audit")).text
     assert "switch_provider" in trail
 
 
-async def test_with_all_disabled_it_is_as_if_the_switch_were_off(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, _ = trio
-    app = await gw.app(backend)
-    for name in ("one", "two", "three"):
-        await gw.platform("PUT", f"providers/{name}", {"enabled": False})
+async def test_with_all_disabled_it_is_as_if_the_switch_were_off(gw: Gateway, app: App) -> None:
+    await switch_providers(gw, *NAMES, enabled=False)
     refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
     document = (await app.account.get("/capabilities")).json()
     assert document["managedInferenceStatus"] == "disabled"
@@ -419,7 +385,7 @@ async def narrow(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trio
         yield trio
 
 
-def holds(go: asyncio.Event, word: str) -> list[Step]:
+def holds(go: asyncio.Event, word: str) -> Script:
     return [ROLE, chunk("a"), go, *tokens(word)[1:]]
 
 
@@ -455,14 +421,14 @@ async def test_a_full_provider_is_passed_over_and_who_waits_takes_the_first_free
 async def test_waiting_requests_move_to_a_provider_that_is_enabled(narrow: Trio, backend: FakeAppBackend) -> None:
     gw, providers = narrow
     app = await gw.app(backend)
-    await gw.platform("PUT", "providers/two", {"enabled": False})
+    await switch_providers(gw, "two", enabled=False)
     go = asyncio.Event()
     first = plays(providers, holds(go, "one"))
     held = asyncio.create_task(app.events(first))
     await wait_until(lambda: providers[0].asked(first))
     waits = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
     await wait_until(lambda: are_waiting(gw, "one", 1))
-    await gw.platform("PUT", "providers/two", {"enabled": True})
+    await switch_providers(gw, "two", enabled=True)
     assert answered(await waits)["text"] == "two"
     go.set()
     await held
@@ -473,22 +439,20 @@ async def test_waiting_requests_leave_a_provider_that_is_disabled(narrow: Trio, 
     app, go = await gw.app(backend), asyncio.Event()
     first = plays([providers[2]], holds(go, "three"))
     held = asyncio.create_task(app.events(first, model="llama-3.3-70b-instruct"))
-    await gw.platform("PUT", "providers/one", {"enabled": False})
-    await gw.platform("PUT", "providers/two", {"enabled": False})
+    await switch_providers(gw, "one", "two", enabled=False)
     await wait_until(lambda: providers[2].asked(first))
     waits = asyncio.create_task(app.ask("x", model="llama-3.3-70b-instruct"))
     await wait_until(lambda: are_waiting(gw, "three", 1))
-    await gw.platform("PUT", "providers/three", {"enabled": False})
+    await switch_providers(gw, "three", enabled=False)
     refused(await waits, 503, "INFERENCE_DISABLED")
     go.set()
     assert text_of(await held) == "athree"
-    for name in ("one", "two", "three"):
-        await gw.platform("PUT", f"providers/{name}", {"enabled": True})
+    await switch_providers(gw, *NAMES, enabled=True)
 
 
-async def test_a_429_halves_the_limit_of_that_provider_alone(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app = await gw.app(backend)
+async def test_a_429_halves_the_limit_of_that_provider_alone(
+    gw: Gateway, providers: list[FakeProvider], app: App
+) -> None:
     assert answered(await app.ask(plays(providers, answer(429), tokens("two"))))["text"] == "two"
 
     async def limits() -> list[int]:
@@ -497,15 +461,13 @@ async def test_a_429_halves_the_limit_of_that_provider_alone(trio: Trio, backend
     await wait_until(limits, holds=lambda found: found[0] < 100 and found[1:] == [100, 100])
 
 
-async def test_metrics_and_the_request_line(trio: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = trio
-    app = await gw.app(backend)
+async def test_metrics_and_the_request_line(gw: Gateway, providers: list[FakeProvider], app: App) -> None:
     name = 'gateway_provider_attempts_total{outcome="%s",provider="%s"}'
-    before = [await metric(gw, name % pair) for pair in (("PROVIDER_ERROR", "one"), ("ok", "two"))]
+    counters = [name % pair for pair in (("PROVIDER_ERROR", "one"), ("ok", "two"))]
+    before = [await metric(gw, counter) for counter in counters]
     rows = await states(gw)
     assert answered(await app.ask(plays(providers, answer(500), tokens("two"))))
-    after = [await metric(gw, name % pair) for pair in (("PROVIDER_ERROR", "one"), ("ok", "two"))]
-    assert after == [each + 1 for each in before]
+    assert [await metric(gw, counter) for counter in counters] == [each + 1 for each in before]
     now = await states(gw)
     assert now["one"]["failovers"] == rows["one"]["failovers"] + 1
     assert now["two"]["attempts"] == rows["two"]["attempts"] + 1
@@ -513,7 +475,7 @@ async def test_metrics_and_the_request_line(trio: Trio, backend: FakeAppBackend)
 
 
 async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothing(
-    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+    tmp_path: Path, backend: FakeAppBackend
 ) -> None:
     """Its queue of connections is full, so the gateway's connection waits until the test accepts the others."""
     loop = asyncio.get_running_loop()
@@ -525,14 +487,14 @@ async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothi
             filler.connect_ex(server.getsockname())
         fields = {"one": {"url": f"http://127.0.0.1:{server.getsockname()[1]}/v1"}}
         settings = {**HASTY, "GATEWAY_PROVIDER_TIMEOUTS": "connect=20,first=5,idle=5,total=60"}
-        async with several_providers(tmp_path_factory.mktemp("full"), SOON, fields=fields, **settings) as (
+        async with several_providers(tmp_path, SOON, fields=fields, **settings) as (
             gw,
             providers,
         ):
             app = await gw.app(backend)
             request = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
             await asyncio.sleep(0.5)
-            await gw.platform("PUT", "providers/one", {"enabled": False})
+            await switch_providers(gw, "one", enabled=False)
             await asyncio.sleep(0.3)
             assert not request.done()
             accepted: list[socket.socket] = []

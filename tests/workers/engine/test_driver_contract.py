@@ -113,14 +113,34 @@ class Shop:
     def __init__(self, engine: Engine, store: Store) -> None:
         self.engine, self.store, self.commands = engine, store, engine.commands
         self.builder, self.visitors = Builder(engine, store), Visitors(engine)
+        self.overlap = True
 
     async def open(self, *, runs: bool = True, overlap: bool = True) -> None:
+        self.overlap = overlap
         self.engine.apps.append(APP)
         await self.engine.start()
         await self.builder.make(FIRST, runs=runs, overlap=overlap)
         assert (await self.builder.deploy(FIRST)).ok
         await self.until_only(FIRST)
         self.visitors.forget()
+
+    async def begin(self, *steps: Step, runs: bool = True, overlap: bool = True, page: bool = True) -> None:
+        """Opens, makes the second release, and takes these steps of its deploy."""
+        await self.open(runs=runs, overlap=overlap)
+        await self.builder.make(SECOND, runs=runs, overlap=overlap, page=page)
+        await self.go_on(*steps)
+
+    async def go_on(self, *steps: Step) -> None:
+        for step in steps:
+            assert (await self.builder.step(step, SECOND)).ok
+
+    async def until_served(self, *deploys: str) -> None:
+        """Waits until only the last one's release is left. Visitors must have got their releases in this order."""
+        await self.until_only(deploys[-1])
+        assert self.visitors.pages == [*deploys]
+        assert self.overlap or not self.commands.ran_together(FIRST, SECOND)
+        if deploys[-1] == FIRST:
+            await wait_until(lambda: self.engine.list_kept() == {FIRST})
 
     async def until_only(self, deploy: str) -> None:
         """Waits until nothing is served, runs or is kept but this deploy's release, and its predecessor's files."""
@@ -160,19 +180,16 @@ async def shop(engine: Engine, store: Store) -> AsyncIterator[Shop]:
 @pytest.mark.parametrize("runs", [True, False], ids=["app", "pages"])
 async def test_visitors_get_a_release_once_it_is_checked(shop: Shop, runs: bool) -> None:
     shop.engine.drain_seconds = DRAIN_SECONDS
-    await shop.open(runs=runs)
-    await shop.builder.make(SECOND, runs=runs)
-    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.begin("check", runs=runs)
     await shop.visitors.until(FIRST)
     assert shop.visitors.pages == [FIRST], "it was only to be checked"
     canary = await shop.builder.write("canary", SECOND)
     assert (await shop.builder.watch(canary)).ok
     assert not runs or {FIRST, SECOND} <= shop.commands.running, "a canary can be undone at once"
     began = time.monotonic()
-    assert (await shop.builder.step("live", SECOND)).ok
-    await shop.until_only(SECOND)
+    await shop.go_on("live")
+    await shop.until_served(FIRST, SECOND)
     assert not runs or shop.commands.ended[FIRST] > began + DRAIN_SECONDS, "requests in progress are answered"
-    assert shop.visitors.pages == [FIRST, SECOND]
 
 
 async def test_releases_that_must_not_overlap_run_one_after_the_other(
@@ -180,12 +197,9 @@ async def test_releases_that_must_not_overlap_run_one_after_the_other(
 ) -> None:
     for engine in ("host", "cluster"):
         monkeypatch.setattr(f"tests.fakes.{engine}.END_SECONDS", 0.5)  # longer than the other one takes to begin
-    await shop.open(overlap=False)
-    await shop.builder.make(SECOND, overlap=False)
+    await shop.begin(overlap=False)
     assert (await shop.builder.deploy(SECOND)).ok
-    await shop.until_only(SECOND)
-    assert shop.visitors.pages == [FIRST, SECOND], "requests have waited"
-    assert not shop.commands.ran_together(FIRST, SECOND)
+    await shop.until_served(FIRST, SECOND)
 
 
 async def test_a_preview_has_an_address_of_its_own(shop: Shop) -> None:
@@ -213,8 +227,7 @@ REASONS = {
 @WAYS
 @pytest.mark.parametrize("fault", REASONS)
 async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overlap: bool, fault: str) -> None:
-    await shop.open(overlap=overlap)
-    await shop.builder.make(SECOND, overlap=overlap)
+    await shop.begin(overlap=overlap)
     if fault == "it ends":
         shop.commands.ending.add(SECOND)
     elif fault == "it answers 500":
@@ -230,58 +243,49 @@ async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overla
     answer = await shop.builder.deploy(SECOND)
     assert not answer.ok
     assert REASONS[fault] in answer.reason
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == [FIRST]
-    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
-    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+    await shop.until_served(FIRST)
 
 
 async def test_pages_without_an_index_are_never_served(shop: Shop) -> None:
-    await shop.open(runs=False)
-    await shop.builder.make(SECOND, runs=False, page=False)
+    await shop.begin(runs=False, page=False)
     assert not (await shop.builder.deploy(SECOND)).ok
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == [FIRST]
-    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+    await shop.until_served(FIRST)
 
 
 @WAYS
-@pytest.mark.parametrize("fault", ["it ends", "it ends and is started again", "it answers 500"])
+@pytest.mark.parametrize(
+    "fault",
+    ["ending", "restarted", "failing"],
+    ids=["it ends", "it ends and is started again", "it answers 500"],
+)
 async def test_a_release_that_fails_its_canary_is_undone(shop: Shop, overlap: bool, fault: str) -> None:
     """At once, and by the worker alone: its builder may be dead."""
-    await shop.open(overlap=overlap)
-    await shop.builder.make(SECOND, overlap=overlap)
-    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.begin("check", overlap=overlap)
     canary = await shop.builder.write("canary", SECOND)
     assert (await shop.builder.watch(canary)).ok
     await shop.visitors.until(SECOND)
-    commands = shop.commands
-    faults = {"it ends": commands.ending, "it ends and is started again": commands.restarted}
-    faults.get(fault, commands.failing).add(SECOND)
+    getattr(shop.commands, fault).add(SECOND)
     await wait_until(lambda: shop.builder.read_answer(canary), holds=lambda answer: not answer.ok)
     await shop.visitors.until(FIRST)
     shop.visitors.forget()
-    assert (await shop.builder.step("undo", SECOND)).ok
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == [FIRST]
-    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
-    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+    await shop.go_on("undo")
+    await shop.until_served(FIRST)
 
 
 @WAYS
-@pytest.mark.parametrize("step", ["check", "canary"])
-async def test_a_builder_undoes_a_deploy_that_is_canceled(shop: Shop, overlap: bool, step: Step) -> None:
-    await shop.open(overlap=overlap)
-    await shop.builder.make(SECOND, overlap=overlap)
-    assert (await shop.builder.step("check", SECOND)).ok
-    if step == "canary":
-        assert (await shop.builder.step("canary", SECOND)).ok
+@pytest.mark.parametrize(
+    ("steps", "pages"),
+    [(["check"], [FIRST]), (["check", "canary"], [FIRST, SECOND, FIRST])],
+    ids=["check", "canary"],
+)
+async def test_a_builder_undoes_a_deploy_that_is_canceled(
+    shop: Shop, overlap: bool, steps: list[Step], pages: list[str]
+) -> None:
+    await shop.begin(*steps, overlap=overlap)
+    if "canary" in steps:
         await shop.visitors.until(SECOND)
-    assert (await shop.builder.step("undo", SECOND)).ok
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == ([FIRST, SECOND, FIRST] if step == "canary" else [FIRST])
-    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
-    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+    await shop.go_on("undo")
+    await shop.until_served(*pages)
 
 
 async def test_the_first_release_of_an_app_leaves_nothing_when_it_is_undone(shop: Shop) -> None:
@@ -298,63 +302,30 @@ async def test_the_first_release_of_an_app_leaves_nothing_when_it_is_undone(shop
 
 # -- a worker or a builder that dies -------------------------------------------------------------------------
 
-# The releases must not run side by side, which is the harder way: there is nothing to go back to at once.
+
+# The calls of each step, after which the worker dies.
+CALLS: dict[Step, list[str]] = {
+    "check": ["prepare", "place", "hold", "stop", "start", "until_answers"],
+    "canary": ["prepare", "place", "route", "visit"],
+    "live": ["prepare", "route", "retire"],
+    "undo": ["prepare", "start", "route", "remove"],
+}
+# The steps before, the one in which the worker dies, the steps after it, and what visitors get.
+DEATHS: dict[str, tuple[list[Step], Step, list[Step], list[str]]] = {
+    "check": ([], "check", ["canary", "live"], [FIRST, SECOND]),
+    "canary": (["check"], "canary", ["live"], [FIRST, SECOND]),
+    "live": (["check", "canary"], "live", [], [FIRST, SECOND]),
+    "undo of a check": (["check"], "undo", [], [FIRST]),
+    "undo of a canary": (["check", "canary"], "undo", [], [FIRST, SECOND, FIRST]),
+}
 
 
-@pytest.mark.parametrize("call", ["prepare", "place", "hold", "stop", "start", "until_answers"])
-async def test_a_worker_that_dies_in_a_check_checks_again(shop: Shop, call: str) -> None:
-    await shop.open(overlap=False)
-    await shop.builder.make(SECOND, overlap=False)
-    await die_in(shop, call, "check", SECOND)
-    assert (await shop.builder.step("canary", SECOND)).ok
-    assert (await shop.builder.step("live", SECOND)).ok
-    await shop.until_only(SECOND)
-    assert shop.visitors.pages == [FIRST, SECOND]
-    assert not shop.commands.ran_together(FIRST, SECOND)
-
-
-@pytest.mark.parametrize("call", ["prepare", "place", "route", "visit"])
-async def test_a_worker_that_dies_in_a_canary_goes_on(shop: Shop, call: str) -> None:
-    await shop.open(overlap=False)
-    await shop.builder.make(SECOND, overlap=False)
-    assert (await shop.builder.step("check", SECOND)).ok
-    await die_in(shop, call, "canary", SECOND)
-    assert (await shop.builder.step("live", SECOND)).ok
-    await shop.until_only(SECOND)
-    assert shop.visitors.pages == [FIRST, SECOND]
-    assert not shop.commands.ran_together(FIRST, SECOND)
-
-
-@pytest.mark.parametrize("call", ["prepare", "route", "retire"])
-async def test_a_worker_that_dies_at_the_end_of_a_deploy_ends_it(shop: Shop, call: str) -> None:
-    await shop.open(overlap=False)
-    await shop.builder.make(SECOND, overlap=False)
-    assert (await shop.builder.step("check", SECOND)).ok
-    assert (await shop.builder.step("canary", SECOND)).ok
-    await die_in(shop, call, "live", SECOND)
-    await shop.until_only(SECOND)
-    assert shop.visitors.pages == [FIRST, SECOND]
-    assert not shop.commands.ran_together(FIRST, SECOND)
-
-
-@pytest.mark.parametrize("call", ["prepare", "start", "route", "remove"])
-@pytest.mark.parametrize("step", ["check", "canary"])
-async def test_a_worker_that_dies_while_it_undoes_a_deploy_undoes_it(shop: Shop, call: str, step: Step) -> None:
-    await shop.open(overlap=False)
-    await shop.builder.make(SECOND, overlap=False)
-    assert (await shop.builder.step("check", SECOND)).ok
-    if step == "canary":
-        assert (await shop.builder.step("canary", SECOND)).ok
-        await shop.visitors.until(SECOND)
-    await die_in(shop, call, "undo", SECOND)
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == ([FIRST, SECOND, FIRST] if step == "canary" else [FIRST])
-    assert not shop.commands.ran_together(FIRST, SECOND)
-    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
-
-
-async def die_in(shop: Shop, call: str, step: Step, deploy: str) -> None:
-    """Lets the worker die after a call, and starts the next one, which answers the step."""
+@pytest.mark.parametrize(
+    ("case", "call"), [(case, call) for case, (_, step, *_) in DEATHS.items() for call in CALLS[step]]
+)
+async def test_a_worker_that_dies_in_a_step_goes_on(shop: Shop, case: str, call: str) -> None:
+    """The releases must not run side by side, which is the harder way: there is nothing to go back to at once."""
+    before, step, after, pages = DEATHS[case]
     died = asyncio.Event()
 
     async def die(name: str) -> None:
@@ -362,22 +333,25 @@ async def die_in(shop: Shop, call: str, step: Step, deploy: str) -> None:
             died.set()
             await asyncio.Event().wait()
 
+    await shop.begin(*before, overlap=False)
+    if "canary" in before:
+        await shop.visitors.until(SECOND)
     shop.engine.after = die
     shop.visitors.waiting_may_be_refused = shop.engine.holds_requests
-    wanted = await shop.builder.write(step, deploy)
+    wanted = await shop.builder.write(step, SECOND)
     await asyncio.wait_for(died.wait(), 10)
     shop.engine.pause = 0.05
     await shop.restart()
     answer = await wait_until(lambda: shop.builder.read_answer(wanted))
     assert answer.ok, answer
+    await shop.go_on(*after)
+    await shop.until_served(*pages)
 
 
 @WAYS
 async def test_a_release_whose_builder_has_died_after_its_check_gives_way_again(shop: Shop, overlap: bool) -> None:
     shop.engine.next_step_seconds = 0.2
-    await shop.open(overlap=overlap)
-    await shop.builder.make(SECOND, overlap=overlap)
-    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.begin("check", overlap=overlap)
     await wait_until(lambda: FIRST in shop.commands.running)
     await shop.visitors.until(FIRST)
     assert set(shop.visitors.pages) == {FIRST}
@@ -388,8 +362,7 @@ async def test_a_worker_that_starts_again_changes_nothing_for_visitors(shop: Sho
     await shop.open()
     began = len(shop.commands.together)
     await shop.restart()
-    await shop.until_only(FIRST)
-    assert shop.visitors.pages == [FIRST]
+    await shop.until_served(FIRST)
     assert len(shop.commands.together) == began, "it runs on"
 
 
@@ -447,9 +420,7 @@ async def test_no_preview_takes_the_name_of_another_app(shop: Shop) -> None:
 @pytest.mark.parametrize("when", ["before the step", "during the step"])
 async def test_an_app_that_is_gone_is_not_served(shop: Shop, left: list[App], when: str) -> None:
     """Another app may have its name by now."""
-    await shop.open()
-    await shop.builder.make(SECOND)
-    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.begin("check")
 
     async def change_apps(_: str = "") -> None:
         shop.engine.apps[:] = left
@@ -463,13 +434,9 @@ async def test_an_app_that_is_gone_is_not_served(shop: Shop, left: list[App], wh
     assert (200, SECOND) not in shop.visitors.answers
 
 
-@pytest.mark.parametrize("step", ["check", "canary"])
-async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Shop, step: Step) -> None:
-    await shop.open()
-    await shop.builder.make(SECOND)
-    assert (await shop.builder.step("check", SECOND)).ok
-    if step == "canary":
-        assert (await shop.builder.step("canary", SECOND)).ok
+@pytest.mark.parametrize("steps", [["check"], ["check", "canary"]], ids=["check", "canary"])
+async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Shop, steps: list[Step]) -> None:
+    await shop.begin(*steps)
     await list_suspended(shop.store, APP.account, APP.id)
     await wait_until(lambda: [status for status, _ in shop.visitors.answers[-AGAIN:]] == [503] * AGAIN)
     await wait_until(lambda: not shop.commands.running)
@@ -485,17 +452,14 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
 
 async def test_a_suspension_between_two_steps_of_a_deploy(shop: Shop) -> None:
     """The checked release has ended, and runs before visitors get it."""
-    await shop.open()
-    await shop.builder.make(SECOND)
-    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.begin("check")
     await list_suspended(shop.store, APP.account, APP.id)
     await wait_until(lambda: not shop.commands.running)
     await unlist_suspended(shop.store, APP.account, APP.id)
     await shop.visitors.until(FIRST)
     shop.visitors.forget()
-    assert (await shop.builder.step("live", SECOND)).ok
-    await shop.until_only(SECOND)
-    assert shop.visitors.pages == [FIRST, SECOND]
+    await shop.go_on("live")
+    await shop.until_served(FIRST, SECOND)
 
 
 async def test_an_app_that_sleeps_is_woken_by_its_first_visitor(shop: Shop) -> None:
@@ -572,10 +536,9 @@ async def close_to_visitors(shop: Shop) -> None:
 @pytest.mark.parametrize("what", ["redis", "storage or API server"])
 @pytest.mark.parametrize("step", ["check", "canary"])
 async def test_an_outage_delays_a_deploy_and_refuses_nobody(shop: Shop, proxy: Proxy, what: str, step: Step) -> None:
-    await shop.open()
-    await shop.builder.make(SECOND)
+    await shop.begin()
     if step == "canary":
-        assert (await shop.builder.step("check", SECOND)).ok
+        await shop.go_on("check")
     with contextlib.ExitStack() as stack:
         if what == "redis":
             proxy.down = True
@@ -591,22 +554,18 @@ async def test_an_outage_delays_a_deploy_and_refuses_nobody(shop: Shop, proxy: P
     answer = await wait_until(lambda: shop.builder.read_answer(wanted), 20)
     assert answer.ok
     if step == "check":
-        assert (await shop.builder.step("canary", SECOND)).ok
-    assert (await shop.builder.step("live", SECOND)).ok
-    await shop.until_only(SECOND)
-    assert shop.visitors.pages == [FIRST, SECOND]
+        await shop.go_on("canary")
+    await shop.go_on("live")
+    await shop.until_served(FIRST, SECOND)
 
 
 @pytest.mark.parametrize("kind", ["cluster"], indirect=True)
 async def test_a_cluster_whose_writes_conflict_is_asked_again(shop: Shop) -> None:
-    await shop.open()
+    await shop.begin()
     assert isinstance(shop.engine, ClusterEngine)
-    await shop.builder.make(SECOND)
     shop.engine.cluster.conflicts = 3
-    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.go_on("check")
     shop.engine.cluster.conflicts = 3
-    assert (await shop.builder.step("canary", SECOND)).ok
-    assert (await shop.builder.step("live", SECOND)).ok
-    await shop.until_only(SECOND)
+    await shop.go_on("canary", "live")
+    await shop.until_served(FIRST, SECOND)
     assert shop.engine.cluster.conflicts == 0
-    assert shop.visitors.pages == [FIRST, SECOND]
