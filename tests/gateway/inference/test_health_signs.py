@@ -72,7 +72,8 @@ SIGNS: dict[str, list[tuple[Any, ...]]] = {
     "401 or 403, then the same for `GET /models`": [tuple(answer(401)), tuple(answer(403))],
     "400, 413 or 422": [tuple(answer(status)) for status in (400, 413, 422)],
     "any other 4xx": [tuple(answer(404)), tuple(answer(408))],
-    "the total time is over": [(ROLE, *[step for _ in range(30) for step in (chunk("a"), 0.2)])],
+    "keep-alives alone for the total time": [(ROLE, *[step for _ in range(30) for step in (b": thinking\n\n", 0.2)])],
+    "the total time is over after a token": [(ROLE, *[step for _ in range(30) for step in (chunk("a"), 0.2)])],
 }
 
 
