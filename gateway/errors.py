@@ -33,8 +33,7 @@ class ServiceError(Exception):
     message: str = (
         "Something failed on our side. It is logged with this request id; contact the operator if it persists."
     )
-    # A retry cannot succeed: `x-should-retry: false` keeps the OpenAI SDKs from retrying.
-    permanent: ClassVar[bool] = False
+    permanent: ClassVar[bool] = False  # a retry cannot succeed
     # The values of errors that are raised without any:
     retry_after: int | None = None
     own_headers: ClassVar[Headers] = []
@@ -62,12 +61,13 @@ class ServiceError(Exception):
         """Returns the error as the data of a stream's event."""
         return {"code": self.code, "message": self.message}
 
-    def render(self, request_id: str) -> tuple[Headers, bytes]:
+    def render(self, request_id: str, *, charged: bool = False) -> tuple[Headers, bytes]:
+        """Returns the headers and the body. If the request was `charged`, a retry would be charged again."""
         body = msgspec.json.encode({"error": {**self.event(), "requestId": request_id, **self.details}})
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if self.retry_after is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after))
-        if self.permanent:
+        if self.permanent or charged:  # keeps the OpenAI SDKs from retrying
             headers.append((b"x-should-retry", b"false"))
         return headers + self.headers, body
 

@@ -139,7 +139,7 @@ def in_provider(kind: str, holds: str = "", ends: str = "") -> OfProvider:
 
 begin_table("Accounts and apps")
 
-APP = "app"
+APP, ALIAS = "app", "alias"
 app_key = of_all("app:<name>", "string: an app's record, JSON", "when the app is deleted", SAVED)
 alias_key = of_all("alias:<id>", "string: name of the app with this id, if the two differ", "with the app", SAVED)
 domain_key = of_all("domain:<name>", "string: id of the app that claims it, and since when, s", "with the app", SAVED)

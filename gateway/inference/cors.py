@@ -11,7 +11,7 @@ from gateway.accounts.records import App
 from gateway.errors import Headers
 from gateway.settings import Settings
 
-EXPOSED_HEADERS = b"X-Request-Id, Retry-After, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset"
+EXPOSED_HEADERS = b"X-Request-Id, Retry-After, X-Should-Retry, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset"
 VARY = (b"vary", b"Origin")
 MAX_REQUESTED_BYTES = 4_096  # of Access-Control-Request-Headers in a preflight
 _HEADER_NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+( *, *[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")

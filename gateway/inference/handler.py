@@ -284,6 +284,8 @@ class Inference:
         model = _answering_model(completion, stream)
         if answer.unknown_finish:
             self._metrics.anomalies.labels("finish reason").inc()
+        if answer.inconsistent_usage:
+            self._metrics.anomalies.labels("token counts").inc()
         # The native format has no other way to say that the text is a refusal.
         finish = "content_filter" if answer.refused and request.format == "native" else answer.finish
         if not completion.stream:

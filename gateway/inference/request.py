@@ -242,7 +242,7 @@ class InferenceRequest:
 
     async def refuse(self, error: ServiceError) -> None:
         self.code, self.reason = error.code, error.reason
-        headers, body = error.render(self.request_id)
+        headers, body = error.render(self.request_id, charged=self.nano_euro > 0)
         await self.start(error.status, headers)
         await self.send_body(body)
 

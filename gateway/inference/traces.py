@@ -9,8 +9,8 @@ from typing import Any
 
 from gateway.errors import Headers
 from gateway.inference.formats.completion import finish_reason
-from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
+from gateway.inference.provider.dialects import TOOL_CALLS
 from gateway.inference.request import InferenceRequest
 from gateway.settings.prices import PRICES
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer

@@ -51,7 +51,7 @@ class Metrics:
         self.lost_reservations = counter("gateway_reservations_lost", "Settlements whose reservation a failover lost")
         self.anomalies = counter(
             "gateway_usage_anomalies",
-            "Answers with invalid usage, usage above the reservation, or an unknown finish reason",
+            "Answers with invalid or inconsistent usage, usage above the reservation, or an unknown finish reason",
             ["kind"],
         )
         self.provider_errors = counter(
@@ -150,7 +150,7 @@ class Metrics:
         )
         self.started.set(time.time())
         # Prometheus sees an increase only after it has seen the zero. Alerts use these counters, so they start at zero.
-        for kind in ("no usage", "above bound", "finish reason"):
+        for kind in ("no usage", "above bound", "token counts", "finish reason"):
             self.anomalies.labels(kind)
         for kind in ("app", "user", "cap"):
             self.refusals.labels(kind)

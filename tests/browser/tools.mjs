@@ -1,5 +1,5 @@
 // Asks the gateway with a tool, through SDKs of npm. Its standard input holds, as JSON, the address, the token, and for
-// each way of asking the question and the tool's result. It prints what each way answered.
+// each way of asking the question and the tool's result. It prints what each way answered, and with what it ran the tool.
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
@@ -38,7 +38,10 @@ const ways = {
   "ai, stream": (...asked) => withVercel(...asked, streamText),
 };
 const answers = await Promise.all(
-  Object.entries(ways).map(async ([way, ask]) => [way, { answer: await ask(way, questions[way]), cities: cities[way] }]),
+  Object.entries(questions).map(async ([way, question]) => {
+    const answer = await ways[way](way, question);
+    return [way, { answer, cities: cities[way] ?? [] }];
+  }),
 );
 const hint = await generateText({ model: createOpenAI({ baseURL, apiKey })(model), prompt: "x", maxRetries: 0 }).catch(
   (error) => error.message,

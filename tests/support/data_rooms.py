@@ -226,8 +226,12 @@ class Volumes:
         found = [each for (own, _), each in self.present.items() if own == kind]
         return [each for each in found if wanted.items() <= each.metadata.labels.items()]
 
-    async def apply(self, deployment: Any) -> None:
-        await self.start_pod(deployment["metadata"]["name"], deployment["metadata"]["labels"])
+    async def apply(self, described: Any) -> None:
+        kind, head = described["kind"], described["metadata"]
+        if kind == "Deployment":
+            await self.start_pod(head["name"], head["labels"])
+        else:
+            self._note(kind, head["name"], head["labels"])
 
     async def delete(self, *keys: tuple[str, str]) -> None:
         for kind, name in keys:

@@ -19,7 +19,7 @@ from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.addresses import host, hosts_of
 from gateway.deploys.states import AppGone, DeployError
-from gateway.keys import APP
+from gateway.keys import ALIAS, APP
 from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -125,8 +125,8 @@ async def find_plan(registry: Registry, account_id: str) -> Plan:
     return "free" if account is None else account.plan
 
 
-async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[None]]) -> NoReturn:
-    """Calls `follow_app` with the id or name of an app whose record has changed: its name, domain or account.
+async def follow_changes(store: Store, *followers: Callable[[str], Awaitable[None]]) -> NoReturn:
+    """Calls the followers with the id or name of an app whose record has changed: its name, domain or account.
 
     What is announced while there is no subscription, `Names.follow_some` finds.
     """
@@ -134,7 +134,7 @@ async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[Non
 
     def note(_: str, key: str) -> None:
         prefix, _, name = key.partition(":")
-        if prefix == APP:
+        if prefix in (APP, ALIAS):
             changed.add(name)
             woken.set()
 
@@ -147,6 +147,7 @@ async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[Non
             while changed:
                 name = changed.pop()
                 try:
-                    await follow_app(name)
+                    for follow in followers:
+                        await follow(name)
                 except Exception as error:  # a damaged record or a full disk must not affect the other apps
                     logger.error("sites.app_not_followed", app=name, exc_info=error)

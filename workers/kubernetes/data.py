@@ -24,6 +24,7 @@ from gateway.deploys.states import DeployError
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
+from workers.engine.app_data import GONE_SECONDS
 from workers.engine.data import DataDriver, Start, describe_status
 from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
@@ -34,8 +35,11 @@ from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
     DATA_CONTAINER,
+    GONE_LABEL,
     claim_name,
     describe_data_deployment,
+    describe_gone,
+    gone_name,
 )
 from workers.kubernetes.pod import PodRelease
 from workers.sandbox.sandbox import MIB
@@ -220,23 +224,42 @@ class ClusterData(DataDriver):
 
     async def _remove(self, app_id: str, account: str) -> None:
         name = claim_name(app_id, account)
-        await self._cluster.delete(("Deployment", name), ("PersistentVolumeClaim", name), ("Secret", name))
+        secrets = ("Secret", name), ("Secret", gone_name(name))
+        await self._cluster.delete(("Deployment", name), ("PersistentVolumeClaim", name), *secrets)
         self._seen.pop((account, app_id), None)
 
     async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:
-        """Removes the pod that a worker which was killed has left, and the volume of an app that was deleted.
+        """Removes the pod that a worker which was killed has left, and the volume of an app that is gone for a week.
 
-        A deletion writes its command before the app is gone, and then the command removes the volume.
+        A deletion removes the volume at once (`follow_app`). If the records of Redis were lost, apps may come back.
         """
-        left = ("Deployment", claim_name(app_id, account))
-        if not is_deleted and left not in self._cluster.present:
+        name = claim_name(app_id, account)
+        left, gone = ("Deployment", name), ("Secret", gone_name(name))
+        claim, mark = self._cluster.present.get(("PersistentVolumeClaim", name)), self._cluster.present.get(gone)
+        if claim is None or not (is_deleted or mark is not None or left in self._cluster.present):
             return
-        if any((each.app, each.account) == (app_id, account) for each in await self._commands.list_commands()):
+        if await self._has_command(app_id, account):
             return
-        if is_deleted:
+        if not is_deleted:
+            await self._cluster.delete(left, gone)
+        elif mark is None:
+            await self._cluster.apply(describe_gone(claim, time.time()))
+        elif time.time() - float(mark.metadata.labels[GONE_LABEL]) > GONE_SECONDS:
             await self._remove(app_id, account)
-        else:
-            await self._cluster.delete(left)
+
+    async def follow_app(self, app_id: str) -> None:
+        """Removes the volume of an app that was just deleted.
+
+        A deletion of data writes its command before the app is gone, and then the command removes the volume.
+        """
+        for claim in self._cluster.select("PersistentVolumeClaim", app=app_id):
+            account = claim.metadata.labels[ACCOUNT_LABEL]
+            if await self._registry.find_app(app_id) is None and not await self._has_command(app_id, account):
+                await self._remove(app_id, account)
+
+    async def _has_command(self, app_id: str, account: str) -> bool:
+        commands = await self._commands.list_commands()
+        return any((each.app, each.account) == (app_id, account) for each in commands)
 
 
 async def _until_it_answers(pod: DataClient) -> None:

@@ -41,19 +41,27 @@ from workers.engine.data_keeper import DataKeeper
 from workers.engine.packing import DataError, SandboxPacker
 from workers.kubernetes.pod import DATA_PORT
 from workers.kubernetes.volume import prepare_volume
-from workers.sandbox.keeper import DataFolder
+from workers.sandbox.keeper import DataFolder, limit_files
 from workers.sandbox.sandbox import APP_USERS, TMP, Sandbox
 
 CHUNK_BYTES = 1 << 18  # per message of an archive
 MEASURE_SECONDS = 1.0  # between looks whether the files must be measured
 WORK_SECONDS = 1_800.0  # in which the other side must go on
 STORED = "stored"
+FILES = 128  # and connections, that may be open; what is read of each at once takes 256 KB
+HEAD_FIELDS, FIELD_BYTES = 16, 1_024  # of a request
 NONCE, PROOF = "Capsule-Nonce", "Capsule-Proof"  # headers
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     notes: list[str] | None = None  # what the archive lacks that follows; None: none follows
+
+
+def run(data: AppData, token: Path, *, scratch: Path = Path(TMP), host: str | None = None) -> None:
+    """Keeps the data until SIGTERM. The app can connect here, and cannot use up the memory of this process."""
+    limit_files(FILES)
+    asyncio.run(keep_data(data, token, scratch=scratch, host=host))
 
 
 async def keep_data(
@@ -80,7 +88,8 @@ async def keep_data(
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
+    limits = {"max_headers": HEAD_FIELDS, "max_field_size": FIELD_BYTES}
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5, **limits)  # type: ignore[arg-type]
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -35,6 +35,7 @@ Object = dict[str, Any]
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "capsule"
 LABELS = "capsule/"  # with which the names of the service's own labels begin
 APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL = "capsule/app", "capsule/account", "capsule/address"
+GONE_LABEL = "capsule/gone"
 DATA_LABEL, DATA_CONTAINER = "capsule/data", "data"
 POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
@@ -105,6 +106,16 @@ def describe_claim(release: PodRelease, limit: int, token: str, settings: Settin
         spec["storageClassName"] = settings.kubernetes_storage_class
     claim = {**_head("v1", "PersistentVolumeClaim", name, labels), "spec": spec}
     return [claim, _make_secret(name, labels, {TOKEN: token})]
+
+
+def describe_gone(claim: Any, at: float) -> Object:
+    """Describes a mark that an app with a volume was found to be gone at this time (Unix, seconds)."""
+    name = gone_name(claim.metadata.name)
+    return _make_secret(name, {**claim.metadata.labels, GONE_LABEL: f"{at:.0f}"}, {})
+
+
+def gone_name(claim: str) -> str:
+    return f"{claim}-gone"
 
 
 def describe_data_deployment(release: PodRelease, settings: Settings) -> Object:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Literal
 
@@ -154,13 +154,20 @@ class Pods:
             await asyncio.sleep(SEND_PAUSE_SECONDS)
 
     async def _send_previous(self, pod: Any, release: PodRelease) -> None:
-        """Sends a pod whose release is new the one that visitors have now, if it is small."""
+        """Sends a pod whose release is new the one that visitors have now, if it is small.
+
+        Raises ClientConnectorError while the pod does not listen.
+        """
         served = self._find_served(release)
         previous = self._find_archive(release, served) if served != release.deploy else None
         if previous is not None and previous.size <= PREVIOUS_ARCHIVE_BYTES:
-            # Only pages that are open now need it.
-            with suppress(aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable):
+            try:
                 await self._try_to_send(pod, f"/previous/{served}?digest={previous.digest}", release, served, previous)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable) as error:
+                # Only pages that are open now need it.
+                logger.info("sites.previous_not_sent", deploy=served, reason=str(error) or type(error).__name__)
 
     async def _try_to_send(
         self, pod: Any, path: str, release: PodRelease, deploy: str, expected: ReleaseArchive

@@ -30,8 +30,8 @@ def main() -> None:
 
             run(release, msgspec.json.decode((SECRETS / VARIABLES).read_bytes(), type=dict[str, str]))
         case "data":
-            from workers.kubernetes.data_pod import keep_data
+            from workers.kubernetes.data_pod import run as run_data
 
-            asyncio.run(keep_data(AppData(FOLDER, release.app), SECRETS / TOKEN))
+            run_data(AppData(FOLDER, release.app), SECRETS / TOKEN)
         case role:
             sys.exit(f"There is no role {role!r}.")

@@ -94,9 +94,10 @@ async def run(settings: Settings) -> None:
             await suspended.read_changes()
         await stack.enter_async_context(aclosing(reconciler))
         await reconciler.catch_up()
-        changes = follow_changes(reporter.store, steps.names.follow_app)
         activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
-        data = DataAgent(reporter.registry, ClusterData(settings, reporter.registry, cluster, driver))
+        volumes = ClusterData(settings, reporter.registry, cluster, driver)
+        data = DataAgent(reporter.registry, volumes)
+        changes = follow_changes(reporter.store, steps.names.follow_app, volumes.follow_app)
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
         for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports):

@@ -6,17 +6,21 @@ again when Caddy fails. If Caddy does not even listen, the process ends.
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from workers.sandbox.keeper import be_killed_first, listen_for_visitors, raise_file_limit
+from workers.sandbox.keeper import be_killed_first, limit_files, listen_for_visitors, raise_file_limit
 from workers.sandbox.relay import Relay
 
 CANARY = Path("caddy/canary.sock")  # Caddy's own listener, in the folder of the pod
 PAUSE_SECONDS = 0.5  # before Caddy is started again
+# The app can connect to Caddy, and cannot use up its memory with unfinished heads of 64 KB.
+CADDY_FILES = 1_000  # and connections
+CADDY_MEMORY = "128MiB"  # beyond which Caddy frees memory at once
 
 
 async def serve(path: str, port: int, start_address: str, idle_port: int, command: list[str]) -> int:
@@ -48,7 +52,9 @@ async def keep_running(command: list[str]) -> int:
     stopping = asyncio.create_task(stopped.wait())
     while True:
         prepare_start()
-        caddy = await asyncio.create_subprocess_exec(*command, preexec_fn=be_killed_first)
+        caddy = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, "GOMEMLIMIT": CADDY_MEMORY}, preexec_fn=confine_caddy
+        )
         ending = asyncio.create_task(caddy.wait())
         await asyncio.wait([ending, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopped.is_set():
@@ -58,6 +64,11 @@ async def keep_running(command: list[str]) -> int:
         if stopped.is_set() or not has_started():
             return code
         await asyncio.sleep(PAUSE_SECONDS)
+
+
+def confine_caddy() -> None:
+    be_killed_first()
+    limit_files(CADDY_FILES)
 
 
 def prepare_start() -> None:

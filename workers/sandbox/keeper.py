@@ -619,6 +619,11 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 
 
+def limit_files(most: int) -> None:
+    """Lets this process, and those that it starts, have no more files and connections open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         spec = json.load(file)

@@ -12,6 +12,10 @@ from gateway.settings.prices import PRICES, Usage, choice_of
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
+# Any escape of a JSON text: a surrogate pair, half of one, or another.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
 T = TypeVar("T")
@@ -68,6 +72,11 @@ def check_model(model: str) -> str:
 def finish_reason(finish: str | None, *others: str) -> str:
     """Returns the provider's reason if the format knows it, else "stop". `others` are known only to one format."""
     return finish if finish in ("length", "content_filter", *others) else "stop"
+
+
+def replace_halves(text: bytes) -> bytes:
+    """Returns the JSON with U+FFFD for halves of surrogate pairs, which remain where a page cuts a text in two."""
+    return _ESCAPE.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], text)
 
 
 def invalid_json() -> RequestMalformed:

@@ -15,6 +15,7 @@ from gateway.inference.formats.completion import (
     encode,
     finish_reason,
     malformed,
+    replace_halves,
 )
 from gateway.inference.provider.chunks import Delta
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
@@ -28,6 +29,10 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     reasoningEffort: Literal["low", "medium", "high"] | msgspec.UnsetType = msgspec.UNSET
 
 
+HALF_PAIR = (
+    "The body contains half of a surrogate pair, which `slice` leaves where it cuts an emoji in two; "
+    "in JavaScript, `text.toWellFormed()` replaces it."
+)
 KNOWN_FIELDS = ", ".join(f"`{name}`" for name in Prompt.__struct_fields__)
 _decode = msgspec.json.Decoder(Prompt).decode
 _MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|media)(_?(urls?|data|ids?))?", re.I)
@@ -38,6 +43,8 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     try:
         prompt = _decode(body)
     except INVALID_BODY:
+        if replace_halves(body) != body:
+            raise RequestMalformed(HALF_PAIR) from None
         prompt = decode_again(body, Prompt, _fault)
     effort = {} if prompt.reasoningEffort is msgspec.UNSET else {"reasoning_effort": prompt.reasoningEffort}
     return CompletionRequest(

@@ -1,7 +1,6 @@
 """OpenAI's chat-completions format, for unmodified OpenAI SDKs."""
 
 import calendar
-import re
 import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -18,9 +17,11 @@ from gateway.inference.formats.completion import (
     encode,
     finish_reason,
     malformed,
+    replace_halves,
 )
-from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
+from gateway.inference.formats.tools import Tool, ToolCall, ToolChoice, join_calls, object_of
 from gateway.inference.provider.chunks import Delta
+from gateway.inference.provider.dialects import TOOL_CALLS
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, Usage
 
 FORWARDED = (
@@ -89,10 +90,6 @@ class Completion(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Completion).decode
-# Any escape of a JSON text: a surrogate pair, half of one, or another.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 PART_TYPES = (
     "only text is supported, in parts of the types `text`, `input_text`, `output_text`, `refusal`, and in messages of "
@@ -105,9 +102,9 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     try:
         completion = _decode(body)
     except INVALID_BODY:
-        completion = decode_again(_replace_halves(body), Completion, _fault)
+        completion = decode_again(replace_halves(body), Completion, _fault)
     _refuse_unsupported(completion)
-    messages = [_message_to_send(number, message) for number, message in enumerate(completion.messages)]
+    messages = _join_system([_message_to_send(number, message) for number, message in enumerate(completion.messages)])
     text_bytes = sum(map(_bytes_of_message, messages))
     if not text_bytes:
         raise RequestMalformed("The messages contain no text.")
@@ -136,11 +133,6 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     )
 
 
-def _replace_halves(body: bytes) -> bytes:
-    """Returns the body with U+FFFD for halves of surrogate pairs, which remain where a page cuts a text in two."""
-    return _ESCAPE.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], body)
-
-
 def _refuse_unsupported(completion: Completion) -> None:
     if completion.audio or any(kind != "text" for kind in completion.modalities or ()):
         raise MultimodalUnsupported
@@ -153,6 +145,15 @@ def _refuse_unsupported(completion: Completion) -> None:
         raise RequestMalformed("`tool_choice` needs `tools`; add them, or leave it out.")
     if completion.n is not None and completion.n > 1:
         raise RequestMalformed("`n` above 1 is not supported here; send several requests.")
+
+
+def _join_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the messages with all system texts in the first one: chat templates drop or refuse further ones."""
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    if not texts:
+        return messages
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
 
 
 def _message_to_send(number: int, message: Message) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _assistant_message(number: int, message: Message) -> dict[str, Any]:
         sent |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if message.tool_calls:
         for call in message.tool_calls:
-            call.function.arguments = call.function.arguments or "{}"  # chat templates parse it
+            call.function.arguments = object_of(call.function.arguments)  # chat templates parse it
         sent |= {"content": sent["content"] or None, "tool_calls": message.tool_calls}
     return sent
 

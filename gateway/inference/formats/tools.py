@@ -1,13 +1,12 @@
 """Tools in the OpenAI format: the functions that a request offers, and the calls in an answer."""
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gateway.inference.formats.completion import INVALID_BODY, encode, replace_halves
 from gateway.inference.provider.chunks import CallPart
-
-TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
-
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -35,13 +34,28 @@ class ToolChoice(msgspec.Struct):
 
 class CalledFunction(msgspec.Struct):
     name: str
-    arguments: str | None = None  # JSON, as the model wrote it; clients may leave it out
+    arguments: Any = None  # JSON, as the model wrote it; a client may send its value, or leave it out
 
 
 class ToolCall(msgspec.Struct):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
+
+
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def object_of(arguments: Any) -> str:
+    """Returns the arguments of an earlier call as the JSON of an object: of no arguments, if they are none."""
+    if isinstance(arguments, dict):
+        return encode(arguments).decode()
+    if isinstance(arguments, str):
+        for text in (arguments, replace_halves(arguments.encode()).decode()):
+            with contextlib.suppress(*INVALID_BODY):
+                _decode_object(text)
+                return text
+    return "{}"
 
 
 def join_calls(parts: list[CallPart]) -> list[ToolCall]:

@@ -11,13 +11,13 @@ import msgspec
 
 from gateway.inference.provider.chunks import CallPart, Choice, Chunk, Delta, FunctionPart
 
-STOP, BROKEN = "stop", "error"
+STOP, TOOL_CALLS, BROKEN = "stop", "tool_calls", "error"
 # Finish reasons in lower case, by those that clients know; BROKEN stands for an answer that did not end.
 _REASONS = {
     STOP: ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "completed"),
     "length": ("length", "max_tokens", "max_output_tokens", "model_length"),
     "content_filter": ("content_filter", "safety", "refusal"),
-    "tool_calls": ("tool_calls", "tool_use", "function_call"),
+    TOOL_CALLS: ("tool_calls", "tool_use", "function_call"),
     BROKEN: ("abort", "aborted", "error", "cancelled", "canceled", "insufficient_system_resource"),
 }
 FINISH = {name: reason for reason, names in _REASONS.items() for name in names}
@@ -67,7 +67,11 @@ class Calls:
         return CallPart(number, None, None, FunctionPart(name, function.arguments or ""))
 
     def without_arguments(self) -> list[CallPart]:
-        """Returns the parts that complete the calls without arguments, which clients parse as JSON."""
+        """Returns the parts that complete the calls without arguments, which clients parse as JSON.
+
+        Only an answer that the model ended is completed: after `length` or `content_filter` the arguments may be
+        missing, and clients would run the call without them.
+        """
         return [
             CallPart(number, None, None, FunctionPart(None, "{}"))
             for number, argued in enumerate(self._argued)

@@ -8,7 +8,7 @@ An event in this frame is not decoded; the JSON of its text is passed on unchang
 """
 
 import contextlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import structlog
@@ -20,6 +20,7 @@ from gateway.inference.provider.dialects import (
     FINISH,
     KEEP_ALIVES,
     STOP,
+    TOOL_CALLS,
     Calls,
     is_first_half,
     is_given,
@@ -52,6 +53,13 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 class ReportedUsage(msgspec.Struct):
     prompt_tokens: int | float
     completion_tokens: int | float
+    total_tokens: Any = None
+
+    @property
+    def total(self) -> int:
+        """The total, in which some providers count reasoning that they leave out of the completion. 0 without one."""
+        total = self.total_tokens
+        return int(total) if isinstance(total, int | float) and not total % 1 else 0
 
 
 class UsageDetails(msgspec.Struct, omit_defaults=True):
@@ -85,6 +93,7 @@ class AnswerReader:
         "eof",
         "failure",
         "finish",
+        "inconsistent_usage",
         "model",
         "produced",
         "received",
@@ -113,6 +122,7 @@ class AnswerReader:
         self.unknown_finish = False  # the provider gave another one
         self.model: str | None = None
         self._reported: Usage | None = None  # the last report, which `usage` checks
+        self.inconsistent_usage = False  # its numbers contradict each other
 
     @property
     def usage(self) -> Usage | None:
@@ -301,10 +311,9 @@ class AnswerReader:
         if self._half:
             self._half = ""
             deltas.append(Delta(content="\ufffd"))
-        if self._calls is not None:
-            if self.finish == STOP:
-                self.finish = "tool_calls"
-            if rest := self._calls.without_arguments():
+        if self.finish in (STOP, TOOL_CALLS):  # some providers say the one for the other
+            self.finish = STOP if self._calls is None else TOOL_CALLS
+            if self._calls is not None and (rest := self._calls.without_arguments()):
                 deltas.append(Delta(tool_calls=rest))
 
     def _refuse(self, data: bytes) -> None:
@@ -319,13 +328,15 @@ class AnswerReader:
         with contextlib.suppress(*_INVALID):
             reported = _decode_usage(raw)
             into, out = reported.prompt_tokens, reported.completion_tokens
-            if into < 0 or out < 0 or into % 1 or out % 1 or (self._reported is not None and not (into or out)):
+            if into < 0 or out < 0 or into % 1 or out % 1:
                 return
-            self._reported = Usage(
-                int(min(into, MAX_REPORTED_TOKENS)),
-                int(min(out, MAX_REPORTED_TOKENS)),
-                _read_details(raw) if b"_details" in bytes(raw) else None,
-            )
+            into, out = int(into), max(int(out), reported.total - int(into))
+            if self._reported is not None and not (into or out):
+                return
+            details = _read_details(raw) if b"_details" in bytes(raw) else None
+            self._reported = Usage(min(into, MAX_REPORTED_TOKENS), min(out, MAX_REPORTED_TOKENS), details)
+            reasoning = (details or {}).get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+            self.inconsistent_usage = out > reported.completion_tokens or reasoning > out
 
     def _end(self) -> None:
         if self.finish is not None:

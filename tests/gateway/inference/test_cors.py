@@ -12,7 +12,10 @@ from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-EXPOSED = {"x-request-id", "retry-after", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"}
+EXPOSED = {
+    *("x-request-id", "retry-after", "x-should-retry"),
+    *("ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"),
+}
 
 
 def readable(response: httpx.Response, origin: str) -> None:

@@ -1,18 +1,23 @@
 """The data of apps in the cluster: what is of their volumes and pods alone."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from gateway.accounts.records import App
+from gateway.keys import app_key
 from gateway.redis.client import Store
 from tests.support.data_rooms import ClusterRoom, data_room
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
+from workers.engine.app_data import GONE_SECONDS
+from workers.engine.names import follow_changes
 from workers.engine.replacements import Replacements
-from workers.kubernetes.objects import claim_name
+from workers.kubernetes.data import ClusterData
+from workers.kubernetes.objects import claim_name, describe_gone, gone_name
 
 
 @pytest_asyncio.fixture
@@ -49,12 +54,6 @@ async def test_a_pod_is_started_for_an_app_that_does_not_run(room: ClusterRoom) 
     assert not room.cluster.select("Deployment")
 
 
-async def test_an_app_that_never_had_data_leaves_no_volume(room: ClusterRoom) -> None:
-    app = await room.create_app()
-    await room.registry.delete_app(app)
-    await wait_until(lambda: not room.cluster.select("PersistentVolumeClaim"), 20)
-
-
 async def test_an_app_that_is_deleted_during_a_round_keeps_a_last_snapshot(
     room: ClusterRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,4 +72,42 @@ async def test_an_app_that_is_deleted_during_a_round_keeps_a_last_snapshot(
     monkeypatch.setattr(room.registry, "find_app", find_later)
     last, *_ = await wait_until(lambda: room.list_deleted(app), 20, holds=lambda found: len(found) == 2)
     assert await room.unpack("shop", last) == {"note": b"one"}
+    await wait_until(lambda: not room.cluster.select("PersistentVolumeClaim"), 20)
+
+
+async def test_a_volume_is_removed_as_soon_as_its_app_is_deleted(room: ClusterRoom) -> None:
+    """Where it has data, their command removes it, after the last snapshot."""
+    app = await room.create_app()
+    data = room.make_driver()
+    assert isinstance(data, ClusterData)
+    await data.follow_app(app.id)
+    assert room.cluster.select("PersistentVolumeClaim"), "the app is there"
+    following = asyncio.create_task(follow_changes(room.registry.store, data.follow_app))
+    await asyncio.sleep(0.2)
+    await room.stop()
+    await room.registry.delete_app(app)
+    await wait_until(lambda: not room.cluster.select("PersistentVolumeClaim"), 5)
+    assert not room.cluster.select("Secret")
+    following.cancel()
+    await asyncio.wait([following])
+
+
+async def test_a_volume_stays_for_a_week_when_the_records_of_its_app_are_lost(room: ClusterRoom) -> None:
+    app = await room.create_app()
+    room.write(app, note="one")
+    name = claim_name(app.id, app.account)
+    record = await room.registry.store.client.get(app_key(app.name))
+    await room.registry.store.client.delete(app_key(app.name))
+    room.registry.cache.forget(app_key(app.name))
+    mark = ("Secret", gone_name(name))
+    await wait_until(lambda: mark in room.cluster.present, 20)
+    await asyncio.sleep(0.5)
+    assert room.read(app) == {"note": "one"}
+    await room.registry.store.client.set(app_key(app.name), record)
+    room.registry.cache.forget(app_key(app.name))
+    await wait_until(lambda: mark not in room.cluster.present, 20)
+    await room.registry.store.client.delete(app_key(app.name))
+    room.registry.cache.forget(app_key(app.name))
+    claim = room.cluster.present["PersistentVolumeClaim", name]
+    await room.cluster.apply(describe_gone(claim, time.time() - GONE_SECONDS - 1))
     await wait_until(lambda: not room.cluster.select("PersistentVolumeClaim"), 20)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,16 +13,19 @@ import aiohttp
 import msgspec
 import pytest
 
+from tests.fakes.cluster import ADDRESSES
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.processes import list_children
 from tests.support.redis_servers import free_port
 from workers.engine.app_data import AppData
+from workers.engine.packing import DataError
 from workers.hosting.archives import pack
 from workers.hosting.releases import PREVIOUS_SECONDS
-from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.data_client import DataClient
+from workers.kubernetes.pod import DATA_PORT, PodRelease
 from workers.kubernetes.receive import receive
-from workers.sandbox.keeper import STOPPED_STATUS, listen_for_visitors
+from workers.sandbox.keeper import STOPPED_STATUS, _read_memory, listen_for_visitors
 from workers.sandbox.relay import Relay
 
 TOKEN = "t" * 32
@@ -97,7 +101,7 @@ class Pod:
     @contextlib.asynccontextmanager
     async def container(self, call: str) -> AsyncIterator[asyncio.subprocess.Process]:
         text = (
-            "import os, msgspec, pathlib; from workers.kubernetes import pod, serve, start;"
+            "import os, msgspec, pathlib; from workers.kubernetes import data_pod, pod, serve, start;"
             "r = msgspec.json.decode(os.environ['CAPSULE_POD'], type=pod.PodRelease);"
             f"folder = pathlib.Path({str(self.folder)!r}); {call}"
         )
@@ -133,6 +137,37 @@ class Pod:
             return await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip", host=host)
         except OSError:
             return Said(b"")
+
+
+@contextlib.asynccontextmanager
+async def flooding(ip: str, port: int, connections: int, *fields: bytes) -> AsyncIterator[None]:
+    """Begins requests whose heads have these fields, and no end."""
+    with contextlib.ExitStack() as flood:
+        for _ in range(connections):
+            connection = flood.enter_context(socket.socket())
+            connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                connection.connect((ip, port))
+            await asyncio.sleep(0.001)
+            with contextlib.suppress(OSError):
+                connection.send(b"\r\n".join([b"GET / HTTP/1.1", b"Host: shop", *fields, b""]))
+        await asyncio.sleep(2)
+        yield
+
+
+async def say_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+    writer.close()
+
+
+async def until_answers(client: DataClient) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(DataError):
+                await client.report(10 << 20)
+                return
+            await asyncio.sleep(0.1)
 
 
 async def put(port: int, token: str, body: bytes, path: str = "/release") -> int:
@@ -286,3 +321,31 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
             stale = run.replace("folder / 'data/shop/files'", f"pathlib.Path({str(folder / 'former')!r})")
             async with pod.container(stale) as process, asyncio.timeout(20):  # its volume was mounted too early
                 assert await process.wait() == STOPPED_STATUS
+
+
+async def test_an_app_cannot_use_up_the_memory_of_what_serves_it() -> None:
+    """Where it would be killed, the app could take the visitors' port."""
+    with passable_folder() as folder:
+        hosting = Hosting(folder / "host")
+        pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")
+        async with await asyncio.start_server(say_hello, "127.0.0.1", pod.app_port), pod.serving() as serving:
+            async with flooding("127.0.0.1", pod.port, 3_000, b"X: " + b"x" * 60_000):
+                used = sum(map(_read_memory, (serving.pid, *list_children(serving.pid))))
+                assert used < 200 << 20, f"of 256 MiB, it uses {used >> 20}"
+            await pod.until(200)
+
+
+async def test_an_app_cannot_use_up_the_memory_of_what_keeps_its_data() -> None:
+    with passable_folder() as folder:
+        pod = await make_pod(Hosting(folder / "host"), folder, FILES)
+        (token := folder / "token").write_text(TOKEN)
+        data = "data_pod.AppData(folder, r.app)"
+        ip = next(ADDRESSES)
+        async with pod.container(
+            f"data_pod.run({data}, pathlib.Path({str(token)!r}), scratch=folder, host={ip!r})"
+        ) as keeping:
+            client = DataClient(ip, TOKEN, folder / "packed.tar.gz")
+            await until_answers(client)
+            async with flooding(ip, DATA_PORT, 600, *(b"X%d: " % n + b"x" * 8_000 for n in range(100))):
+                assert (used := _read_memory(keeping.pid)) < 150 << 20, f"of 256 MiB, it uses {used >> 20}"
+            await until_answers(client)

@@ -75,6 +75,22 @@ async def test_malformed(app: App, case: str) -> None:
     assert (await app.account.spend())["reserved"] == 0
 
 
+@pytest.mark.parametrize("text", ["hi \ud83d there", "\ude00", "\ude00\ud83d", "\\\ud83d", "\U0001f600\ud83d"])
+async def test_half_of_a_surrogate_pair_is_named(app: App, text: str) -> None:
+    """The body is JSON in UTF-8, so a hint at its encoding would mislead."""
+    error = refused(await app.post({"prompt": text}), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith("The body contains half of a surrogate pair")
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\\ud83d", "\\ude00\\ud83d"])
+async def test_whole_pairs_and_their_escapes_as_text_are_sent(app: App, provider: FakeProvider, text: str) -> None:
+    prompt = provider.plays(tokens("x"), prompt=text + " 3f1c")
+    answered(await app.post({"prompt": prompt}))
+    assert provider.asked(prompt)[0].json["messages"][0]["content"] == prompt
+    error = refused(await app.post({"prompt": prompt, "other": 1}), 400, "REQUEST_MALFORMED")
+    assert "surrogate" not in error["message"]
+
+
 @pytest.mark.parametrize("model", ["", "gpt-5", "GPT-OSS-120B", "gpt-oss-120b ", "gpt-oss-120b\n", "*"])
 async def test_models_outside_the_list(app: App, model: str) -> None:
     refused(await app.ask("x", model=model), 400, "MODEL_NOT_ALLOWED")

@@ -12,6 +12,7 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
 from tests.support.accounts import App
+from tests.support.metrics import metric
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import PRICES, cost, max_cost
 from tests.support.responses import counted, refused
@@ -54,6 +55,59 @@ async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: Fa
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 3)
     assert completion.usage.total_tokens == 10
     assert await app.account.settled() == cost(7, 3)
+
+
+async def test_tokens_that_are_only_in_the_total_are_output(
+    app: App, client: openai.AsyncOpenAI, provider: FakeProvider
+) -> None:
+    """Some providers count reasoning only there, and bill it."""
+    details = {"completion_tokens_details": {"reasoning_tokens": 3}}
+    anomalies = 'gateway_usage_anomalies_total{kind="token counts"}'
+    before = await metric(app.gateway, anomalies)
+    for total, output in ((8, 5), (10**6, 999_997)):
+        counts = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": total}
+        report = event({"choices": [], "usage": counts | details})
+        prompt = provider.plays(ROLE, chunk("Hm"), chunk(finish="stop"), report, DONE)
+        spent = await app.account.settled()
+        usage = (await client.chat.completions.create(model=MODEL, messages=user(prompt))).usage
+        assert usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, output, 3 + output)
+        assert usage.completion_tokens_details
+        assert usage.completion_tokens_details.reasoning_tokens == 3
+        assert await app.account.settled() - spent == min(cost(3, output), max_cost(prompt))
+    assert await metric(app.gateway, anomalies) == before + 2
+
+
+CHARGED: dict[str, tuple[list[Any], int | None]] = {
+    "cut after text": ([ROLE, chunk("a"), chunk("b"), CLOSE], None),
+    "broken, with its usage": ([ROLE, chunk("a"), chunk(finish="error"), chunk(usage=(5, 2)), DONE], cost(5, 2)),
+    "too long": ([ROLE, *[chunk("x" * 600_000)] * 2, HANG], None),
+}
+
+
+@pytest.mark.parametrize("case", CHARGED)
+async def test_a_failure_that_was_charged_is_not_retried(app: App, provider: FakeProvider, case: str) -> None:
+    """Each of three requests would cost its maximum, and none would answer."""
+    script, charged = CHARGED[case]
+    prompt = provider.plays(script)
+    async with sdk(app, max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=user(prompt))
+    assert caught.value.code == "PROVIDER_ERROR"
+    assert len(provider.asked(prompt)) == 1
+    assert await app.account.settled() == (max_cost(prompt) if charged is None else charged)
+    response = await app.ask(prompt, stream=False)
+    refused(response, 502, "PROVIDER_ERROR")
+    assert response.headers["X-Should-Retry"] == "false"
+
+
+async def test_a_failure_that_cost_nothing_is_retried(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(answer(500))
+    async with sdk(app, max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model=MODEL, messages=user(prompt))
+    assert len(provider.asked(prompt)) == 3
+    assert await app.account.settled() == 0
 
 
 @pytest.mark.parametrize("include_usage", [True, False, None])

@@ -13,7 +13,7 @@ import pytest
 
 from tests.browser import packages
 from tests.fakes import FakeProvider
-from tests.fakes.provider import call_part, calls, chunk, tokens
+from tests.fakes.provider import DONE, call_part, calls, chunk, tokens
 from tests.support.accounts import App
 from tests.support.prices import cost
 
@@ -163,9 +163,24 @@ async def test_langchain(app: App, provider: FakeProvider, dialect: str) -> None
 @in_each_dialect
 async def test_the_sdks_of_npm(app: App, provider: FakeProvider, dialect: str) -> None:
     """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default; the 404 explains the setting."""
-    packages.require("ai/package.json")
     ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
     questions = {way: question(provider, dialect) for way in ways}
+    report = await ask_with_sdks_of_npm(app, questions)
+    assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
+    assert "createOpenAI(…).chat(model)" in report["hint"]
+    await completed(app, provider, *questions.values())
+
+
+async def test_a_call_without_its_arguments_is_not_run(app: App, provider: FakeProvider) -> None:
+    """OpenAI's SDK for Node runs any call whose arguments are JSON, even after `length`."""
+    cut = [call_part(0, id="call_1", name="weather", arguments=""), chunk(finish="length"), DONE]
+    report = await ask_with_sdks_of_npm(app, {"openai, stream": Question(provider.plays(cut), "")})
+    assert report["answers"]["openai, stream"]["cities"] == []
+
+
+async def ask_with_sdks_of_npm(app: App, questions: dict[str, Question]) -> Any:
+    """Returns what tools.mjs reports about the questions, which are by the way of asking."""
+    packages.require("ai/package.json")
     process = await asyncio.create_subprocess_exec(
         "node",
         packages.HERE / "tools.mjs",
@@ -185,7 +200,4 @@ async def test_the_sdks_of_npm(app: App, provider: FakeProvider, dialect: str) -
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0
-    report = json.loads(printed)
-    assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
-    assert "createOpenAI(…).chat(model)" in report["hint"]
-    await completed(app, provider, *questions.values())
+    return json.loads(printed)

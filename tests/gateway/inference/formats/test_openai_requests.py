@@ -87,6 +87,49 @@ async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider
     assert await app.account.settled() == max_cost("".join(texts), 10, messages=4)
 
 
+async def test_system_texts_are_joined_in_the_first_message(app: App, provider: FakeProvider) -> None:
+    """Some chat templates refuse a system message that is not the first one; others drop it in silence."""
+    prompt = provider.plays(tokens("x", usage=None))
+    messages = [
+        *user("Hello"),
+        {"role": "system", "content": "Be brief. ☀"},
+        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
+        {"role": "assistant", "content": "Oui?"},
+        {"role": "system", "content": ""},
+        {"role": "system", "content": "Now in French.", "name": "middleware"},
+        *user(prompt),
+    ]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 10}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    system = "Be brief. ☀\n\nBe\nkind.\n\nNow in French."
+    assert provider.asked(prompt)[0].json["messages"] == [
+        {"role": "system", "content": system},
+        *user("Hello"),
+        {"role": "assistant", "content": "Oui?"},
+        *user(prompt),
+    ]
+    assert await app.account.settled() == max_cost(system + "HelloOui?" + prompt, 10, messages=4)
+
+
+@pytest.mark.parametrize(
+    "messages", [user("Hello"), [{"role": "system", "content": "Be brief."}, *user("Hello")]], ids=["none", "one"]
+)
+async def test_a_plain_history_is_sent_as_it_is(messages: list[dict[str, Any]]) -> None:
+    request = read_completion_request(json.dumps({"messages": messages}).encode(), False)
+    assert json.loads(request.payload)["messages"] == messages
+
+
+async def test_a_fault_is_named_by_the_callers_own_numbers(app: App) -> None:
+    """They differ from those of the messages as sent, where the system's are joined."""
+    first: list[dict[str, Any]] = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}
+    response = await app.post({"messages": [*first, *user([image])]}, path="/chat/completions")
+    error = refused(response, 422, "MULTIMODAL_UNSUPPORTED")
+    assert error["message"].startswith("messages[2].content[0].type: ")
+    response = await app.post({"messages": [*first, *user(None)]}, path="/chat/completions")
+    assert refused(response, 400, "REQUEST_MALFORMED")["message"].startswith("messages[2].content: ")
+
+
 async def test_half_of_a_surrogate_pair_is_replaced(app: App, provider: FakeProvider) -> None:
     """A page that cuts a text in two leaves it, and its conversation would fail from then on."""
     prompt = provider.plays(tokens("x", usage=None), prompt="cut \ufffd here 7c41")

@@ -70,6 +70,39 @@ async def test_calls_of_a_stream_arrive_in_pieces(app: App, provider: FakeProvid
     assert await app.account.settled() == cost(9, 4)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(("finish", "arguments"), [("length", ""), ("content_filter", ""), ("tool_calls", "{}")])
+async def test_a_call_that_was_cut_before_its_arguments(
+    app: App, provider: FakeProvider, finish: str, arguments: str, stream: bool
+) -> None:
+    """With `{}` for arguments, clients would run it."""
+    cut = call_part(0, id="call_1", name="delete_all", arguments="")
+    prompt = provider.plays([ROLE, cut, chunk(finish=finish), chunk(usage=(9, 4)), DONE])
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(prompt)], "tools": [TOOL]}
+    async with sdk(app) as client:
+        if stream:
+            choices = [c.choices[0] async for c in await client.chat.completions.create(**asked, stream=True)]
+            received = [part for choice in choices for part in choice.delta.tool_calls or ()]
+            end = choices[-1].finish_reason
+        else:
+            (choice,) = (await client.chat.completions.create(**asked)).choices
+            received, end = choice.message.tool_calls, choice.finish_reason
+    assert "".join(part.function.arguments for part in received) == arguments
+    assert end == finish
+    assert await app.account.settled() == cost(9, 4)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_the_end_of_an_answer_that_calls_nothing_is_a_stop(
+    app: App, provider: FakeProvider, stream: bool
+) -> None:
+    """A client that waits for calls would otherwise find none."""
+    prompt = provider.plays(tokens("It", " rains.", finish="tool_calls"))
+    response = await app.post({"messages": [user(prompt)], "tools": [TOOL], "stream": stream}, path=PATH)
+    assert '"finish_reason":"stop"' in response.text
+    assert '"tool_calls"' not in response.text
+
+
 async def test_text_and_calls_in_one_answer(app: App, provider: FakeProvider) -> None:
     both = chunk("Let me look. ", tool_calls=[{"index": 0, **CALL}])
     prompt = provider.plays([ROLE, both, chunk(finish="tool_calls"), chunk(usage=(9, 4)), DONE])
@@ -153,11 +186,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a result without its call": {"messages": [{"role": "tool", "content": "cormorant"}]},
     "a result of null": {"messages": [{"role": "tool", "tool_call_id": "cormorant", "content": None}]},
     "a call without an id": {"messages": [{"role": "assistant", "tool_calls": [{"function": CALL["function"]}]}]},
-    "arguments that are no text": {
-        "messages": [
-            {"role": "assistant", "tool_calls": [{"id": "cormorant", "function": {"name": "f", "arguments": {}}}]}
-        ]
-    },
 }
 
 
@@ -210,13 +238,38 @@ async def test_unrequested_calls_are_not_relayed_in_the_native_format(app: App, 
     assert await app.account.settled() == 2 * cost(9, 4)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": ""}])
-async def test_a_call_without_arguments_can_be_sent_back(
-    app: App, provider: FakeProvider, arguments: dict[str, Any]
-) -> None:
-    prompt = provider.plays(tokens("x"))
-    call = {"id": "call_1", "type": "function", "function": {"name": "now", **arguments}}
+DEEP = '{"x":' * 9_000 + "1" + "}" * 9_000
+# Arguments in a history, and what is sent, because chat templates parse it.
+SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({}, "{}"),
+    "null": ({"arguments": None}, "{}"),
+    "empty": ({"arguments": ""}, "{}"),
+    "plain": ({"arguments": ' {"x": 1.50, "y": "é"}'}, ' {"x": 1.50, "y": "é"}'),
+    "cut": ({"arguments": '{"contents": "abc'}, "{}"),
+    "two objects": ({"arguments": "{}{}"}, "{}"),
+    "not JSON": ({"arguments": "city=Bern"}, "{}"),
+    "a list as text": ({"arguments": "[]"}, "{}"),
+    "a number as text": ({"arguments": "1"}, "{}"),
+    "deep": ({"arguments": DEEP}, "{}"),
+    "an object": ({"arguments": {"city": "Zürich", "days": [1, 2.5]}}, '{"city":"Zürich","days":[1,2.5]}'),
+    "an object with half a character": ({"arguments": {"x": "a\ud83d"}}, '{"x":"a\ufffd"}'),
+    "half a character as an escape": ({"arguments": '{"x": "a\\ud83d"}'}, '{"x": "a\\ufffd"}'),
+    "a list": ({"arguments": ["x"]}, "{}"),
+    "a number": ({"arguments": 1}, "{}"),
+    "true": ({"arguments": True}, "{}"),
+}
+
+
+@pytest.mark.parametrize("case", SENT_BACK)
+async def test_a_call_is_sent_back_with_an_object_for_arguments(app: App, provider: FakeProvider, case: str) -> None:
+    """A call that was cut at the limit of tokens stays in the history, and every later request would fail."""
+    given, expected = SENT_BACK[case]
+    prompt = provider.plays(tokens("x", usage=None))
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", **given}}
     messages = [user("When?"), {"role": "assistant", "content": None, "tool_calls": [call]}, user(prompt)]
-    assert (await app.post({"messages": messages, "tools": [TOOL]}, path=PATH)).status_code == 200
+    response = await app.post({"messages": messages, "tools": [TOOL], "max_tokens": 10}, path=PATH)
+    assert response.status_code == 200, response.text
     (sent,) = provider.asked(prompt)[0].json["messages"][1]["tool_calls"]
-    assert sent["function"] == {"name": "now", "arguments": "{}"}
+    assert sent == {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": expected}}
+    priced = json_bytes([sent]) + json_bytes([TOOL])
+    assert await app.account.settled() == max_cost("When?" + prompt + "x" * priced, 10, messages=3)

@@ -15,8 +15,9 @@ def delta(finish: object = None, **members: object) -> str:
 
 
 def usage(*numbers: Any) -> str:
-    names = ("prompt_tokens", "completion_tokens")
-    return data({"choices": [], "usage": dict(zip(names, numbers, strict=True)) if numbers else {}})
+    """Returns a report of the tokens of the prompt and the completion, and perhaps their total."""
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return data({"choices": [], "usage": dict(zip(names, numbers, strict=False))})
 
 
 HELLO = delta(content="Hel") + delta(content="lo")
@@ -29,13 +30,27 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
     **{
         f"finish {word}": (HELLO + delta(word) + usage(5, 7) + DONE, "Hello", finish, (5, 7))
         for finish, words in {
-            "stop": ["stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "something new"],
+            "stop": [
+                *("stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence", "completed", "something new"),
+                *("tool_calls", "tool_use", "function_call"),  # without a call
+            ],
             "length": ["length", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_length"],
             "content_filter": ["content_filter", "SAFETY", "refusal"],
-            "tool_calls": ["tool_calls", "tool_use", "function_call"],
             BROKE: ["abort", "aborted", "error", "cancelled", "canceled", "insufficient_system_resource"],
         }.items()
         for word in words
+    },
+    **{
+        f"finish {word} after a call": (
+            delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}])
+            + delta(word)
+            + usage(5, 7)
+            + DONE,
+            "",
+            "length" if word == "length" else "tool_calls",
+            (5, 7),
+        )
+        for word in ("stop", "tool_calls", "tool_use", "function_call", "something new", "length")
     },
     "an error in the choice": (
         HELLO + data({"choices": [{"index": 0, "delta": {}, "finish_reason": "error", "error": {"code": 502}}]}) + DONE,
@@ -57,6 +72,26 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
     "zeros after a good one": (HELLO + delta("stop") + usage(5, 7) + usage(0, 0) + DONE, "Hello", "stop", (5, 7)),
     "whole floats": (HELLO + delta("stop") + usage(5.0, 7.0) + DONE, "Hello", "stop", (5, 7)),
     "half tokens": (HELLO + delta("stop") + usage(5.5, 7) + DONE, "Hello", "stop", None),
+    **{
+        f"{completion} tokens and a total of {total}": (
+            HELLO + delta("stop") + usage(5, completion, total) + DONE,
+            "Hello",
+            "stop",
+            reported,
+        )
+        for completion, total, reported in (
+            (7, 12, (5, 7)),
+            (2, 14, (5, 9)),
+            (0, 14, (5, 9)),
+            (2, 14.0, (5, 9)),
+            (7, 3, (5, 7)),
+            (7, -3, (5, 7)),
+            (7, 14.5, (5, 7)),
+            (7, None, (5, 7)),
+            (7, "14", (5, 7)),
+            (-2, 14, None),
+        )
+    },
     "keep-alives": (
         "data: \n\ndata:\n\ndata: null\n\n" + HELLO + "event: ping\ndata: ping\n\ndata: ping\n\n: x\n\n" + END,
         "Hello",

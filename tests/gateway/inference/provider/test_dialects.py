@@ -8,7 +8,18 @@ import pytest
 from gateway.errors import ProviderQuotaExhausted
 from gateway.inference.provider.sse import AnswerReader
 from gateway.settings.prices import Usage
-from tests.gateway.inference.provider.dialect_table import BROKE, CUT, DONE, END, HELLO, TABLE, data, delta, split
+from tests.gateway.inference.provider.dialect_table import (
+    BROKE,
+    CUT,
+    DONE,
+    END,
+    HELLO,
+    TABLE,
+    data,
+    delta,
+    split,
+    usage,
+)
 
 
 def read(pieces: list[bytes]) -> tuple[AnswerReader, str, list[Any]]:
@@ -36,7 +47,7 @@ def test_what_providers_send(name: str, how: str) -> None:
     assert reader.complete == (finish not in (BROKE, CUT))
     if reader.complete:
         assert reader.finish == finish
-    assert reader.unknown_finish == (name == "finish something new")
+    assert reader.unknown_finish == ("something new" in name)
 
 
 def call(**members: Any) -> str:
@@ -85,6 +96,16 @@ CALLS: dict[str, tuple[str, list[tuple[str, str]]]] = {
 }
 
 
+@pytest.mark.parametrize("finish", ["stop", "tool_calls", "function_call", "length", "content_filter", "error"])
+def test_only_a_model_that_ended_has_called_without_arguments(finish: str) -> None:
+    """Otherwise they may be missing, and a client would run the call with its defaults."""
+    sent = call(index=0, id="a", function={"name": "f", "arguments": '{"x"'}) + call(index=1, id="b", function=G)
+    _, _, parts = read([(sent + delta(finish) + usage(5, 7) + DONE).encode()])
+    assert [part.function.arguments for part in parts[:2]] == ['{"x"', ""]
+    ended = finish in ("stop", "tool_calls", "function_call")
+    assert [(part.index, part.function.arguments) for part in parts[2:]] == ([(1, "{}")] if ended else [])
+
+
 @pytest.mark.parametrize("how", ["whole", "events", "bytes"])
 @pytest.mark.parametrize("name", CALLS)
 def test_tool_calls(name: str, how: str) -> None:
@@ -108,6 +129,21 @@ def test_tool_calls(name: str, how: str) -> None:
 def test_a_named_error_event_ends_the_answer() -> None:
     reader, text, _ = read([(HELLO + 'event: error\ndata: {"code": 429, "message": "quota"}\n\n' + END).encode()])
     assert (text, type(reader.failure)) == ("Hello", ProviderQuotaExhausted)
+
+
+@pytest.mark.parametrize(
+    ("completion", "total", "reasoning", "inconsistent"),
+    [(7, 12, 4, False), (7, 12, 7, False), (7, None, 7, False), (7, 3, 0, False), (2, 8, 3, True), (2, 7, 7, True)],
+)
+def test_token_counts_that_contradict_each_other(
+    completion: int, total: Any, reasoning: int, inconsistent: bool
+) -> None:
+    counts = {"prompt_tokens": 5, "completion_tokens": completion, "total_tokens": total}
+    report = counts | {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+    reader, _, _ = read([(HELLO + delta("stop") + data({"choices": [], "usage": report}) + DONE).encode()])
+    assert reader.inconsistent_usage == inconsistent
+    assert reader.usage
+    assert reader.usage.output == max(completion, (total or 0) - 5)
 
 
 def test_the_details_of_the_usage() -> None:

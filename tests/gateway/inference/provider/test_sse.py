@@ -184,6 +184,7 @@ def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
     for report in (
         b'{"prompt_tokens":%b,"completion_tokens":2}' % number,
         b'{"prompt_tokens":2,"completion_tokens":%b}' % number,
+        b'{"prompt_tokens":2.0,"completion_tokens":2.0,"total_tokens":%b}' % number,
     ):
         _, reader = read(token("a"), b'data: {"choices":[],"usage":%b}\n\n' % report, DONE)
         usage = reader.usage
