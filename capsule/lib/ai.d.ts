@@ -1,5 +1,10 @@
-/** Asks the model and resolves to the complete answer. Rejects with an {@link AiError}. */
-export function complete(prompt: string): Promise<string>;
+/**
+ * Asks the model and resolves to the complete answer. Rejects with an {@link AiError}.
+ *
+ * Thinking and answer share the output token limit. If thinking takes all of it, the promise rejects with code
+ * `ANSWER_EMPTY`. A lower `effort` leaves more for the answer; without it, the model's own default applies.
+ */
+export function complete(prompt: string, options?: { effort?: Effort | undefined }): Promise<string>;
 
 /**
  * Asks the model, passes each token to `onToken` as it arrives, and resolves to the complete answer.
@@ -7,16 +12,23 @@ export function complete(prompt: string): Promise<string>;
  * `onToken` may return a promise; the next token waits for it. If `onToken` throws, the request ends and the
  * returned promise rejects with the same error. An abort rejects with the signal's reason, by default an
  * `AbortError`. All other failures reject with an {@link AiError}. If the answer is cut off, the promise rejects with
- * code `STREAM_CUT`; it never resolves to an incomplete answer.
+ * code `STREAM_CUT`; it never resolves to an incomplete answer. `ANSWER_EMPTY` and `effort` are those of `complete`.
  *
  * `onDone` is called once, after the last token. `finishReason` is `length` if the answer was cut at the output token
- * limit. If `onDone` throws, the returned promise rejects with the same error.
+ * limit, and then `onDone` is called before a rejection with `ANSWER_EMPTY`, too. If `onDone` throws, the returned promise rejects with the same error.
  */
 export function streamComplete(
   prompt: string,
   onToken: (token: string) => void | PromiseLike<void>,
-  options?: { signal?: AbortSignal | undefined; onDone?: ((end: AnswerEnd) => void) | undefined },
+  options?: {
+    signal?: AbortSignal | undefined;
+    onDone?: ((end: AnswerEnd) => void) | undefined;
+    effort?: Effort | undefined;
+  },
 ): Promise<string>;
+
+/** How much the model thinks before it answers. */
+export type Effort = "low" | "medium" | "high";
 
 export interface AnswerEnd {
   model: string;
@@ -51,6 +63,7 @@ export type AiErrorCode =
   | "NETWORK_ERROR"
   | "STREAM_CUT"
   | "ANSWER_UNEXPECTED"
+  | "ANSWER_EMPTY"
   // from the service
   | "APP_NOT_FOUND"
   | "APP_SUSPENDED"

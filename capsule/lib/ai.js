@@ -24,19 +24,20 @@ export class AiError extends Error {
 }
 
 /** @type {typeof import("./ai.d.ts").complete} */
-export async function complete(prompt) {
-  const response = await ask({ prompt, stream: false }, "application/json");
+export async function complete(prompt, { effort } = {}) {
+  const response = await ask({ prompt, stream: false, reasoningEffort: effort }, "application/json");
   const body = await response.text().catch((cause) => {
     throw new AiError("NETWORK_ERROR", "The connection was lost before the answer was complete.", { cause });
   });
   const answer = parseJson(body);
   if (typeof answer?.text !== "string") throw unexpectedAnswer(response);
+  if (!answer.text && answer.finishReason === "length") throw emptyAnswer(response);
   return answer.text;
 }
 
 /** @type {typeof import("./ai.d.ts").streamComplete} */
-export async function streamComplete(prompt, onToken, { signal, onDone } = {}) {
-  const response = await ask({ prompt, stream: true }, "text/event-stream", signal);
+export async function streamComplete(prompt, onToken, { signal, onDone, effort } = {}) {
+  const response = await ask({ prompt, stream: true, reasoningEffort: effort }, "text/event-stream", signal);
   let text = "";
   for await (const { type, data } of events(response, signal)) {
     const event = parseJson(data);
@@ -45,6 +46,7 @@ export async function streamComplete(prompt, onToken, { signal, onDone } = {}) {
       await unlessAborted(onToken(event.token), signal);
     } else if (type === "done") {
       onDone?.({ model: event?.model ?? "", finishReason: event?.finishReason ?? "", usage: event?.usage ?? null });
+      if (!text && event?.finishReason === "length") throw emptyAnswer(response);
       return text;
     } else if (type === "error") {
       throw serviceError(event?.error, response) ?? unexpectedAnswer(response);
@@ -56,7 +58,7 @@ export async function streamComplete(prompt, onToken, { signal, onDone } = {}) {
 }
 
 /**
- * @param {{ prompt: string, stream: boolean }} question
+ * @param {{ prompt: string, stream: boolean, reasoningEffort: import("./ai.d.ts").Effort | undefined }} question
  * @param {string} accept the media type that the response must have
  * @param {AbortSignal} [signal]
  */
@@ -124,6 +126,12 @@ function unexpectedAnswer(response) {
     retryAfter: seconds(response.headers.get("Retry-After")),
     requestId: response.headers.get("X-Request-Id") ?? undefined,
   });
+}
+
+/** @param {Response} response */
+function emptyAnswer(response) {
+  const message = "The model reached the output token limit while it was thinking. Ask with less effort, or ask for less.";
+  return new AiError("ANSWER_EMPTY", message, { requestId: response.headers.get("X-Request-Id") ?? undefined });
 }
 
 /** @param {unknown} [cause] */

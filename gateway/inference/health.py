@@ -190,7 +190,7 @@ class Health:
         self._record = HealthRecord()
         self._seen: list[Observation] = []  # not written yet
         self._pause_until = 0  # ms since 1970; not written yet
-        self._resumes = float("-inf")  # until when the provider is passed over, on the loop's clock
+        self._resume: asyncio.TimerHandle | None = None  # ends the pause for which the provider is passed over
         self._trial_due = float("inf")  # when a request may next try the provider, on the loop's clock
         self._written = float("-inf")  # when this process last wrote the health, on the loop's clock
         self._refused = float("-inf")  # when it last wrote that the quota is used up
@@ -220,7 +220,7 @@ class Health:
     @property
     def is_passed_over(self) -> bool:
         """Returns whether the provider has asked for a pause that is not over."""
-        return asyncio.get_running_loop().time() < self._resumes
+        return self._resume is not None
 
     @property
     def passed_over_until(self) -> str | None:
@@ -244,9 +244,13 @@ class Health:
         if record.passed_over_until != before.passed_over_until:
             # Each process waits on its own clock, and not for long if another one's clock is ahead.
             left = min(record.passed_over_until / 1000 - time.time(), self._longest_pause)
-            self._resumes = loop.time() + left
-            if left > 0:
-                loop.call_later(left, lambda: self.on_change())
+            if self._resume is not None:
+                self._resume.cancel()
+            self._resume = loop.call_later(left, self._end_pause) if left > 0 else None
+        self.on_change()
+
+    def _end_pause(self) -> None:
+        self._resume = None
         self.on_change()
 
     # -- signals ---------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class ModelProvider:
 class Choice(NamedTuple):
     """The providers for a model, the preferred one first."""
 
-    candidates: tuple[ModelProvider, ...]  # the healthy ones or, if there is none, all that are enabled
+    candidates: tuple[ModelProvider, ...]  # those that are healthy and not passed over or, if there is none, all
     on_trial: tuple[ModelProvider, ...] = ()  # the unhealthy ones of which a request may show that they are healthy
 
 
@@ -87,9 +87,11 @@ class Providers:
             if model in each.settings.models and each.pool.is_configured() and self.availability.is_enabled(each.name)
         )
         healthy = tuple(each for each in usable if each.health.is_usable)
-        # If none is healthy, every request tries the first one, and no other one comes before it.
-        tried = usable if healthy else usable[:1]
-        return Choice(healthy or usable, tuple(each for each in tried if each.health.needs_trial))
+        # Without one, those that have only asked for a pause come first.
+        candidates = healthy or tuple(sorted(usable, key=lambda each: not each.health.is_up))
+        # If none is up, every request tries the first one, and no other one comes before it.
+        tried = usable if any(each.health.is_up for each in usable) else usable[:1]
+        return Choice(candidates, tuple(each for each in tried if each.health.needs_trial))
 
     def find(self, name: str) -> ModelProvider | None:
         return next((each for each in self.all if each.name == name), None)

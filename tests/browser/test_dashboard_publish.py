@@ -11,7 +11,7 @@ from playwright.async_api import expect
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeProvider
-from tests.fakes.provider import tokens
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -177,6 +177,27 @@ async def test_trying_an_app(holder: Holder, provider: FakeProvider) -> None:
         return "limit of requests per minute" in await page.get_by_role("main").inner_text()
 
     await wait_until(refused)
+
+
+async def test_thinking_that_takes_the_whole_answer_is_explained(holder: Holder, provider: FakeProvider) -> None:
+    app = await holder.app()
+    await holder.log_in()
+    await holder.go(f"apps/{app}/try")
+    prompt = provider.plays(ROLE, chunk(reasoning_content="hm"), chunk(finish="length"), chunk(usage=(5, 500)), DONE)
+    main = holder.page.get_by_role("main")
+    await holder.page.get_by_label("Text").fill(prompt)
+    await expect(main).not_to_contain_text("reasoningEffort")
+    await holder.button("Ask", exact=True).click()
+    await expect(main.get_by_role("alert")).to_contain_text("maximum number of tokens for thinking")
+    await expect(main).to_contain_text("5 tokens in, 500 out")
+    await holder.page.get_by_label("Thinking").select_option("low")
+    await expect(main).to_contain_text('reasoningEffort: "low"')
+    await expect(main).to_contain_text('reasoning_effort="low"')
+    provider.plays(tokens("Enough"), prompt=prompt)
+    await holder.button("Ask", exact=True).click()
+    await expect(holder.page.get_by_label("Answer")).to_have_text("Enough")
+    await expect(main.get_by_role("alert")).to_be_hidden()
+    assert [each.json.get("reasoning_effort") for each in provider.asked(prompt)] == [None, "low"]
 
 
 async def test_an_answer_can_be_stopped(holder: Holder, provider: FakeProvider) -> None:

@@ -47,6 +47,41 @@ async def test_on_done_gets_how_an_answer_ended(visitor: Visitor, provider: Fake
     assert answer.error["name"] == "RangeError"
 
 
+@pytest.mark.parametrize("whole", ["true", "false"])
+async def test_the_effort_of_thinking(visitor: Visitor, provider: FakeProvider, whole: str) -> None:
+    prompt = provider.plays(tokens("x"))
+    assert (await visitor.ask(prompt, f"{{ whole: {whole}, effort: 'low' }}")).text == "x"
+    assert (await visitor.ask(prompt, f"{{ whole: {whole} }}")).text == "x"
+    assert [exchange.json.get("reasoning_effort") for exchange in provider.asked(prompt)] == ["low", None]
+    assert (await visitor.ask(prompt, f"{{ whole: {whole}, effort: 'none' }}")).code == "REQUEST_MALFORMED"
+
+
+@pytest.mark.parametrize("whole", ["true", "false"])
+async def test_an_answer_that_thinking_left_empty_is_an_error(
+    visitor: Visitor, provider: FakeProvider, whole: str
+) -> None:
+    prompt = provider.plays(ROLE, chunk(reasoning_content="hm"), chunk(finish="length"), chunk(usage=(5, 200)), DONE)
+    await visitor.page.evaluate("window.ends = []")
+    answer = await visitor.ask(prompt, f"{{ whole: {whole}, onDone: (end) => void ends.push(end.finishReason) }}")
+    assert answer.error
+    assert (answer.text, answer.code, answer.error["known"], answer.error["status"]) == (
+        None,
+        "ANSWER_EMPTY",
+        True,
+        None,
+    )
+    assert answer.error["requestId"]
+    assert "thinking" in answer.error["message"]
+    assert await visitor.page.evaluate("ends") == ([] if whole == "true" else ["length"])
+
+
+@pytest.mark.parametrize("whole", ["true", "false"])
+async def test_an_empty_answer_that_is_complete_is_none(visitor: Visitor, provider: FakeProvider, whole: str) -> None:
+    prompt = provider.plays(ROLE, chunk(finish="stop"), chunk(usage=(5, 1)), DONE)
+    answer = await visitor.ask(prompt, f"{{ whole: {whole} }}")
+    assert (answer.text, answer.error) == ("", None)
+
+
 async def _has(visitor: Visitor, tokens: list[str]) -> bool:
     return await visitor.tokens() == tokens
 

@@ -7,6 +7,9 @@ const whole: string = await streamComplete("Why?", (token) => void parts.push(to
 await streamComplete("Why?", async (token) => void parts.push(token), { signal: AbortSignal.timeout(1000) });
 await streamComplete("Why?", () => {}, { signal: undefined });
 await streamComplete("Why?", () => {}, {});
+await streamComplete("Why?", () => {}, { effort: "low" });
+await complete("Why?", { effort: "high" });
+await complete("Why?", { effort: undefined });
 await streamComplete("Why?", () => {}, {
   onDone: ({ finishReason, usage }) => {
     const cut: boolean = finishReason === "length";
@@ -33,6 +36,8 @@ try {
 await complete();
 // @ts-expect-error
 await complete({ messages: [] });
+// @ts-expect-error
+await complete("Why?", { effort: "none" });
 // @ts-expect-error
 await streamComplete("Why?");
 // @ts-expect-error

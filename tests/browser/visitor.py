@@ -25,12 +25,14 @@ QUIET = [
 
 # `ask` returns the result of a call: the value it resolved to, or the error it was rejected with.
 SCRIPT = """
-window.ask = async (prompt, { stop, onToken, onDone, whole } = {}) => {
+window.ask = async (prompt, { stop, onToken, onDone, effort, whole } = {}) => {
   window.tokens = [];
   const { AiError, complete, streamComplete } = await import("/lib/ai.js");
   try {
     const seen = onToken ?? ((token) => void window.tokens.push(token));
-    const text = whole ? complete(prompt) : streamComplete(prompt, seen, { signal: stop?.signal, onDone });
+    const text = whole
+      ? complete(prompt, { effort })
+      : streamComplete(prompt, seen, { signal: stop?.signal, onDone, effort });
     return { text: await text, tokens: window.tokens };
   } catch (error) {
     const { name, message, code, status, retryAfter, requestId } = error;

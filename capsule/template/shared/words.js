@@ -29,6 +29,7 @@ const WORDS = {
   ORIGIN_NOT_ALLOWED: words("This address may not ask the model", "Open the app at its own address."),
   NETWORK_ERROR: words("No connection", "The service could not be reached, or it does not accept this page’s address.", true),
   STREAM_CUT: words("The answer was cut off", "The text above is incomplete.", true),
+  ANSWER_EMPTY: words("The model thought for too long", "It had no room left for an answer. Ask for less at once.", true),
   ANSWER_UNEXPECTED: words("That was not an answer", "Something between this page and the service replied instead.", true),
 };
 

@@ -1,7 +1,7 @@
 """The service's own format: a prompt in; a text, or a stream of `token` events, out."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -26,6 +26,7 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     model: str = DEFAULT_MODEL
     stream: bool | None = None
     maxTokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_OUTPUT_TOKENS)] = MAX_OUTPUT_TOKENS
+    reasoningEffort: Literal["low", "medium", "high"] | msgspec.UnsetType = msgspec.UNSET
 
 
 HALF_PAIR = (
@@ -45,6 +46,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
         if replace_halves(body) != body:
             raise RequestMalformed(HALF_PAIR) from None
         prompt = decode_again(body, Prompt, _fault)
+    effort = {} if prompt.reasoningEffort is msgspec.UNSET else {"reasoning_effort": prompt.reasoningEffort}
     return CompletionRequest(
         model=check_model(prompt.model),
         max_tokens=prompt.maxTokens,
@@ -57,6 +59,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
                 "max_tokens": prompt.maxTokens,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                **effort,
             }
         ),
     )

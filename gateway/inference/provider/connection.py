@@ -206,7 +206,8 @@ class Stream:
     def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float, late: float = 0.0) -> None:
         """Counts the time that has passed, fails at a limit, and wakes the relay when a keep-alive is due.
 
-        Only silence is the provider's failure. An answer may be old because it is long, or because its reader is slow.
+        Silence is the provider's failure, and so are keep-alives alone for the total time: the model may hang behind a
+        server that does not. An answer may also be old because it is long, or because its reader is slow.
         The `late` ones of the seconds do not count as silence either: this process stood still, and arrived data is
         unread. The total is therefore checked at the next sweep: an answer that is complete by then was paid for, and
         must not be lost.
@@ -224,7 +225,8 @@ class Stream:
                     self._finish()
                 self.fail(ProviderTimeout(), ProviderSignal.FAILED)
         if self.age >= limits.total and not late:
-            self.fail(ProviderTimeout())
+            begun = self.answer.produced or self.answer.received
+            self.fail(ProviderTimeout(), None if begun else ProviderSignal.FAILED)
         if self.unsent >= keep_alive:
             self.unsent = 0.0
             self.nudge()

@@ -15,7 +15,9 @@ from gateway.inference.formats.openai import FORWARDED_WITH_TOOLS
 DEFAULT_RETRY_SECONDS = 5.0  # if a rate limit names no time
 NAME_CHARACTERS = 100  # of an error's code, type or parameter that are read
 
-_QUOTA = re.compile(rb"quota|billing|insufficient|credit|payment", re.IGNORECASE)
+# The code or type of a 429. Only these name a quota: a message often links to a page about quotas for a short wait.
+_QUOTA = re.compile(r"quota|billing|credit|payment|balance", re.I)
+_RATE = re.compile(r"rate_?limit", re.I)
 _ERROR_STATUS = re.compile(r"[45][0-9]{2}")
 
 _TOO_LONG = "The request is longer than the model's context; shorten the prompt, or leave out older messages."
@@ -41,10 +43,10 @@ class ProviderSignal(enum.Enum):
     COMPLETION = "the provider sent a complete answer"
     RECOVERED = "the request that tries an unhealthy provider got its first token"
     REACHED = "the provider answered, perhaps with a refusal of this one request"
-    CONGESTED = "429 that names no quota: the provider serves too many requests at once"
+    CONGESTED = "429 whose code and type name no quota: the provider serves too many requests at once"
     FAILED = "no connection, silence, a 5xx, or an answer that cannot be read"
     DENIED = "401 or 403, which a probe has to confirm"
-    QUOTA = "402, or 429 that names quota or billing"
+    QUOTA = "402, or 429 whose code or type names quota or billing"
     REFUSED = "a probe confirmed that the provider refuses the credential"
 
 
@@ -53,7 +55,7 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
 
     The signal is None for a refusal of the request, which reveals nothing about the provider.
     """
-    if status == 402 or (status == 429 and _QUOTA.search(body)):
+    if status == 402 or (status == 429 and _names_quota(body)):
         return ProviderQuotaExhausted(retry_after=retry_after), ProviderSignal.QUOTA
     if status == 429:
         return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_SECONDS), ProviderSignal.CONGESTED
@@ -66,18 +68,23 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
     return ProviderFailed(retry_after=retry_after), ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
 
 
+def _names_quota(body: bytes) -> bool:
+    """Returns whether a 429 is for a quota that is used up. A code of a rate limit outweighs the type."""
+    code, kind = _names(_error_object(body), "code", "type")
+    return not _RATE.search(code) and any(_QUOTA.search(name) for name in (code, kind))
+
+
 def _objection(status: int, body: bytes) -> str | None:
     """Returns the reason for a refusal in the service's words: the provider's own may repeat the prompt."""
     error = _error_object(body)
-    code, kind, parameter, message = (
-        value if isinstance(value := error.get(name), str) else "" for name in ("code", "type", "param", "message")
-    )
+    code, kind, parameter = _names(error, "code", "type", "param")
     for pattern, objection in _OBJECTIONS:
-        if any(pattern.search(name[:NAME_CHARACTERS]) for name in (code, kind, parameter)):
+        if any(pattern.search(name) for name in (code, kind, parameter)):
             return objection
-    if status == 413 or "maximum context length" in message:  # vLLM's message, which has no code of its own
+    # vLLM's message, which has no code of its own
+    if status == 413 or "maximum context length" in str(error.get("message")):
         return _TOO_LONG
-    parameter = re.split(r"[.\[]", parameter[:NAME_CHARACTERS], maxsplit=1)[0]
+    parameter = re.split(r"[.\[]", parameter, maxsplit=1)[0]
     return f"The model does not accept `{parameter}` as it was sent; change it." if parameter in _PARAMETERS else None
 
 
@@ -89,6 +96,12 @@ def _error_object(body: bytes) -> dict[str, Any]:
         return {}
     error = event.get("error", event) if isinstance(event, dict) else None
     return error if isinstance(error, dict) else {}
+
+
+def _names(error: dict[str, Any], *fields: str) -> list[str]:
+    """Returns the beginnings of these fields' values. A value that is not text counts as empty."""
+    values = [error.get(field) for field in fields]
+    return [value[:NAME_CHARACTERS] if isinstance(value, str) else "" for value in values]
 
 
 def is_error(event: bytes) -> bool:

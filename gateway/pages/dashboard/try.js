@@ -9,6 +9,7 @@ import { snippet } from "./snippets.js";
 export const title = "Try it";
 
 const DEFAULT_MAXIMUM = 500;
+const EFFORTS = ["low", "medium", "high"];
 const MARGIN = 30_000; // ms before its end, at which a token is replaced
 
 export async function draw(signal, { app: name }) {
@@ -24,20 +25,26 @@ export async function draw(signal, { app: name }) {
     value: Math.min(DEFAULT_MAXIMUM, limits.maxOutputTokens),
     required: true,
   });
+  const effort = h("select", { id: "effort" }, h("option", { value: "" }, "default"), EFFORTS.map((each) => h("option", {}, each)));
   const prompt = h("textarea", { id: "prompt", rows: "4", required: true }, "What is a capsule?");
-  const read = () => ({ prompt: prompt.value, model: model.value, maxTokens: Number(maximum.value) });
+  const read = () => ({
+    prompt: prompt.value,
+    model: model.value,
+    maxTokens: Number(maximum.value),
+    ...(effort.value && { reasoningEffort: effort.value }),
+  });
   const code = h("div", { class: "stack" });
   const showCode = () => code.replaceChildren(...snippets(name, read()));
-  for (const control of [model, maximum, prompt]) control.addEventListener("input", showCode);
+  for (const control of [model, maximum, effort, prompt]) control.addEventListener("input", showCode);
   showCode();
   return [
     heading(`Try ${name}`, "Asks the model as the user “owner” of this app. The app pays for it, and its limits apply."),
-    asking(name, at, read, [model, maximum, prompt], signal),
+    asking(name, at, read, [model, maximum, effort, prompt], signal),
     card("The same call", h("p", { class: "quiet" }, "Your users send their own tokens in place of the test token."), code),
   ];
 }
 
-function asking(name, at, read, [model, maximum, prompt], signal) {
+function asking(name, at, read, [model, maximum, effort, prompt], signal) {
   const line = refusal();
   const answer = h("pre", { class: "log answer", role: "region", tabindex: "0", "aria-label": "Answer" });
   const about = h("p", { class: "small quiet" });
@@ -56,9 +63,12 @@ function asking(name, at, read, [model, maximum, prompt], signal) {
     try {
       await stream(`/capsule/${name}/ai`, await tokens.get(), read(), either, {
         token: (text) => answer.append(text),
-        done: (end) => (about.textContent = describe(end)),
+        done: (end) => {
+          about.textContent = describe(end);
+          if (!answer.textContent && end.finishReason === "length") line.textContent = EMPTY;
+        },
       });
-      announce("The answer is complete.");
+      if (!line.textContent) announce("The answer is complete.");
     } catch (error) {
       if (signal.aborted) return;
       if (stopping.signal.aborted) about.textContent = "Stopped. A stopped answer is charged at its maximum cost.";
@@ -72,7 +82,7 @@ function asking(name, at, read, [model, maximum, prompt], signal) {
   const form = h(
     "form",
     { class: "stack", onsubmit: submit },
-    h("div", { class: "fields" }, field("Model", model), field("Maximum number of tokens", maximum)),
+    h("div", { class: "fields" }, field("Model", model), field("Maximum number of tokens", maximum), field("Thinking", effort)),
     field("Text", prompt),
     h("div", { class: "row" }, ask, stop),
     line,
@@ -82,6 +92,8 @@ function asking(name, at, read, [model, maximum, prompt], signal) {
   return card("Ask", form);
 }
 
+// Thinking and answer share the maximum.
+const EMPTY = "The model used the maximum number of tokens for thinking. Allow more tokens, or less thinking.";
 const FINISHES = { length: "It reached the maximum number of tokens.", stop: "It is complete." };
 
 const describe = ({ finishReason, usage }) =>
@@ -114,9 +126,9 @@ async function stream(path, token, body, signal, take) {
 
 // -- code -------------------------------------------------------------------------------------------------------
 
-function snippets(name, { prompt, model, maxTokens }) {
+function snippets(name, { prompt, model, maxTokens, reasoningEffort }) {
   const url = `${location.origin}/capsule/${name}/ai`;
-  const body = { prompt, model, maxTokens };
+  const body = { prompt, model, maxTokens, ...(reasoningEffort && { reasoningEffort }) };
   const quoted = JSON.stringify({ ...body, stream: true }).replaceAll("'", "'\\''");
   return [
     snippet(
@@ -145,6 +157,7 @@ function snippets(name, { prompt, model, maxTokens }) {
         "stream = client.chat.completions.create(",
         `    model=${JSON.stringify(model)},`,
         `    max_tokens=${maxTokens},`,
+        ...(reasoningEffort ? [`    reasoning_effort=${JSON.stringify(reasoningEffort)},`] : []),
         `    messages=[{"role": "user", "content": ${JSON.stringify(prompt)}}],`,
         "    stream=True,",
         ")",

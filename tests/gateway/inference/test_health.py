@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import pytest_asyncio
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ from tests.support.providers import UNSET, asked, heal, plays, several_providers
 from tests.support.redis_monitor import Wiretap
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import process
-from tests.support.responses import answered, failed, text_of
+from tests.support.responses import answered, failed, refused, text_of
 from tests.support.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -296,6 +297,33 @@ async def test_one_request_of_all_processes_tries_an_unhealthy_provider(eager: P
         assert client.ttl(trial_key("one")) <= 1
 
 
+async def test_a_hung_model_behind_a_live_server_delays_one_request_at_a_time(
+    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+) -> None:
+    """The server goes on listing its models, while no request gets a byte."""
+    hasty = {**SETTINGS, "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=1,total=20"}
+    constants = {**OFTEN, "gateway.inference.health.PROBE_INTERVAL_SECONDS": 1}
+    async with several_providers(tmp_path_factory.mktemp("hung"), constants, **hasty) as (gw, providers):
+        app = await gw.app(backend)
+        prompt = plays(providers, (HANG,), tokens("two"))
+        await asyncio.gather(*(app.ask(prompt) for _ in range(FAILURES)))
+        await becomes(gw, "provider-unreachable")
+        before, probes, ends, asks = len(providers[0].asked(prompt)), len(providers[0].probes), time.monotonic() + 5, 0
+
+        async def ask() -> None:
+            nonlocal asks
+            while time.monotonic() < ends:
+                assert answered(await app.ask(prompt))["text"] == "two"
+                asks += 1
+                await asyncio.sleep(0.02)
+
+        await asyncio.gather(*(ask() for _ in range(3)))
+        assert 2 <= len(providers[0].asked(prompt)) - before <= 6
+        assert len(providers[0].probes) > probes + 2
+        assert asks > 30, "with each request at the hung one they would be 15"
+        assert await status_of(gw) == "provider-unreachable"
+
+
 async def test_a_provider_is_back_with_the_first_token(eager: Pair, backend: FakeAppBackend) -> None:
     (gw, twin), providers = eager
     app = await gw.app(backend)
@@ -417,9 +445,11 @@ async def test_without_redis_no_request_tries_a_provider(valkey: RedisServer) ->
 
 # -- pauses ----------------------------------------------------------------------------------------------------
 
+LINKED = "You exceeded the rate limit. Please retry after 2 seconds, or go to https://example.com/quota/billing."
 PAUSES = {
     "429": answer(429, {"error": {"message": "slow down"}}, {"Retry-After": "2"}),
     "503": answer(503, {"error": {"message": "m"}}, {"Retry-After": "2"}),
+    "a link to a page about quotas": answer(429, {"error": {"message": LINKED, "code": "429"}}, {"Retry-After": "2"}),
     "milliseconds": answer(429, {"error": {"message": "slow down"}}, {"retry-after-ms": "2000"}),
 }
 
@@ -478,6 +508,46 @@ async def test_a_paused_provider_is_asked_if_no_other_one_is_healthy(pair: Pair,
     for name in ("two", "three"):
         await take_down(pair, name)
     assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
+
+
+async def test_a_paused_provider_comes_before_one_that_is_down(pair: Pair, backend: FakeAppBackend) -> None:
+    """A request at the one that is down may wait for half a minute."""
+    (gw, _), providers = pair
+    app = await gw.app(backend)
+    for name in ("one", "three"):
+        await take_down(pair, name)
+    limited = plays(providers, tokens("one"), PAUSES["429"], tokens("three"))
+    refused(await app.ask(limited), 503, "PROVIDER_QUOTA_EXHAUSTED")
+
+    async def is_paused() -> bool:
+        return bool((await states(gw))["two"]["passedOverUntil"])
+
+    await wait_until(is_paused)
+    prompt = plays(providers, tokens("one"), tokens("two"), tokens("three"))
+    assert answered(await app.ask(prompt))["text"] == "two"
+    assert asked(providers, prompt) == [0, 1, 0]
+
+
+async def test_a_pause_is_over_when_the_process_hears_of_its_end(redis_url: str) -> None:
+    """uvloop's timers end up to half a millisecond early, and the choice is not made again until something changes."""
+
+    async def end_pauses() -> list[bool]:
+        async with process(redis_url) as registry:
+            health, ended, over = Health(DEFAULT_PROVIDER, registry, Usable()), asyncio.Event(), []
+
+            def note() -> None:
+                over.append(health.is_usable)
+                ended.set()
+
+            for _ in range(20):
+                health.on_change = lambda: None
+                health._take(HealthRecord(passed_over_until=round(time.time() * 1000) + 20))
+                health.on_change = note
+                await ended.wait()
+                ended.clear()
+            return over
+
+    assert await asyncio.to_thread(uvloop.run, end_pauses()) == [True] * 20
 
 
 async def test_a_pause_of_a_process_whose_clock_is_ahead_ends(redis_url: str) -> None:

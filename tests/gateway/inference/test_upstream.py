@@ -39,7 +39,7 @@ HASTY = {
     "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=0.6,idle=1,total=20",
     "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
 }
-QUOTA = {"error": {"message": "You exceeded your current quota"}}
+QUOTA = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
 
 
 @module_fixture

@@ -163,7 +163,11 @@ async def test_a_429_without_a_quota_halves_the_limit(
     refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
     await wait_until(lambda: permits_are(1))
     await wait_until(lambda: permits_are(2))
-    refused(await app.ask(provider.plays(Head(429), b'{"error":"quota"}')), 503, "PROVIDER_QUOTA_EXHAUSTED")
+    refused(
+        await app.ask(provider.plays(Head(429), b'{"error":{"code":"insufficient_quota"}}')),
+        503,
+        "PROVIDER_QUOTA_EXHAUSTED",
+    )
     await asyncio.sleep(0.5)
     assert await permits_are(2)
 

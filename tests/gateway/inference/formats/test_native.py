@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import tokens
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.prices import max_cost
-from tests.support.responses import answered, refused
+from tests.support.responses import answered, ended, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -47,6 +47,10 @@ MALFORMED: dict[str, bytes] = {
     "tokens as text": b'{"prompt":"x","maxTokens":"5"}',
     "tokens as truth": b'{"prompt":"x","maxTokens":true}',
     "NaN": b'{"prompt":"x","maxTokens":NaN}',
+    "effort is null": b'{"prompt":"x","reasoningEffort":null}',
+    "an unknown effort": b'{"prompt":"x","reasoningEffort":"none"}',
+    "effort of other case": b'{"prompt":"x","reasoningEffort":"Low"}',
+    "effort is a number": b'{"prompt":"x","reasoningEffort":1}',
     "Infinity": b'{"prompt":"x","maxTokens":Infinity}',
     "lone high surrogate": b'{"prompt":"a\\ud800b"}',
     "lone low surrogate": b'{"prompt":"\\udc00"}',
@@ -100,6 +104,26 @@ async def test_a_length_with_a_fraction_of_zero(app: App, provider: FakeProvider
     answered(await app.ask(prompt, maxTokens=100.0))
     assert b'"max_tokens":100,' in provider.asked(prompt)[0].body
     refused(await app.ask(prompt, maxTokens=2001.0), 400, "REQUEST_MALFORMED")
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+async def test_the_effort_of_thinking(app: App, provider: FakeProvider, effort: str) -> None:
+    """It is free: without usage, an answer costs its bound."""
+    prompt = provider.plays(tokens("x", usage=None))
+    answered(await app.ask(prompt, reasoningEffort=effort))
+    assert provider.asked(prompt)[0].json["reasoning_effort"] == effort
+    assert await app.account.settled() == max_cost(prompt)
+    answered(await app.ask(prompt))
+    assert "reasoning_effort" not in provider.asked(prompt)[1].json
+
+
+async def test_thinking_may_take_the_whole_answer(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk(reasoning_content="hm"), chunk(finish="length"), chunk(usage=(5, 200)), DONE)
+    found = answered(await app.ask(prompt, maxTokens=200))
+    usage = {"inputTokens": 5, "outputTokens": 200}
+    assert (found["text"], found["finishReason"], found["usage"]) == ("", "length", usage)
+    events = await app.events(prompt, maxTokens=200)
+    assert (len(events), ended(events)["finishReason"]) == (1, "length")
 
 
 MULTIMODAL: dict[str, dict[str, Any]] = {

@@ -321,8 +321,10 @@ async def test_silence_and_age_time_out() -> None:
     for _ in range(10):
         stream.tick(1, limits, 60)
         connection.data_received(piece(b": still thinking\n\n"))
+        assert stream.answer.read() == []
     with pytest.raises(ProviderTimeout):
         await stream.read()
+    assert stream.answer.signal is ProviderSignal.FAILED
 
 
 async def test_silence_is_the_providers_failure_and_age_is_not() -> None:

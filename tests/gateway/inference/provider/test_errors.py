@@ -1,5 +1,7 @@
 """The caller's error and the signal for each of the provider's errors."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,11 +14,49 @@ def test_the_time_of_a_rate_limit_is_passed_on() -> None:
     assert classify(429, b"slow down")[0].retry_after == 5
 
 
-@pytest.mark.parametrize(("status", "body"), [(429, b'{"error":{"message":"quota per minute exceeded"}}'), (402, b"")])
+@pytest.mark.parametrize(("status", "body"), [(429, b'{"error":{"code":"insufficient_quota"}}'), (402, b"")])
 def test_a_quota_keeps_its_retry_after(status: int, body: bytes) -> None:
     error, signal = classify(status, body, 7.5)
     assert (type(error), error.retry_after, signal) == (ProviderQuotaExhausted, 8, ProviderSignal.QUOTA)
     assert classify(status, body)[0].retry_after is None
+
+
+AZURE = (
+    "Requests have exceeded the token rate limit of your current pricing tier. Please retry after 2 seconds. "
+    "Please go here: https://aka.ms/oai/quotaincrease if you would like to further increase the default rate limit."
+)
+GOOGLE = "Quota exceeded for quota metric 'Generate requests' and limit 'per minute'. See https://example.com/billing"
+RATE_LIMITS: dict[str, Any] = {
+    "Azure": {"error": {"code": "429", "message": AZURE}},
+    "Azure, newer": {"error": {"code": "RateLimitReached", "message": AZURE}},
+    "Google": {"error": {"code": 429, "message": GOOGLE, "status": "RESOURCE_EXHAUSTED"}},
+    "OpenAI": {"error": {"code": "rate_limit_exceeded", "type": "tokens", "message": "add a payment method"}},
+    "a type that names a quota": {"error": {"code": "rate_limit_exceeded", "type": "insufficient_quota"}},
+    "no capacity": {"error": {"code": "insufficient_capacity", "message": "x"}},
+    "a text": {"error": "You exceeded your current quota"},
+    "names of other types": {"error": {"code": ["quota"], "type": {"quota": "billing"}, "message": "x"}},
+    "a member of another name": {"error": {"message": "x"}, "quota": {"billing": "credit"}},
+}
+QUOTAS: dict[str, Any] = {
+    "OpenAI": {"code": "insufficient_quota", "type": "insufficient_quota", "message": "x"},
+    "OpenAI: a limit of one's own": {"code": "billing_hard_limit_reached", "message": "x"},
+    "the type alone": {"code": None, "type": "billing_error", "message": "x"},
+    "DeepSeek": {"code": "insufficient_balance", "message": "x"},
+    "Moonshot": {"type": "exceeded_current_quota_error", "message": "x"},
+}
+
+
+@pytest.mark.parametrize("case", RATE_LIMITS)
+def test_a_message_names_no_quota(case: str) -> None:
+    error, signal = classify(429, msgspec.json.encode(RATE_LIMITS[case]), 2.0)
+    assert (type(error), error.retry_after, signal) == (ProviderQuotaExhausted, 2, ProviderSignal.CONGESTED)
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
+@pytest.mark.parametrize("case", QUOTAS)
+def test_a_code_or_a_type_names_a_quota(case: str, nested: bool) -> None:
+    fields = QUOTAS[case]
+    assert classify(429, msgspec.json.encode({"error": fields} if nested else fields))[1] is ProviderSignal.QUOTA
 
 
 LONG, SCHEMA, FILTER = "longer than the model's context", "JSON schema", "content filter"

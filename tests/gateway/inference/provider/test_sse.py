@@ -245,7 +245,7 @@ def test_an_answer_ends_once() -> None:
 
 def test_the_body_of_an_error_status() -> None:
     reader = AnswerReader([])
-    for part in (b'{"error":"insuffi', b'cient_quota"}'):
+    for part in (b'{"error":{"code":"insuffi', b'cient_quota"}}'):
         reader.received.append(part)
     reader.refuse(429, None)
     assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
@@ -258,7 +258,8 @@ def test_the_body_of_an_error_status() -> None:
         ({"error": "x"}, ProviderSignal.FAILED),
         ({"object": "error", "message": "x", "code": 503}, ProviderSignal.FAILED),
         ({"message": "x", "status": "429"}, ProviderSignal.CONGESTED),
-        ({"error": {"message": "quota exceeded", "code": 429}}, ProviderSignal.QUOTA),
+        ({"error": {"message": "quota exceeded", "code": 429}}, ProviderSignal.CONGESTED),
+        ({"error": {"message": "x", "type": "insufficient_quota", "code": 429}}, ProviderSignal.QUOTA),
         ({"error": {"code": 402}}, ProviderSignal.QUOTA),
     ],
 )
