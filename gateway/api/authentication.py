@@ -328,4 +328,5 @@ async def open_session(sessions: Sessions, cookie: str, subject: str) -> Respons
 async def close_session(sessions: Sessions, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
     sessions.require_own_origin(request)
     await sessions.close(sessions.read_token(request, cookie))
-    return Response(None, status_code=204, cookies=[sessions.build_cookie(cookie, "")])
+    cookies = [sessions.build_cookie(cookie, ""), *sessions.build_selection_cookies()]
+    return Response(None, status_code=204, cookies=cookies)
