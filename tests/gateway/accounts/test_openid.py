@@ -21,9 +21,10 @@ from gateway.accounts.openid import SIGN_IN_SECONDS, OpenId, _derive
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.sign_in import TICKET
 from gateway.errors import SignInFailed, SignInUnavailable
-from gateway.keys import REGISTRATIONS_KEY
+from gateway.keys import REGISTRATIONS_KEY, members_key
 from gateway.outbound.client import Client
 from gateway.redis.client import Store
+from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
@@ -801,3 +802,27 @@ async def test_a_provider_that_announces_its_prompts(announced: list[str] | None
         idp.metadata["prompt_values_supported"] = announced
         _, location = await openid.begin("dashboard", select_account=True)
         assert prompt(location) == sent
+
+
+# -- operators -----------------------------------------------------------------------------------------------
+
+
+async def test_a_removal_does_not_end_the_session_of_an_operator_halfway(
+    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
+) -> None:
+    """First the membership ends, and only then does the session go on without the account."""
+    email, account = new_email(), await oidc.account()
+    await visitor.join(account, email, "developer")
+    await sign_in(visitor, idp, email, "?page=ops", groups="capsule-operators")
+    assert (await visitor.call("GET", "/account")).json()["id"] == account.id
+    with oidc.redis.client() as client:
+        record = json.loads(client.get(members_key(account.id)))
+        del record["members"][email]
+        client.set(members_key(account.id), json.dumps(record))
+        client.publish(CHANGES_CHANNEL, members_key(account.id))
+
+    async def status() -> int:
+        return (await visitor.call("GET", "/account")).status_code
+
+    assert await wait_until(status, holds=lambda seen: seen != 200) == 409
+    assert (await visitor.call("GET", "/platform/accounts")).status_code == 200
