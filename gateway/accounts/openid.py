@@ -383,8 +383,9 @@ def _find_address(sources: Sequence[Mapping[str, Any]], *, trusted: bool) -> str
     with_email = [each for each in sources if "email" in each]
     claims = next(filter(_has_verification, with_email), with_email[0] if with_email else {})
     email, verified = claims.get("email"), _is_verified(claims)
-    if verified is None and trusted:
-        verified = all(_is_verified(each) is not False for each in sources)
+    if verified is None:
+        denied = any(_is_verified(each) is False for each in sources)
+        verified = False if denied else trusted or None
     if verified is None and len(sources) == 1:
         _refuse_address("no-userinfo")
     if email is None:

@@ -609,6 +609,7 @@ ADDRESSES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
         {"email": "ada@example.com", "email_verified": "false"},
         "not-verified",
     ),
+    "false without an address": ({"email": ..., "email_verified": False}, {"email": "ada@example.com"}, "not-verified"),
     "false of Entra ID": ({"email_verified": ..., "xms_edov": "0"}, {}, "not-verified"),
 }
 
