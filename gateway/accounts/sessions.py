@@ -23,6 +23,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
+SELECT_ACCOUNT = "capsule_select_account"  # cookie name
 # One address can make a tenth of a day's registrations, at least three.
 REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = 10, 3
 FAILED_LOGINS = Allowance(logins_key, 10, 60, error=LoginsLimited)  # per network of clients
@@ -86,6 +87,13 @@ class Sessions(SessionStore):
             samesite=same_site,
             secure=self._base.scheme == "https",
         )
+
+    def build_selection_cookies(self) -> list[Cookie]:
+        """Returns the cookie with which the next sign-in asks the provider to let the person select an account.
+
+        Without it, a provider signs in the same account again at once. None if there is no provider.
+        """
+        return [self.build_cookie(SELECT_ACCOUNT, SELECT_ACCOUNT, same_site="lax")] if self._issuer else []
 
     def _cookie_name(self, cookie: str) -> str:
         # The prefix keeps customers' apps on subdomains from setting a session cookie for the service.

@@ -72,19 +72,21 @@ async def require_access(request: Request[Any, Any, State], registry: Registry, 
 async def find_session_access(subject: str | None, registry: Registry) -> Access | None:
     """Returns what a session may do; None if its key is not valid, or its person no member of its account any more.
 
-    Raises AccountNotChosen, and NotPermitted for a key whose only app is gone.
+    An operator's session goes on without the account. Raises AccountNotChosen, and NotPermitted for a key whose only
+    app is gone.
     """
     person = Person.parse(subject)
     if person is None:
         reference = KeyReference.parse(subject) if subject else None
         return await find_access(reference, registry, "session") if reference else None
-    if not person.account:
-        raise AccountNotChosen([each.choice for each in await registry.members.list_accounts(person.email)])
-    role = await registry.members.find_role(person.account, person.email)
-    account = await registry.account(person.account)
-    if role is None or account is None or account.is_gone:
-        return None
-    return Access(account, person.email, "session", role=role, email=person.email)
+    if person.account:
+        role = await registry.members.find_role(person.account, person.email)
+        account = await registry.account(person.account)
+        if role is not None and account is not None and not account.is_gone:
+            return Access(account, person.email, "session", role=role, email=person.email)
+        if not person.operator:
+            return None
+    raise AccountNotChosen([each.choice for each in await registry.members.list_accounts(person.email)])
 
 
 async def find_access(reference: KeyReference, registry: Registry, by: By = "key") -> Access | None:
@@ -328,4 +330,5 @@ async def open_session(sessions: Sessions, cookie: str, subject: str) -> Respons
 async def close_session(sessions: Sessions, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
     sessions.require_own_origin(request)
     await sessions.close(sessions.read_token(request, cookie))
-    return Response(None, status_code=204, cookies=[sessions.build_cookie(cookie, "")])
+    cookies = [sessions.build_cookie(cookie, ""), *sessions.build_selection_cookies()]
+    return Response(None, status_code=204, cookies=cookies)

@@ -1,13 +1,13 @@
 """Signs people in at the OpenID provider, and lets them answer invitations and choose the account of their session."""
 
 import html
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import msgspec
 from litestar import Request, Response, delete, get, put
-from litestar.datastructures import State
+from litestar.datastructures import Cookie, State
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Redirect
@@ -18,7 +18,7 @@ from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId
 from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
-from gateway.accounts.sessions import ACCOUNT, Sessions
+from gateway.accounts.sessions import ACCOUNT, SELECT_ACCOUNT, Sessions
 from gateway.accounts.trail import AccountTrail
 from gateway.api.authentication import find_session_access
 from gateway.errors import (
@@ -52,21 +52,27 @@ COMPLETE_ERRORS += [RegistrationsClosed, BackboneUnavailable]
 
 @get("/dashboard/sign-in", media_type="text/html", tags=["Pages"], errors=BEGIN_ERRORS)
 async def begin_sign_in(
-    openid: Injected[OpenId], sessions: Injected[Sessions], page: FromQuery[Literal["dashboard", "ops"]] = "dashboard"
+    request: Request[Any, Any, State],
+    openid: Injected[OpenId],
+    sessions: Injected[Sessions],
+    page: FromQuery[Literal["dashboard", "ops"]] = "dashboard",
 ) -> Response[Any]:
     """Go to the OpenID provider to sign in.
 
-    The browser returns to `/dashboard/callback`, and then to `page`. Without a provider, this address does not exist.
+    The browser returns to `/dashboard/callback`, and then to `page`. After a log-out or a refusal, the provider lets
+    the person select an account. Without a provider, this address does not exist.
     """
     if not openid.enabled:
         raise NotFoundException
     try:
-        ticket, address = await openid.begin(page)
+        select_account = bool(sessions.read_token(request, SELECT_ACCOUNT))
+        ticket, address = await openid.begin(page, select_account=select_account)
     except ServiceError as error:
         return _render_failure(error, page)
     # From the provider, which is another site, the browser sends no cookie with SameSite=Strict.
-    cookie = sessions.build_cookie(TICKET, ticket, seconds=SIGN_IN_SECONDS, same_site="lax")
-    return Redirect(address, cookies=[cookie], headers=NOT_STORED)
+    cookies = [sessions.build_cookie(TICKET, ticket, seconds=SIGN_IN_SECONDS, same_site="lax")]
+    cookies += [sessions.build_cookie(SELECT_ACCOUNT, "")] if select_account else []
+    return Redirect(address, cookies=cookies, headers=NOT_STORED)
 
 
 @get("/dashboard/callback", media_type="text/html", tags=["Pages"], errors=COMPLETE_ERRORS)
@@ -90,13 +96,15 @@ async def complete_sign_in(
     try:
         answer = dict(request.query_params)
         openid.check_return(ticket, answer)  # first, so that other sites cannot use up the visitor's attempts
+        if openid.refuses_prompt(ticket, answer):
+            return Redirect(f"/dashboard/sign-in?page={page}", headers=NOT_STORED)
         async with sessions.attempt(request):
             identity = await openid.complete(ticket, answer)
         operator = operators.match(identity.email, identity.claims)
         account = await _find_account(identity, request, registry, sessions, settings, is_operator=bool(operator))
         token = await sessions.open(str(Person(identity.email, account, operator, settings.oidc_issuer)))
     except ServiceError as error:
-        return _render_failure(error, page)
+        return _render_failure(error, page, sessions.build_selection_cookies() if error.status < 500 else ())
     cookies = [sessions.build_cookie(ACCOUNT, token), sessions.build_cookie(TICKET, "", same_site="lax")]
     return Redirect(f"/{page}", cookies=cookies, headers=NOT_STORED)
 
@@ -129,12 +137,12 @@ async def _find_account(
         raise
 
 
-def _render_failure(error: ServiceError, page: str) -> Response[bytes]:
+def _render_failure(error: ServiceError, page: str, cookies: Sequence[Cookie] = ()) -> Response[bytes]:
     again = f'<p><a href="/dashboard/sign-in?page={page}">Sign in again</a></p>'
     body, headers = render_page("You are not signed in", html.escape(error.message), again)
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    return Response(body, status_code=error.status, media_type="text/html", headers=headers)
+    return Response(body, status_code=error.status, media_type="text/html", headers=headers, cookies=cookies)
 
 
 # -- the session -----------------------------------------------------------------------------------------------

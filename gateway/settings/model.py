@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_client_id: str = ""
     oidc_client_secret: str = ""
     oidc_client_secret_file: str = ""  # replaces oidc_client_secret; read at each sign-in
+    oidc_trust_email: bool = False  # addresses count as verified if the provider does not say whether they are
     oidc_operators: tuple[str, ...] = ()  # who may use /ops: e-mail addresses, and claims as `claim=value`
     allow_private_addresses: bool = False  # for development and tests: loopback, plain HTTP
     encryption_key: str = ""  # or several, separated by commas: the first encrypts, all decrypt

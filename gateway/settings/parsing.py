@@ -199,6 +199,8 @@ def _read_oidc_operators(text: str) -> tuple[str, ...]:
 
 def _find_oidc_faults(values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     given = {name for name, text in environ.items() if name.startswith("GATEWAY_OIDC_") and text.strip()}
+    if not values.get("oidc_trust_email"):
+        given.discard("GATEWAY_OIDC_TRUST_EMAIL")
     if not given:
         return []
     needed = ("GATEWAY_OIDC_ISSUER", "GATEWAY_OIDC_CLIENT_ID")

@@ -265,9 +265,15 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
     await holder.hurry()
     await holder.log_in("hooks")
     await expect(page.get_by_text("No hooks yet")).to_be_visible()
+    # The URL may go to a code host, of which every event would be a build.
+    hosts = page.locator(".card").filter(has=holder.heading("From GitHub, GitLab or Gitea", 2))
+    await expect(hosts).to_contain_text("uses up one of your plan’s deploys of the day")
+    for name in ("GitHub", "GitLab", "Gitea, Forgejo"):
+        await expect(hosts.get_by_role("term").filter(has_text=name)).to_be_visible()
     await page.get_by_label("Name").fill("Content system")
     await holder.button("Create").click()
     await expect(holder.heading(f"“Content system” rebuilds {app}", 2)).to_be_focused()
+    await expect(page.locator(".once")).to_have_css("border-top-width", "1px")
     await holder.button("Copy").click()
     await expect(holder.button("Copied")).to_be_visible()
     url = await holder.clipboard()

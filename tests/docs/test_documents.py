@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from docs import generate
 from gateway import app as application
 from gateway import errors
+from gateway.accounts.openid import Refusal
 from gateway.api import documentation
 from gateway.inference.handler import METHODS
 from gateway.settings import Settings, load
@@ -113,6 +115,10 @@ def test_listed_log_events_are_logged() -> None:
     code = "".join(path.read_text() for folder in ("gateway", "workers") for path in (ROOT / folder).rglob("*.py"))
     for event in find_table(read_page("docs/monitoring.md"), "log event"):
         assert f'"{event}"' in code, event
+
+
+def test_every_reason_of_a_refused_sign_in_is_listed() -> None:
+    assert list(find_table(read_page("docs/monitoring.md"), "refusal")) == list(get_args(Refusal))
 
 
 def test_every_attribute_of_a_trace_is_listed() -> None:

@@ -11,6 +11,7 @@ import {
   choice,
   confirmAction,
   empty,
+  facts,
   field,
   form,
   heading,
@@ -41,9 +42,32 @@ export async function hookCards(signal, app = "") {
   return [
     may("create_hook") && card("New hook", app && h("p", { class: "quiet" }, LEAD), apps.length ? hookForm(apps, created, refresh) : none),
     created,
+    may("create_hook") && codeHosts(),
     card("Hooks", list),
   ];
 }
+
+// Which events of a code host to choose, because each one builds.
+const codeHosts = () =>
+  card(
+    "From GitHub, GitLab or Gitea",
+    h(
+      "p",
+      { class: "quiet" },
+      "Each call builds the app, whatever event it reports, and uses up one of your plan’s deploys of the day. Choose " +
+        "only pushes to the branch that the app follows.",
+    ),
+    facts(
+      {
+        GitHub:
+          "In a workflow for pushes to the branch, call the URL with curl. A webhook there reports every branch and " +
+          "tag, and itself when you add it.",
+        GitLab: "Push events, with the branch as wildcard pattern, and no other trigger. Its test builds too.",
+        "Gitea, Forgejo": "Push events, with the branch as branch filter, and no other event. Its test builds too.",
+      },
+      "texts",
+    ),
+  );
 
 function hookForm(apps, created, refresh) {
   const names = apps.map(({ name }) => name);

@@ -15,9 +15,9 @@ export const card = (title, ...children) => h("section", { class: "card" }, titl
 
 export const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
 
-export function facts(entries) {
+export function facts(entries, layout = "") {
   const fact = ([name, value]) => value && h("div", {}, h("dt", {}, name), h("dd", {}, value));
-  return h("dl", { class: "facts" }, Object.entries(entries).map(fact));
+  return h("dl", { class: `facts ${layout}` }, Object.entries(entries).map(fact));
 }
 
 export const empty = (title, text) => h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));

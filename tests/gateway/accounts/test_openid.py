@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
+import jwt
 import pytest
 import pytest_asyncio
 
@@ -19,17 +21,19 @@ from gateway.accounts.openid import SIGN_IN_SECONDS, OpenId, _derive
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.sign_in import TICKET
 from gateway.errors import SignInFailed, SignInUnavailable
-from gateway.keys import REGISTRATIONS_KEY
+from gateway.keys import REGISTRATIONS_KEY, members_key
 from gateway.outbound.client import Client
 from gateway.redis.client import Store
+from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
 from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
 from tests.fakes.jwks import LEFT_OUT, READ, publish
-from tests.fakes.server import CLOSE, Head, Script
+from tests.fakes.server import CLOSE, Head, Script, answer
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
 from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
@@ -179,7 +183,8 @@ async def test_what_is_no_id_token(visitor: Visitor, idp: FakeIdentityProvider, 
 ADDRESSES: dict[str, dict[str, Any]] = {
     "not verified": {"email_verified": False},
     "verified is null": {"email_verified": None},
-    "verified is a text": {"email_verified": "true"},
+    "verified is the text false": {"email_verified": "false"},
+    "verified is another text": {"email_verified": "True"},
     "verified is a number": {"email_verified": 1},
     "empty": {"email": ""},
     "no domain": {"email": "ada"},
@@ -582,3 +587,267 @@ async def test_a_provider_that_is_away() -> None:
         for _ in range(3):
             with pytest.raises(SignInUnavailable):
                 await openid.begin("dashboard")
+
+
+# -- what providers send -------------------------------------------------------------------------------------
+
+
+VERIFIED: dict[str, dict[str, Any]] = {
+    "as a text": {"email_verified": "true"},
+    "Entra ID, version 2": {"email_verified": ..., "xms_edov": True},
+    "Entra ID, version 1": {"email_verified": ..., "xms_edov": "1"},
+    "Entra ID, a number": {"email_verified": ..., "xms_edov": 1},
+    "Entra ID, a text": {"email_verified": None, "xms_edov": "true"},
+}
+
+
+@pytest.mark.parametrize("form", VERIFIED)
+async def test_forms_of_a_verification(visitor: Visitor, idp: FakeIdentityProvider, form: str) -> None:
+    email = new_email()
+    await sign_in(visitor, idp, email, **VERIFIED[form])
+    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+
+
+async def test_a_verification_as_a_text_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    email = new_email()
+    idp.userinfo = {"sub": email, "email": email, "email_verified": "true", "phone_number": None}
+    response = await come_back(visitor, idp.grant(await begin(visitor), email, email=..., email_verified=...))
+    assert response.status_code == 302, response.text
+    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+
+
+# What the ID token and userinfo say, and the reason in the log.
+REASONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+    "none": ({"email": ..., "email_verified": ...}, {}, "no-email"),
+    "null": ({"email": None}, {"email": None, "email_verified": True}, "no-email"),
+    "no userinfo": ({"email_verified": ...}, None, "no-userinfo"),
+    "not an address": ({"email": "ada"}, {}, "email-malformed"),
+    "a list": ({"email": ["ada@example.com"]}, {}, "email-malformed"),
+    "other letters": ({"email": "ad\xe4@example.com"}, {}, "email-not-ascii"),
+    "not said": ({"email_verified": ...}, {"email": "ada@example.com"}, "no-verification"),
+    "said of another one": ({"email_verified": ...}, {"email_verified": True}, "no-verification"),
+    "false": ({"email_verified": False}, {}, "not-verified"),
+    "false in place of Entra ID's": ({"email_verified": False, "xms_edov": True}, {}, "not-verified"),
+    "false at userinfo": (
+        {"email_verified": ...},
+        {"email": "ada@example.com", "email_verified": "false"},
+        "not-verified",
+    ),
+    "false without an address": ({"email": ..., "email_verified": False}, {"email": "ada@example.com"}, "not-verified"),
+    "false of Entra ID": ({"email_verified": ..., "xms_edov": "0"}, {}, "not-verified"),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+async def test_the_log_says_what_is_wrong_with_an_address(
+    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider, case: str
+) -> None:
+    claims, userinfo, reason = REASONS[case]
+    email, before = new_email(), len(refusals(oidc))
+    idp.userinfo = {"sub": email, **(userinfo or {})}
+    idp.token_answer = {"access_token": None} if userinfo is None else {}
+    response = await come_back(visitor, idp.grant(await begin(visitor), email, **claims))
+    # The person can do something about it only in one case.
+    assert_page(response, 403, "verify your address there" if reason == "not-verified" else "tell the operator")
+    assert await wait_until(lambda: refusals(oidc)[before:]) == [(reason, None)]
+
+
+def refusals(gw: Gateway) -> list[tuple[str, str | None]]:
+    """Returns the reasons and details of all refused sign-ins in the log."""
+    lines = (json.loads(line) for line in gw.log.splitlines() if '"openid.refused"' in line)
+    return [(line["reason"], line["detail"]) for line in lines]
+
+
+async def test_the_log_says_what_else_is_wrong(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    before = len(refusals(oidc))
+    errors = ({"error": "access_denied"}, {"error": "invalid_scope"}, {"error": "<b>" * 99})
+    for changes in (*errors, {"code": secrets.token_hex(16)}):
+        visitor.http.cookies.clear()
+        assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email()) | changes), 400)
+    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email(), nonce="another")), 400)
+    expected = [("denied", None), ("error", "invalid_scope"), ("error", None), ("code", "invalid_grant")]
+    await wait_until(lambda: len(refusals(oidc)) == before + 5)
+    assert refusals(oidc)[before:] == [*expected, ("token", "nonce")]
+
+
+async def test_addresses_that_the_operator_trusts(
+    provider: FakeProvider, idp: FakeIdentityProvider, tmp_path: Path
+) -> None:
+    trusting = idp.settings(TRUST_EMAIL="true")
+    async with gateway_with_redis(provider, tmp_path, **trusting) as gw, (visitor := Visitor(gw)).http:
+        gw.confidential.add(CLIENT_SECRET)
+        for case, (claims, userinfo, reason) in REASONS.items():
+            email = new_email()
+            idp.userinfo = {"sub": email, **(userinfo or {})}
+            idp.token_answer = {"access_token": None} if userinfo is None else {}
+            visitor.http.cookies.clear()
+            response = await come_back(visitor, idp.grant(await begin(visitor), email, **claims))
+            if reason in ("no-verification", "no-userinfo"):
+                assert response.status_code == 302, case
+                assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+            else:
+                assert_page(response, 403)
+
+
+SIGNED_USERINFO: dict[str, tuple[dict[str, Any], bool]] = {
+    "as OpenID Connect says": ({}, True),
+    "without what is optional": ({"iss": ..., "aud": ...}, True),
+    "of another issuer": ({"iss": "https://evil.example"}, False),
+    "for another client": ({"aud": "another"}, False),
+    "expired": ({"exp": int(time.time()) - 60}, False),
+    "of somebody else": ({"sub": "somebody else"}, False),
+    "not verified": ({"email_verified": ...}, False),
+}
+
+
+@pytest.mark.parametrize("case", SIGNED_USERINFO)
+async def test_userinfo_that_is_signed(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+    (changes, accepted), email = SIGNED_USERINFO[case], new_email()
+    await sign_in_with_userinfo(visitor, idp, email, changes, idp.key, "ES256", accepted=accepted)
+
+
+@pytest.mark.parametrize("alg", ["ES256", "HS256", "none"])
+async def test_userinfo_that_somebody_else_signed(visitor: Visitor, idp: FakeIdentityProvider, alg: str) -> None:
+    key = {"ES256": private_key("ES256"), "HS256": CLIENT_SECRET.ljust(64, "0"), "none": None}[alg]
+    await sign_in_with_userinfo(visitor, idp, new_email(), {}, key, alg, accepted=False)
+
+
+async def sign_in_with_userinfo(
+    visitor: Visitor,
+    idp: FakeIdentityProvider,
+    email: str,
+    changes: dict[str, Any],
+    key: Any,
+    alg: str,
+    *,
+    accepted: bool,
+) -> None:
+    claims = {"iss": idp.address, "aud": CLIENT_ID, "sub": email, "email": email, "email_verified": True, **changes}
+    kept = {name: value for name, value in claims.items() if value is not ...}
+    text = jwt.encode(kept, key, algorithm=alg, headers={"kid": idp.kid})
+    idp.faults["/userinfo"] = [Head(200, {"Content-Type": "application/jwt; charset=utf-8"}), text.encode()]
+    response = await come_back(visitor, idp.grant(await begin(visitor), email, email=..., email_verified=...))
+    if accepted:
+        assert response.status_code == 302, response.text
+        assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+    else:
+        assert response.status_code in (400, 403)
+
+
+PROVIDER_FAULTS: dict[str, tuple[str, Script]] = {
+    "a wrong secret": ("/token", answer(401, {"error": "invalid_client"})),
+    "a wrong secret at Cognito": ("/token", answer(400, {"error": "invalid_client"})),
+    "a client without rights": ("/token", answer(400, {"error": "unauthorized_client"})),
+    "userinfo refuses its own access token": ("/userinfo", answer(403, {"error": "insufficient_scope"})),
+}
+
+
+@pytest.mark.parametrize("failure", PROVIDER_FAULTS)
+async def test_the_person_pays_for_no_fault_of_the_provider(
+    visitor: Visitor, idp: FakeIdentityProvider, failure: str
+) -> None:
+    path, script = PROVIDER_FAULTS[failure]
+    for _ in range(12):
+        brought = idp.grant(await begin(visitor), new_email(), email_verified=...)
+        idp.faults = {path: script}
+        assert_page(await come_back(visitor, brought), 503)
+        idp.faults = {}
+    await sign_in(visitor, idp, new_email())
+
+
+async def test_the_provider_comes_back_with_a_failure(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    for error in ("server_error", "temporarily_unavailable") * 6:
+        state = idp.grant(await begin(visitor), new_email())["state"]
+        assert_page(await come_back(visitor, {"state": state, "error": error}), 503)
+    await sign_in(visitor, idp, new_email())
+
+
+# -- another account -----------------------------------------------------------------------------------------
+
+
+def prompt(location: str) -> str | None:
+    return parse_qs(urlsplit(location).query).get("prompt", [None])[0]
+
+
+async def test_who_logged_out_may_select_an_account(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    assert prompt(await begin(visitor)) is None
+    for path in ("/dashboard/session", "/ops/session", "/dashboard/session?everywhere=true"):
+        await sign_in(visitor, idp, new_email())
+        assert prompt(await begin(visitor)) is None
+        assert (await visitor.call("DELETE", path)).status_code == 204
+        location = await begin(visitor, "?page=ops")
+        assert prompt(location) == "select_account"
+        # Only once: a provider without it must not keep anybody out.
+        assert prompt(await begin(visitor)) is None
+    assert (await come_back(visitor, idp.grant(await begin(visitor), new_email()))).status_code == 302
+
+
+async def test_who_is_refused_may_select_an_account(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    assert_page(await come_back(visitor, idp.grant(await begin(visitor), "x", email_verified=False)), 403)
+    location = await begin(visitor)
+    assert prompt(location) == "select_account"
+    response = await come_back(visitor, idp.grant(location, new_email()))
+    assert (response.status_code, response.headers["location"]) == (302, "/dashboard")
+    denied = {"state": idp.grant(await begin(visitor), "x")["state"], "error": "access_denied"}
+    assert_page(await come_back(visitor, denied), 400)
+    assert prompt(await begin(visitor)) == "select_account"
+
+
+async def test_a_failure_of_the_provider_asks_for_no_account(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    state = idp.grant(await begin(visitor), new_email())["state"]
+    assert_page(await come_back(visitor, {"state": state, "error": "server_error"}), 503)
+    assert prompt(await begin(visitor)) is None
+
+
+@pytest.mark.parametrize("error", ["invalid_request", "account_selection_required"])
+async def test_a_provider_that_refuses_the_prompt(visitor: Visitor, idp: FakeIdentityProvider, error: str) -> None:
+    await sign_in(visitor, idp, new_email())
+    assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
+    state = idp.grant(await begin(visitor, "?page=ops"), "x")["state"]
+    response = await come_back(visitor, {"state": state, "error": error})
+    assert (response.status_code, response.headers["location"]) == (302, "/dashboard/sign-in?page=ops")
+    location = await begin(visitor, "?page=ops")
+    assert prompt(location) is None
+    # It is refused without the prompt too: this is no reason to try again.
+    assert_page(await come_back(visitor, {"state": idp.grant(location, "x")["state"], "error": error}), 400)
+
+
+@pytest.mark.parametrize(
+    ("announced", "sent"),
+    [
+        (None, "select_account"),
+        ([], "select_account"),
+        (["none", "login", "consent", "select_account"], "select_account"),
+        (["none", "login", "consent"], "login"),
+        (["none", "consent"], None),
+    ],
+)
+async def test_a_provider_that_announces_its_prompts(announced: list[str] | None, sent: str | None) -> None:
+    async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
+        idp.metadata["prompt_values_supported"] = announced
+        _, location = await openid.begin("dashboard", select_account=True)
+        assert prompt(location) == sent
+
+
+# -- operators -----------------------------------------------------------------------------------------------
+
+
+async def test_a_removal_does_not_end_the_session_of_an_operator_halfway(
+    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
+) -> None:
+    """First the membership ends, and only then does the session go on without the account."""
+    email, account = new_email(), await oidc.account()
+    await visitor.join(account, email, "developer")
+    await sign_in(visitor, idp, email, "?page=ops", groups="capsule-operators")
+    assert (await visitor.call("GET", "/account")).json()["id"] == account.id
+    with oidc.redis.client() as client:
+        record = json.loads(client.get(members_key(account.id)))
+        del record["members"][email]
+        client.set(members_key(account.id), json.dumps(record))
+        client.publish(CHANGES_CHANNEL, members_key(account.id))
+
+    async def status() -> int:
+        return (await visitor.call("GET", "/account")).status_code
+
+    assert await wait_until(status, holds=lambda seen: seen != 200) == 409
+    assert (await visitor.call("GET", "/platform/accounts")).status_code == 200

@@ -88,6 +88,12 @@ async def test_an_odd_value_ends_the_start_in_one_line(name: str, text: str) -> 
     assert "the-password" not in str(caught.value)
 
 
+async def test_trusting_addresses_needs_a_provider() -> None:
+    assert not load({"GATEWAY_OIDC_TRUST_EMAIL": "false"}).oidc_trust_email
+    with pytest.raises(BadSettings, match="GATEWAY_OIDC_ISSUER: is missing"):
+        load({"GATEWAY_OIDC_TRUST_EMAIL": "true"})
+
+
 async def test_no_grace() -> None:
     assert load({"GATEWAY_ACCOUNT_GRACE": "0"}).account_grace == 0
 
