@@ -289,7 +289,7 @@ async def test_one_request_of_all_processes_tries_an_unhealthy_provider(eager: P
     assert 3 <= len(trials) <= 7
     # A busy machine delays some requests between their claim and their arrival.
     assert all(later - earlier > 0.2 for earlier, later in itertools.pairwise(trials))
-    assert len(providers[1].asked(prompt)) > 30
+    assert len(providers[1].asked(prompt)) > 2 * len(trials), "most requests are no trial"
     assert len(providers[0].probes) > probes
     for where in eager.gateways:
         assert await status_of(where) == "provider-unreachable"
@@ -400,8 +400,8 @@ async def test_an_ordinary_request_makes_no_round_trip_for_a_trial(eager: Pair, 
     while time.monotonic() < began + 2:
         answered(await app.ask(prompt))
     claims = gw.wiretap.heard.count(b"provider-trial:one") - before
-    assert len(providers[1].asked(prompt)) > 20
     assert 1 <= claims <= 5
+    assert len(providers[1].asked(prompt)) > 2 * claims, "most requests make no claim"
 
 
 async def test_when_none_is_healthy_the_order_stays(eager: Pair, backend: FakeAppBackend) -> None:
