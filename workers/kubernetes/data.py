@@ -59,7 +59,7 @@ class ClusterData(DataDriver):
         super().__init__(settings, registry)
         self.report_seconds = REPORT_SECONDS
         self._cluster, self._driver, self._commands = cluster, driver, DataCommands(registry.store)
-        self._room = asyncio.Semaphore(REPORTS)
+        self._room, self._tidying = asyncio.Semaphore(REPORTS), asyncio.Lock()
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -235,17 +235,18 @@ class ClusterData(DataDriver):
         """
         name = claim_name(app_id, account)
         left, gone = ("Deployment", name), ("Secret", gone_name(name))
-        claim, mark = self._cluster.present.get(("PersistentVolumeClaim", name)), self._cluster.present.get(gone)
-        if claim is None or not (is_deleted or mark is not None or left in self._cluster.present):
+        if not is_deleted and not {left, gone} & self._cluster.present.keys():
             return
-        if await self._has_command(app_id, account):
-            return
-        if not is_deleted:
-            await self._cluster.delete(left, gone)
-        elif mark is None:
-            await self._cluster.apply(describe_gone(claim, time.time()))
-        elif time.time() - float(mark.metadata.labels[GONE_LABEL]) > GONE_SECONDS:
-            await self._remove(app_id, account)
+        async with self._tidying:
+            if await self._has_command(app_id, account):
+                return
+            claim, mark = self._cluster.present.get(("PersistentVolumeClaim", name)), self._cluster.present.get(gone)
+            if not is_deleted:
+                await self._cluster.delete(left, gone)
+            elif mark is not None and time.time() - float(mark.metadata.labels[GONE_LABEL]) > GONE_SECONDS:
+                await self._remove(app_id, account)
+            elif mark is None and claim is not None:  # its command may have removed it just now
+                await self._cluster.apply(describe_gone(claim, time.time()))
 
     async def follow_app(self, app_id: str) -> None:
         """Removes the volume of an app that was just deleted.
@@ -254,8 +255,9 @@ class ClusterData(DataDriver):
         """
         for claim in self._cluster.select("PersistentVolumeClaim", app=app_id):
             account = claim.metadata.labels[ACCOUNT_LABEL]
-            if await self._registry.find_app(app_id) is None and not await self._has_command(app_id, account):
-                await self._remove(app_id, account)
+            async with self._tidying:
+                if await self._registry.find_app(app_id) is None and not await self._has_command(app_id, account):
+                    await self._remove(app_id, account)
 
     async def _has_command(self, app_id: str, account: str) -> bool:
         commands = await self._commands.list_commands()

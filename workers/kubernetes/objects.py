@@ -110,8 +110,8 @@ def describe_claim(release: PodRelease, limit: int, token: str, settings: Settin
 
 def describe_gone(claim: Any, at: float) -> Object:
     """Describes a mark that an app with a volume was found to be gone at this time (Unix, seconds)."""
-    name = gone_name(claim.metadata.name)
-    return _make_secret(name, {**claim.metadata.labels, GONE_LABEL: f"{at:.0f}"}, {})
+    since = f"{at:.0f}"
+    return _make_secret(gone_name(claim.metadata.name), {**claim.metadata.labels, GONE_LABEL: since}, {"since": since})
 
 
 def gone_name(claim: str) -> str:
