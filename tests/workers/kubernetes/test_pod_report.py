@@ -9,27 +9,16 @@ from msgspec.structs import replace
 
 from gateway.cancellation import run_in_background
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, read_pod_report
-from gateway.deploys.release import ReleaseArchive
 from gateway.keys import PODS_KEY
 from gateway.redis.client import Store
-from gateway.settings import Settings
+from tests.support.pods import RELEASE, make_pod, statuses
 from tests.support.polling import wait_until
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.objects import Object, describe_deployment
-from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.objects import Object
 from workers.kubernetes.pod_report import describe_pods, keep_reporting
 from workers.kubernetes.pod_status import explain_waiting, may_run
 
 MIB = 1 << 20
-RELEASE = PodRelease(
-    "acc_019b3c5a7d40123456789",
-    "app-019b3c5a7d4abcdef0123",
-    "live",
-    "dep_019b3c5a7d4abcdef4567",
-    ReleaseArchive("d" * 64, 1_000),
-    "https://notes.example.com",
-    runs=True,
-)
 NO_ROOM = (
     "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 Insufficient"
     " memory."
@@ -43,11 +32,6 @@ def condition(kind: str, status: str, since: str = "2026-11-28T09:00:02Z", **mor
     return {"type": kind, "status": status, "lastTransitionTime": since, **more}
 
 
-def statuses(**states: Object) -> list[Object]:
-    common = {"image": "", "imageID": "", "ready": False, "restartCount": 0}
-    return [{"name": name, "state": state, **common} for name, state in states.items()]
-
-
 def ended(code: int, reason: str) -> Object:
     return {"terminated": {"exitCode": code, "reason": reason}}
 
@@ -59,14 +43,6 @@ def waiting(reason: str) -> Object:
 def failed_starts(number: int, state: Object | None = None) -> list[Object]:
     [release] = statuses(release=state or waiting("CrashLoopBackOff"))
     return [{**release, "restartCount": number, "lastState": ended(3, "Error")}]
-
-
-def make_pod(status: Object, node: str = "node-1", release: PodRelease = RELEASE, **metadata: str) -> Any:
-    """Makes a pod of a release, as the API describes it."""
-    template = describe_deployment(release, Settings(apps_engine="kubernetes"))["spec"]["template"]
-    head = {"name": "p", "creationTimestamp": "2026-11-28T09:00:00Z", **template["metadata"], **metadata}
-    spec = template["spec"] | ({"nodeName": node} if node else {})
-    return Pod.from_dict({"metadata": head, "spec": spec, "status": status})
 
 
 UNSCHEDULED: Object = {
@@ -131,8 +107,8 @@ def test_a_node_has_the_memory_of_its_pods() -> None:
         make_pod(UNSCHEDULED, ""),
     ]
     assert describe_pods(pods).nodes == [
-        NodeLoad("node-1", 1, 256 * MIB, 1024 * MIB),
-        NodeLoad("node-2", 2, (256 + 64) * MIB, (1024 + 256) * MIB),
+        NodeLoad("node-1", 1, 128 * MIB, 1024 * MIB),
+        NodeLoad("node-2", 2, (128 + 64) * MIB, (1024 + 256) * MIB),
     ]
 
 
@@ -174,7 +150,7 @@ def test_a_pod_without_labels_and_status_does_not_hide_the_others() -> None:
     bare = Pod.from_dict({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "one"}], "nodeName": "node-1"}})
     report = describe_pods([bare, make_pod(RUNNING)])
     assert report.states == PodStates(running=1, starting=1)
-    assert report.nodes == [NodeLoad("node-1", 2, 256 * MIB, 1024 * MIB)]
+    assert report.nodes == [NodeLoad("node-1", 2, 128 * MIB, 1024 * MIB)]
 
 
 def test_without_pods_there_is_a_report() -> None:

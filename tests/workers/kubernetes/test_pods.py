@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gateway.deploys.release import ReleaseArchive
 from gateway.storage import FolderStorage, Object
 from tests.fakes.cluster import ADDRESSES
+from tests.support.pods import RELEASE, make_pod, statuses
 from tests.support.polling import wait_until
-from tests.workers.kubernetes.test_pod_report import RELEASE, make_pod, statuses
 from workers.hosting.archives import archive_key
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.pod import RECEIVE_PORT
