@@ -11,18 +11,22 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 START = 1_000_000.0  # seconds
-TURN_SECONDS = 1e-9  # of one turn of the loop; a wait that is shorter than the time can express would never end
+# A wait that is shorter than the time can express would never end. After so many turns at one time, it makes a small step.
+TURNS, STEP_SECONDS = 1_000, 1e-9
 
 
 class VirtualSelector(selectors.DefaultSelector):
     """Advances the time instead of waiting."""
 
-    now = START
+    now, turns = START, 0
 
     def select(self, timeout: float | None = None) -> Any:
         events = super().select(0 if timeout else timeout)
-        waits = not events and timeout is not None
-        self.now += max(timeout, TURN_SECONDS) if waits and timeout else TURN_SECONDS
+        self.turns += 1
+        if not events and timeout:
+            self.now, self.turns = self.now + timeout, 0
+        elif self.turns > TURNS:
+            self.now, self.turns = self.now + STEP_SECONDS, 0
         return events
 
 
