@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 START = 1_000_000.0  # seconds
-# A wait that is shorter than the time can express would never end. After so many turns at one time, it makes a small step.
+# A wait shorter than the time can express would never end. After so many turns at one time, it makes a small step.
 TURNS, STEP_SECONDS = 1_000, 1e-9
 
 
