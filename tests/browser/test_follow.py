@@ -27,10 +27,10 @@ def record(holder: Holder) -> list[str]:
 
 
 async def settle(paths: list[str]) -> None:
-    """Waits until the page has made no requests for two seconds."""
+    """Waits until the page has made no requests for four seconds."""
     while True:
         before = len(paths)
-        await asyncio.sleep(2)
+        await asyncio.sleep(4)
         if len(paths) == before:
             return
 
