@@ -59,6 +59,7 @@ class ClusterData(DataDriver):
         super().__init__(settings, registry)
         self.report_seconds = REPORT_SECONDS
         self._cluster, self._driver, self._commands = cluster, driver, DataCommands(registry.store)
+        self._missed: set[str] = set()  # the uids of claims whose apps a round did not find
         self._room, self._tidying = asyncio.Semaphore(REPORTS), asyncio.Lock()
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
@@ -245,8 +246,10 @@ class ClusterData(DataDriver):
                 await self._cluster.delete(left, gone)
             elif mark is not None and time.time() - float(mark.metadata.labels[GONE_LABEL]) > GONE_SECONDS:
                 await self._remove(app_id, account)
-            elif mark is None and claim is not None:  # its command may have removed it just now
-                await self._cluster.apply(describe_gone(claim, time.time()))
+            elif mark is None and claim is not None and claim.metadata.deletionTimestamp is None:
+                if claim.metadata.uid in self._missed:  # otherwise its command may have removed it just now
+                    await self._cluster.apply(describe_gone(claim, time.time()))
+                self._missed.add(claim.metadata.uid)
 
     async def follow_app(self, app_id: str) -> None:
         """Removes the volume of an app that was just deleted.
