@@ -15,7 +15,8 @@ export function complete(prompt: string, options?: { effort?: Effort | undefined
  * code `STREAM_CUT`; it never resolves to an incomplete answer. `ANSWER_EMPTY` and `effort` are those of `complete`.
  *
  * `onDone` is called once, after the last token. `finishReason` is `length` if the answer was cut at the output token
- * limit, and then `onDone` is called before a rejection with `ANSWER_EMPTY`, too. If `onDone` throws, the returned promise rejects with the same error.
+ * limit. It is also called before a rejection with `ANSWER_EMPTY`. If `onDone` throws, the returned promise rejects with
+ * the same error.
  */
 export function streamComplete(
   prompt: string,

@@ -8,32 +8,28 @@ from msgspec import UNSET, Meta, UnsetType
 from gateway.validation import Euro, Rate
 
 
+def _shown(description: str, option: str, label: str) -> Meta:
+    return Meta(description=description, extra={"option": option, "label": label})
+
+
 class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
     """Null clears a limit; a limit that is left out stays. 0 refuses all requests."""
 
     dailyEuro: Annotated[
         Euro | UnsetType | None,
-        Meta(
-            description='euro per UTC day of the app, as "0.50"', extra={"option": "--daily-euro", "label": "per day"}
-        ),
+        _shown('euro per UTC day of the app, as "0.50"', "--daily-euro", "per day"),
     ] = UNSET
     userDailyEuro: Annotated[
         Euro | UnsetType | None,
-        Meta(
-            description="euro per UTC day of each user",
-            extra={"option": "--user-daily-euro", "label": "per day and user"},
-        ),
+        _shown("euro per UTC day of each user", "--user-daily-euro", "per day and user"),
     ] = UNSET
     requestsPerMinute: Annotated[
         Rate | UnsetType | None,
-        Meta(description="requests per minute of the app", extra={"option": "--rpm", "label": "per minute"}),
+        _shown("requests per minute of the app", "--rpm", "per minute"),
     ] = UNSET
     userRequestsPerMinute: Annotated[
         Rate | UnsetType | None,
-        Meta(
-            description="requests per minute of each user",
-            extra={"option": "--user-rpm", "label": "per minute and user"},
-        ),
+        _shown("requests per minute of each user", "--user-rpm", "per minute and user"),
     ] = UNSET
 
 

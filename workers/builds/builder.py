@@ -1,4 +1,4 @@
-"""Takes queued deploys from their streams and runs them through a rollout: in order per app, apps in parallel.
+"""Takes queued deploys from their streams and rolls them out: in order per app, apps in parallel.
 
 A deploy's state is in its record (`gateway/deploys/states.py`). Every state change is a compare-and-set there, so a
 deploy ends once. A stream entry stays pending until its deploy has ended. Therefore:
@@ -490,7 +490,7 @@ class Builder:
                 await self._registry.change_app(app, change)
                 return
 
-    # -- data for the rollout ---------------------------------------------------------------------------------
+    # -- data for the rollout --------------------------------------------------------------------------------
 
     async def _find_ai_url(self, app: App) -> str | None:
         offered = await is_offered(self._settings, patient(self._store))

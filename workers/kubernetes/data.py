@@ -59,7 +59,7 @@ class ClusterData(DataDriver):
         super().__init__(settings, registry)
         self.report_seconds = REPORT_SECONDS
         self._cluster, self._driver, self._commands = cluster, driver, DataCommands(registry.store)
-        self._missed: set[str] = set()  # the uids of claims whose apps a round did not find
+        self._missed: set[str] = set()  # the claims whose apps a round did not find
         self._room, self._tidying = asyncio.Semaphore(REPORTS), asyncio.Lock()
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
@@ -228,6 +228,7 @@ class ClusterData(DataDriver):
         secrets = ("Secret", name), ("Secret", gone_name(name))
         await self._cluster.delete(("Deployment", name), ("PersistentVolumeClaim", name), *secrets)
         self._seen.pop((account, app_id), None)
+        self._missed.discard(name)
 
     async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:
         """Removes the pod that a worker which was killed has left, and the volume of an app that is gone for a week.
@@ -243,13 +244,14 @@ class ClusterData(DataDriver):
                 return
             claim, mark = self._cluster.present.get(("PersistentVolumeClaim", name)), self._cluster.present.get(gone)
             if not is_deleted:
+                self._missed.discard(name)
                 await self._cluster.delete(left, gone)
             elif mark is not None and time.time() - float(mark.metadata.labels[GONE_LABEL]) > GONE_SECONDS:
                 await self._remove(app_id, account)
             elif mark is None and claim is not None and claim.metadata.deletionTimestamp is None:
-                if claim.metadata.uid in self._missed:  # otherwise its command may have removed it just now
+                if name in self._missed:  # otherwise its command may have removed it just now
                     await self._cluster.apply(describe_gone(claim, time.time()))
-                self._missed.add(claim.metadata.uid)
+                self._missed.add(name)
 
     async def follow_app(self, app_id: str) -> None:
         """Removes the volume of an app that was just deleted.

@@ -91,16 +91,16 @@ class Certificates:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomain is not None and app.customDomainVerified
 
-    async def inspect(self, held: InspectedApp) -> Inspection:
-        settings, domain = self._settings, held.app.customDomain or ""
+    async def inspect(self, target: InspectedApp) -> Inspection:
+        settings, domain = self._settings, target.app.customDomain or ""
         try:
-            certificate = await self._read_certificate(held.app.account, domain)
+            certificate = await self._read_certificate(target.app.account, domain)
         except CallFailed as error:
-            logger.info("certificate.unseen", app=held.app.id, domain=domain, reason=error.reason)
+            logger.info("certificate.unseen", app=target.app.id, domain=domain, reason=error.reason)
             return Inspection({}, [], min(AFTER_FAILURE_SECONDS, settings.certificate_interval))
-        known, event = evaluate_certificate(held.known, domain, certificate, held.now())
-        ends = certificate_ends_key(held.tag)  # for operators; readers also check the app's record
-        await self._store.client.zadd(ends, {held.app.id: certificate.expires})
+        known, event = evaluate_certificate(target.known, domain, certificate, target.now())
+        ends = certificate_ends_key(target.tag)  # for operators; readers also check the app's record
+        await self._store.client.zadd(ends, {target.app.id: certificate.expires})
         events = [] if event is None else [(new_id("evt"), event)]
         return Inspection(known, events, settings.certificate_interval)
 

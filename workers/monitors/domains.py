@@ -50,14 +50,14 @@ class Domains:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomainVerified and app.customDomainProven
 
-    async def inspect(self, held: InspectedApp) -> Inspection:
-        app, domain = held.app, held.app.customDomain or ""
+    async def inspect(self, target: InspectedApp) -> Inspection:
+        app, domain = target.app, target.app.customDomain or ""
         try:
             problem = await self._domains.find_problem(app)
         except CallFailed as error:
             logger.info("domain.unanswered", app=app.id, domain=domain, reason=error.reason)
             return Inspection({}, [], min(AFTER_FAILURE_SECONDS, self._interval))
-        known, lost = judge(held.known, domain, held.now(), missing=bool(problem))
+        known, lost = judge(target.known, domain, target.now(), missing=bool(problem))
         try:
             await self._registry.domains.claim(app)
         except NameTaken:

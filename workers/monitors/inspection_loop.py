@@ -87,17 +87,17 @@ class InspectionLoop:
         try:
             while True:
                 end_if_canceled()
-                taken, failing, postponed = 0, postponed, False
+                number, failing, postponed = 0, postponed, False
                 for tag in tags[first:] + tags[:first]:
                     while len(self._running) >= self._at_a_time:
                         await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                     try:
-                        taken += await self._take_due(tag, min(BATCH_APPS, self._at_a_time - len(self._running)))
+                        number += await self._take_due(tag, min(BATCH_APPS, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
                         if not failing:  # one line per outage
                             logger.warning("inspection.postponed", due=self._due(tag), error=code_of(error.__cause__))
                         failing = postponed = True
-                if not taken:
+                if not number:
                     await asyncio.sleep(min(IDLE_SECONDS, self._interval / 10))
         finally:
             for task in self._running:
@@ -121,8 +121,8 @@ class InspectionLoop:
             if app is None or account is None or partition_tag(app.account) != tag:
                 await self._forget(tag, each.id)
             elif self._applies(app, account, each.live):
-                held = InspectedApp(tag, app, each.known, due.now, due.held_until, began)
-                task = asyncio.create_task(self._inspect_and_observe(held))
+                target = InspectedApp(tag, app, each.known, due.now, due.held_until, began)
+                task = asyncio.create_task(self._inspect_and_observe(target))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
             else:
@@ -169,35 +169,35 @@ class InspectionLoop:
             if stored:
                 await self._store.client.delete(self._key(tag, app_id))
 
-    async def _inspect_and_observe(self, held: InspectedApp) -> None:
+    async def _inspect_and_observe(self, target: InspectedApp) -> None:
         try:
-            observation = await self._inspect(held)
-            if time.monotonic() - held.began < self._held_for:  # later, another worker may have taken it
-                await self._observe(held, observation)
+            observation = await self._inspect(target)
+            if time.monotonic() - target.began < self._held_for:  # later, another worker may have taken it
+                await self._observe(target, observation)
         except BackboneUnavailable as error:
-            logger.warning("inspection.lost", app=held.app.id, error=code_of(error.__cause__))
+            logger.warning("inspection.lost", app=target.app.id, error=code_of(error.__cause__))
         except Exception as error:
             # A bug: the app is due again later.
-            logger.error("inspection.crashed", app=held.app.id, exc_info=error)
+            logger.error("inspection.crashed", app=target.app.id, exc_info=error)
 
-    async def _observe(self, held: InspectedApp, observation: Inspection) -> None:
-        app = held.app
+    async def _observe(self, target: InspectedApp, observation: Inspection) -> None:
+        app = target.app
         # The interval runs from the start of one inspection to the start of the next.
-        again = int(max(self._jittered(observation.again) - (time.monotonic() - held.began), 0.0) * 1000)
+        again = int(max(self._jittered(observation.again) - (time.monotonic() - target.began), 0.0) * 1000)
         events = [
             prepare_event(event, event_id, app.account, app.id, app.name) for event_id, event in observation.events
         ]
         if await scripts.record_observation(
             self._store,
-            self._key(held.tag, app.id),
+            self._key(target.tag, app.id),
             app=app.id,
             account=app.account,
-            version=held.known.get("version", ""),
+            version=target.known.get("version", ""),
             next_version=new_id("ver"),
             fields=observation.known,
             events=events,
-            schedule=self._due(held.tag),
-            held_until=held.held_until,
+            schedule=self._due(target.tag),
+            held_until=target.held_until,
             due_in=again,
         ):
             for event_id, event in observation.events:

@@ -75,8 +75,8 @@ class Uptime:
     def _applies(app: App, account: Account, live: bool) -> bool:
         return health.is_probed(account.plan, live) and find_suspension(app, account) is None
 
-    async def inspect(self, held: InspectedApp) -> Inspection:
-        settings, app = self._settings, held.app
+    async def inspect(self, target: InspectedApp) -> Inspection:
+        settings, app = self._settings, target.app
         url = health.public_address(app.name, settings)
         again = settings.probe_interval
         try:
@@ -86,10 +86,10 @@ class Uptime:
         except (BlockedAddress, NoNetwork) as error:
             logger.warning("probe.void", app=app.id, error=f"{type(error).__name__}: {error}")
             return Inspection({}, [], again)
-        before = health.decode_health(held.known.get("state"))
+        before = health.decode_health(target.known.get("state"))
         awaited = before.awaited
-        outcomes = await self._store.get_all([awaited_key(held.tag, event_id) for event_id in awaited])
-        now = held.now()
+        outcomes = await self._store.get_all([awaited_key(target.tag, event_id) for event_id in awaited])
+        now = target.now()
         after, events = health.step(
             before,
             reason,
@@ -101,14 +101,14 @@ class Uptime:
         )
         if reason:
             logger.info("probe.failed", app=app.id, reason=reason, failures=after.failures)
-        await self._list_unhealthy(held, before, after)
+        await self._list_unhealthy(target, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
-        counts = self._mark_of_today(held, now) | history.count_ended_outage(before, after, now)
-        return Inspection(changed, events, again, partial(self._note, held, before, after, url, counts, now))
+        counts = self._mark_of_today(target, now) | history.count_ended_outage(before, after, now)
+        return Inspection(changed, events, again, partial(self._note, target, before, after, url, counts, now))
 
     async def _note(
         self,
-        held: InspectedApp,
+        target: InspectedApp,
         before: health.AppHealth,
         after: health.AppHealth,
         url: str,
@@ -116,31 +116,31 @@ class Uptime:
         now: int,
     ) -> None:
         """Adds to the history, and queues the notices of a recovery, even if no receiver got the app.unhealthy."""
-        app = held.app
+        app = target.app
         if counts:
-            await history.add_counts(self._store, held.tag, app.id, counts, now)
+            await history.add_counts(self._store, target.tag, app.id, counts, now)
         if self._notices is not None and before.notified and not after.notified:
             since = before.failing_since
             recovery = AppRecovered(url=url, downSince=now_iso(since / 1000), downMs=now - since)
             await self._notices.queue_recovery(app, before.notified, recovery)
 
-    def _mark_of_today(self, held: InspectedApp, now: int) -> dict[str, int]:
+    def _mark_of_today(self, target: InspectedApp, now: int) -> dict[str, int]:
         """Returns a mark that the app was probed today, once per app and day."""
         today = day_of(now)
         if today != self._today:
             self._today, self._seen = today, set()
-        if held.app.id in self._seen:
+        if target.app.id in self._seen:
             return {}
-        self._seen.add(held.app.id)
+        self._seen.add(target.app.id)
         return {f"{today}:down": 0}
 
-    async def _list_unhealthy(self, held: InspectedApp, before: health.AppHealth, after: health.AppHealth) -> None:
+    async def _list_unhealthy(self, target: InspectedApp, before: health.AppHealth, after: health.AppHealth) -> None:
         """Updates the operators' list of unhealthy apps. Its readers also check the app's record."""
-        unhealthy = unhealthy_key(held.tag)
+        unhealthy = unhealthy_key(target.tag)
         if after.status == "unhealthy":
-            await self._store.client.zadd(unhealthy, {held.app.id: after.since})
+            await self._store.client.zadd(unhealthy, {target.app.id: after.since})
         elif before.status == "unhealthy":
-            await self._store.client.zrem(unhealthy, held.app.id)
+            await self._store.client.zrem(unhealthy, target.app.id)
 
 
 async def probe(http: Client, url: str, budget: float) -> health.Reason:

@@ -50,12 +50,19 @@ def object_of(arguments: Any) -> str:
     """Returns the arguments of an earlier call as the JSON of an object: of no arguments, if they are none."""
     if isinstance(arguments, dict):
         return encode(arguments).decode()
-    if isinstance(arguments, str):
-        for text in (arguments, replace_halves(arguments.encode()).decode()):
-            with contextlib.suppress(*INVALID_BODY):
-                _decode_object(text)
-                return text
-    return "{}"
+    if not isinstance(arguments, str):
+        return "{}"
+    if _is_object(arguments):
+        return arguments
+    mended = replace_halves(arguments.encode()).decode()
+    return mended if _is_object(mended) else "{}"
+
+
+def _is_object(text: str) -> bool:
+    with contextlib.suppress(*INVALID_BODY):
+        _decode_object(text)
+        return True
+    return False
 
 
 def join_calls(parts: list[CallPart]) -> list[ToolCall]:

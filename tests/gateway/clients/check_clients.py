@@ -4,7 +4,6 @@ The newest release of each is installed into a folder of its own, which is kept 
 noticed. docs/clients.md names what must be set. `make check-clients` prints the versions.
 """
 
-import asyncio
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.docs import pages
 from tests.fakes import FakeProvider
 from tests.fakes.provider import call_part, calls, tokens
 from tests.support.accounts import App
@@ -53,23 +53,11 @@ CLIENTS = {
 INSTRUCTOR = Client("instructor_python.py", ("instructor",))
 
 
-async def run(*command: str, seconds: float, cwd: Path | None = None, **environment: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=cwd,
-        env={**os.environ, **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, (out + err).decode(errors="replace")[-3_000:]
-    return out.decode()
+async def run(*command: str, seconds: float, folder: Path, **given: str) -> str:
+    """Returns the output of a command, which has the machine's variables, such as those of a registry."""
+    done = await pages.run(*command, folder=folder, seconds=seconds, **{**os.environ, **given})
+    assert done.code == 0, (done.out + done.err)[-3_000:]
+    return done.out
 
 
 async def install(client: Client) -> Path:
@@ -84,10 +72,10 @@ async def install(client: Client) -> Path:
         fresh.mkdir(parents=True)
         if client.in_node:
             quiet = ("--no-audit", "--no-fund", "--silent")
-            await run("npm", "install", *quiet, *client.packages, seconds=INSTALL_SECONDS, cwd=fresh)
+            await run("npm", "install", *quiet, *client.packages, seconds=INSTALL_SECONDS, folder=fresh)
         else:
             pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir")
-            await run(*pip, "--target", str(fresh), *client.packages, seconds=INSTALL_SECONDS)
+            await run(*pip, "--target", str(fresh), *client.packages, seconds=INSTALL_SECONDS, folder=fresh)
         fresh.rename(folder)
     return folder
 
@@ -104,13 +92,11 @@ async def ask(client: Client, app: App, **questions: str) -> list[str]:
     folder = await install(client)
     print(f"{client.packages[0]} {read_version(client, folder)}")
     given = {"AI_URL": app.gateway.address + app.path, "USER_TOKEN": app.token(), **questions}
+    program = PROGRAMS / client.program
     if client.in_node:
-        program = folder / client.program
-        shutil.copy(PROGRAMS / client.program, program)  # it finds packages beside it
-        out = await run("node", str(program), seconds=ASK_SECONDS, **given)
-    else:
-        program = PROGRAMS / client.program
-        out = await run(sys.executable, str(program), seconds=ASK_SECONDS, PYTHONPATH=str(folder), **given)
+        program = Path(shutil.copy(program, folder))  # it finds packages beside it
+    command = ("node" if client.in_node else sys.executable, str(program))
+    out = await run(*command, seconds=ASK_SECONDS, folder=folder, PYTHONPATH=str(folder), **given)
     answers: list[str] = json.loads(out.splitlines()[-1])
     return answers
 
