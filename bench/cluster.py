@@ -56,6 +56,7 @@ from workers.sandbox.sandbox import MIB
 
 APPS = (100, 1_000, 5_000)
 SETTLE_SECONDS, REST_SECONDS = 20.0, 60.0
+SETTLED_PER_SECOND = 40  # apps whose volumes the worker looks at after its start
 EVENTS = 2_000
 DEPLOYS = 10
 DOMAIN = "apps.test"
@@ -307,7 +308,7 @@ async def report(store: Store, api: FakeApi, wanted: list[Wanted], pid: int, log
             raise RuntimeError(f"the worker does not serve:\n{log.read_text()[-3_000:]}")
         await asyncio.sleep(0.2)
     start = cpu_seconds(pid)
-    await asyncio.sleep(SETTLE_SECONDS)
+    await asyncio.sleep(SETTLE_SECONDS + len(wanted) / SETTLED_PER_SECOND)
     used = cpu_seconds(pid)
     await asyncio.sleep(REST_SECONDS)
     rest = (cpu_seconds(pid) - used) / REST_SECONDS

@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from hosting import cpu_seconds, list_processes, resident_mib
 from rig import SCRATCH, free_port, redis_command
 
-from gateway.accounts.records import App
+from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.keys import account_key
 from gateway.redis.client import Store
 from workers.hosting import caddy
 from workers.hosting.releases import Releases
@@ -38,7 +39,7 @@ APPS = 1_000
 SETTLE_SECONDS, SECONDS = 15.0, 30.0
 WOKEN = 20
 SLEEP_SECONDS = 3.0
-DOMAIN = "apps.test"
+DOMAIN, ACCOUNT = "apps.test", "acc_1"
 KEY = "bench-encryption-key-of-no-value-0123456789"
 SERVER = (
     """require('http').createServer((_, response) => response.end('hello')).listen(process.env.PORT, '127.0.0.1')"""
@@ -47,7 +48,7 @@ SERVER = (
 
 def make_apps(releases: Releases, number: int, app: Path | None, start: str) -> None:
     for name in (f"app-{each}" for each in range(number)):
-        site = releases.site("acc_1", name)
+        site = releases.site(ACCOUNT, name)
         release = site.release(f"dep_{name}")
         if app is None:
             (release / "app").mkdir(parents=True)
@@ -66,7 +67,8 @@ def make_apps(releases: Releases, number: int, app: Path | None, start: str) -> 
 async def register_apps(redis_url: str, number: int) -> None:
     store = Store(redis_url)
     registry = Registry(store, Vault(KEY))
-    account, _ = await registry.create_account("Bench", "free")
+    account = Account(id=ACCOUNT, name="Bench", plan="free", createdAt="")
+    await store.client.set(account_key(account.id), msgspec.json.encode(account))
     for name in (f"app-{each}" for each in range(number)):
         await registry.put_app(App(id=name, name=name, account=account.id, createdAt=""), None)
     await store.close()

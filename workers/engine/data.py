@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 import msgspec
 import structlog
@@ -45,6 +46,7 @@ Start = Callable[[str, Coroutine[object, object, None]], None]
 POLL_SECONDS = 0.5  # between looks for commands
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
 TIDY_PAUSE_SECONDS = 0.1  # between two apps, so that thousands of them take minutes
+DAILY_ROUNDS = 6  # of tidying, in one of which an app is asked whether its daily snapshot is due
 COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
 REPEATED = ("undo", "forget")  # commands that nobody waits for long enough, and that are repeated until they succeed
 REPEAT_SECONDS = 30.0
@@ -182,6 +184,7 @@ class DataAgent:
         self._records, self._commands = driver.records, DataCommands(registry.store)
         self._running: dict[str, asyncio.Task[None]] = {}  # by command, or by the driver's name
         self._unwritten: dict[tuple[str, str], DataStatus] = {}  # reports, by account and app
+        self._round = 0  # of tidying
 
     async def run(self) -> NoReturn:
         """Runs until canceled. Then ends what is running."""
@@ -298,12 +301,13 @@ class DataAgent:
     # -- what is due -----------------------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
+        self._round += 1
         for app_id, account in await self._driver.list_apps():
             try:
                 app = await self._registry.find_app(app_id)
                 is_deleted = app is None or app.account != account
                 await self._driver.tidy(app_id, account, is_deleted=is_deleted)
-                if not is_deleted:
+                if not is_deleted and (crc32(app_id.encode()) + self._round) % DAILY_ROUNDS == 0:
                     await self._make_daily(app_id, account)
             except BackboneUnavailable:
                 raise
