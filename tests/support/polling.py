@@ -9,7 +9,7 @@ PATIENCE_SECONDS = 5.0  # for what takes milliseconds, and far more on a machine
 
 
 async def wait_until(
-    read: Callable[[], Any], timeout: float = 10, every: float = 0.02, *, holds: Callable[[Any], object] = bool
+    read: Callable[[], Any], timeout: float = 30, every: float = 0.02, *, holds: Callable[[Any], object] = bool
 ) -> Any:
     """Polls a value until a condition holds for it, by default that it is truthy, and returns it.
 
