@@ -146,7 +146,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     account: str
     auth: Auth = JwksAuth()
     domains: tuple[Domain, ...] = ()  # the primary first
-    # The primary once more, for the version before: it knows no other domain, and writes no `domains`.
+    # The primary once more, for the version before, which knows no other domain and writes no `domains`.
     customDomain: str | None = None
     customDomainVerified: bool = False
     customDomainProven: bool = False
@@ -162,6 +162,13 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
         if self.customDomain and not self.domains:
             domain = Domain(self.customDomain, self.customDomainVerified, self.customDomainProven)
             msgspec.structs.force_setattr(self, "domains", (domain,))
+        primary = self.domains[0] if self.domains else Domain("")
+        for field, value in (
+            ("customDomain", primary.name or None),
+            ("customDomainVerified", primary.verified),
+            ("customDomainProven", primary.proven),
+        ):
+            msgspec.structs.force_setattr(self, field, value)
 
     @functools.cached_property
     def account_key(self) -> str:
@@ -196,10 +203,7 @@ def set_fields(app: App, fields: Mapping[str, Any]) -> App:
 
 def replace_domains(app: App, domains: Sequence[Domain]) -> App:
     """Returns the app with these domains, the primary first."""
-    name, verified, proven = msgspec.structs.astuple(domains[0]) if domains else (None, False, False)
-    return msgspec.structs.replace(
-        app, domains=(*domains,), customDomain=name, customDomainVerified=verified, customDomainProven=proven
-    )
+    return msgspec.structs.replace(app, domains=(*domains,), customDomain=None)
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):

@@ -91,6 +91,8 @@ class Certificates:
         again = self._settings.certificate_interval
         if None in seen.values():
             again = min(AFTER_FAILURE_SECONDS, again)
+        if not any(seen.values()):
+            return Inspection({}, [], again)
         former = read_certificates(target.known)
         known, events = dict[str, Certificate](), list[tuple[str, Event]]()
         for domain, certificate in seen.items():
@@ -99,8 +101,6 @@ class Certificates:
                 events += [] if event is None else [(new_id("evt"), event)]
             elif domain in former:
                 known[domain] = former[domain]
-        if not known:
-            return Inspection({}, [], again)
         record = write_certificates(known)
         ends = certificate_ends_key(target.tag)  # for operators; readers also check the app's record
         await self._store.client.zadd(ends, {app.id: int(record["expiresAt"])})

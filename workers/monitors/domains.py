@@ -57,6 +57,9 @@ class Domains:
         proven = [domain for domain in app.domains if domain.proven]
         problems = await asyncio.gather(*(self._find_problem(app, domain) for domain in proven))
         found = {domain.name: problem for domain, problem in zip(proven, problems, strict=True) if problem is not None}
+        again = self._interval if len(found) == len(proven) else min(AFTER_FAILURE_SECONDS, self._interval)
+        if not found:
+            return Inspection({}, [], again)
         missing, lost = judge(read_missing(target.known), [each.name for each in proven], found, target.now())
         reasons = {name: found[name] for name in lost}
         for name in found:
@@ -69,7 +72,6 @@ class Domains:
             for name in await self._domains.withdraw(app, reasons):
                 logger.warning("domain.withdrawn", app=app.id, account=app.account, domain=name, reason=reasons[name])
 
-        again = self._interval if len(found) == len(proven) else min(AFTER_FAILURE_SECONDS, self._interval)
         return Inspection(write_missing(missing), [], again, withdraw if reasons else None)
 
     async def _find_problem(self, app: App, domain: Domain) -> str | None:
