@@ -77,17 +77,22 @@ domains.lists(
     click.option("--primary", is_flag=True, default=None, help="Redirect visitors of the other domains to this one."),
 )
 def domains_set(answer: Row, app: str, **_: str) -> None:
-    """Add DOMAIN to APP, or make it the primary. A new domain is not served until it is verified."""
+    """Add DOMAIN to APP, or make it the primary, and show the records that it needs.
+
+    A new domain is not served until it is verified.
+    """
     _show_domain(answer, app, f"capsule domains verify {app} {text_of('domain')(answer)}")
+
+
+def _show_one_verification(answer: Row, app: str, **_: str) -> None:
+    _show_verification(answer, f"capsule domains set {app} {text_of('domain')(answer)}")
 
 
 domains.sends(
     "verify APP DOMAIN",
     f"POST {ADDRESS}s/{{domain}}/verify",
     "Ask the DNS now for the record that verifies DOMAIN of APP.",
-    Answer(
-        "domain", lambda answer, app, **_: _show_verification(answer, f"capsule domains set {app} {answer['domain']}")
-    ),
+    Answer("domain", _show_one_verification),
 )
 domains.sends(
     "remove APP DOMAIN",
