@@ -82,7 +82,7 @@ export async function domainCard(at, signal) {
     ]);
     return h(
       "section",
-      { class: "stack", "aria-label": name },
+      { class: "card", "aria-label": name },
       h("h3", { id: stateOf(name), class: "row", tabindex: "-1" }, name, primary && badge("Primary"), state(domain)),
       wrong && h("p", { class: "refusal" }, wrong),
       help(verified, copies),
