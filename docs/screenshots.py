@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from playwright.async_api import Browser, Page
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.deploys.logs import stamp_line
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
@@ -38,7 +39,6 @@ from gateway.keys import (
     usage_key,
 )
 from gateway.monitors import history
-from gateway.monitors.domains import Certificate, write_certificates
 from gateway.telemetry.usage import LoggedRequest
 from tests.browser.dashboard import SECTIONS
 from tests.browser.visitor import chromium

@@ -29,13 +29,13 @@ from gateway.accounts.domain_names import (
     record_name,
     verification_token,
 )
+from gateway.accounts.domain_observations import Certificate, read_certificates, read_missing, write_missing
 from gateway.accounts.records import App, Domain
 from gateway.accounts.registry import Registry
 from gateway.errors import DomainLimitReached, NameTaken, NotFound
 from gateway.ids import Time, new_id, now_iso
 from gateway.keys import certificate_key, domain_check_key, domain_lookups_key, partition_tag
 from gateway.loops import Allowance
-from gateway.monitors.domains import Certificate, read_certificates, read_missing, write_missing
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import Resolver
 from gateway.settings import Settings

@@ -10,6 +10,7 @@ from gateway.accounts.app_changes import CHANGES, TOKEN_CHECKS, AppChanges
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
 from gateway.accounts.app_limits import LimitsChange
 from gateway.accounts.domain_names import apps_host, service_hosts
+from gateway.accounts.domain_observations import read_certificates
 from gateway.accounts.records import (
     Account,
     App,
@@ -39,7 +40,6 @@ from gateway.inference.spend.limits import (
 )
 from gateway.keys import app_spend_fields, certificate_key, partition_tag
 from gateway.monitors import health, history
-from gateway.monitors.domains import read_certificates
 from gateway.monitors.health import MonitoredApp
 from gateway.monitors.history import HealthDay
 from gateway.operations.removal import Removal

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.keys import certificate_key, deliveries_key, findings_key, health_key, partition_tag
-from gateway.monitors.domains import Certificate, write_certificates
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.data.commands import DataAnswer, DataCommands
 from gateway.data.records import DataRecords, DataStatus, Snapshot, snapshot_key
 from gateway.ids import now_iso
 from gateway.keys import certificate_key, deploy_key, deploys_key, health_days_key, partition_tag
 from gateway.monitors import history
-from gateway.monitors.domains import Certificate, write_certificates
 from gateway.storage import FolderStorage
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder

@@ -15,12 +15,12 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from msgspec.structs import replace
 
+from gateway.accounts.domain_observations import Certificate, read_certificates, write_certificates
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.events.catalog import DomainExpiring, Event
 from gateway.ids import new_id, now_iso
 from gateway.keys import PARTITION_TAGS, certificate_ends_key, certificate_key, certificates_key
-from gateway.monitors.domains import Certificate, read_certificates, write_certificates
 from gateway.outbound.addresses import CallFailed, resolve
 from gateway.redis.client import patient
 from gateway.settings import Settings

@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping
 import structlog
 
 from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
+from gateway.accounts.domain_observations import read_missing, write_missing
 from gateway.accounts.records import Account, App, Domain
 from gateway.accounts.registry import Registry
 from gateway.errors import NameTaken
 from gateway.keys import domain_check_key, domain_checks_key
-from gateway.monitors.domains import read_missing, write_missing
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import LOOKUP_SECONDS
 from gateway.settings import Settings

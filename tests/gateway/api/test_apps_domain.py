@@ -9,9 +9,9 @@ import dns.rcode
 import httpx
 import pytest
 
+from gateway.accounts.domain_observations import Certificate, write_certificates, write_missing
 from gateway.ids import now_iso
 from gateway.keys import app_key, certificate_key, domain_check_key, domain_key, partition_tag
-from gateway.monitors.domains import Certificate, write_certificates, write_missing
 from tests.fakes import FakeAppBackend
 from tests.gateway.conftest import Launch
 from tests.support.accounts import DOMAIN, Account, App

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.keys import app_key, certificate_key, domain_key, partition_tag
-from gateway.monitors.domains import Certificate, write_certificates
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import App
 from tests.support.dns_server import DnsServer

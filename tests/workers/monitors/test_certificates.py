@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from cryptography import x509
 
+from gateway.accounts.domain_observations import Certificate, read_certificates
 from gateway.accounts.records import App, Domain, replace_domains
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import now_iso
 from gateway.keys import certificate_key, certificates_key, partition_tag
-from gateway.monitors.domains import Certificate, read_certificates
 from gateway.operations.needs_attention import count_expiring_certificates
 from gateway.outbound import addresses
 from gateway.settings import Settings

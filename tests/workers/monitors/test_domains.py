@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from gateway.accounts.custom_domains import MISSING_SECONDS
 from gateway.accounts.domain_names import record_name, verification_token
+from gateway.accounts.domain_observations import read_missing, write_missing
 from gateway.accounts.records import App, Domain, replace_domains
 from gateway.ids import new_id
 from gateway.keys import domain_check_key, domain_checks_key, domain_key, partition_tag
-from gateway.monitors.domains import read_missing, write_missing
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.support.background import cancel

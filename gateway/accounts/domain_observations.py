@@ -1,4 +1,4 @@
-"""What the monitors know of an app's custom domains: their certificates, and since when TXT records are missing.
+"""What the monitors observe of an app's custom domains: certificates, and since when TXT records are missing.
 
 The record of certificates also has `expiresAt`, the end of the one that ends first. Records of the version before are
 about one domain, and are read as well.
