@@ -230,11 +230,10 @@ class Apps:
 
     async def _read_certificate(self, app: App) -> CertificateView | None:
         key = certificate_key(partition_tag(app.account), app.id)
-        known = read_certificates(await self._registry.store.client.hgetall(key))
-        certificates = [(domain, known[domain]) for domain in app.verified_domains if domain in known]
+        certificates = read_certificates(await self._registry.store.client.hgetall(key))
         if not certificates:
             return None
-        domain, first = min(certificates, key=lambda each: each[1].expires)
+        domain, first = min(certificates.items(), key=lambda each: each[1].expires)
         return CertificateView(domain, now_iso(first.expires / 1000), first.issuer or None)
 
     async def _view(self, account: Account, apps: Sequence[App]) -> list[AccountApp]:
