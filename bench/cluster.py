@@ -32,7 +32,7 @@ from rig import SCRATCH, free_port, redis_command
 
 from gateway.accounts.records import Account, App, Build
 from gateway.accounts.registry import enroll_app
-from gateway.deploys.addresses import hosts_of
+from gateway.deploys.addresses import host_of, hosts_of
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Records, Step, Wanted
 from gateway.keys import account_apps_key, account_key, app_key
@@ -174,7 +174,7 @@ def fill(api: FakeApi, wanted: list[Wanted], settings: Settings) -> None:
         app = App(id=each.app, name=each.app, account=each.account, createdAt="")
         hosts = hosts_of(app, each.address, DOMAIN)
         archive = ReleaseArchive(RELEASE.digest, RELEASE.size)
-        url = f"https://{hosts[0]}"
+        url = f"https://{host_of(app, each.address, DOMAIN)}"
         release = PodRelease(each.account, each.app, each.address, each.deploy, archive, url, RELEASE.runs)
         for described in (
             *describe_claim(release, settings.app_data["max"] * MIB, "token", settings),

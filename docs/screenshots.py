@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from playwright.async_api import Browser, Page
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.deploys.logs import stamp_line
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
@@ -148,8 +149,9 @@ class Scene:
                 seen = {"version": 1, "state": json.dumps({"status": state, "since": int((now - since) * 1000)})}
                 client.hset(health_key(partition_tag(self.account.id), app), mapping=seen)
             client.zadd(unhealthy_key(partition_tag(self.account.id)), {"shop": int((now - 700) * 1000)})
-            certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
-            client.hset(certificate_key(partition_tag(self.account.id), "notes"), mapping=certificate)
+            certificate = Certificate("f", int((now + 5_300_000) * 1000))
+            known = write_certificates({"notes.example.com": certificate})
+            client.hset(certificate_key(partition_tag(self.account.id), "notes"), mapping=known)
             days = {f"{day_of(int(now * 1000) - ago * history.DAY_MS)}:down": 0 for ago in range(1, 71)}
             began = int((now - 700) * 1000) - 20 * history.DAY_MS
             days |= history.split_outage(began, began + 1_560_000)

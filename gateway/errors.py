@@ -348,6 +348,11 @@ class AppLimitReached(ServiceError):
     message = "The account has as many apps as its plan allows; delete one, or choose a larger plan."
 
 
+class DomainLimitReached(ServiceError):
+    status, code = 409, "DOMAIN_LIMIT_REACHED"
+    message = "An app has at most 5 domains; remove one first."
+
+
 class HookRateLimited(ServiceError):
     """Requests to a deploy hook in any minute."""
 

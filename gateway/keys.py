@@ -157,7 +157,7 @@ app_lock_key = of_account("app-lock", "string: held while one app of the account
 app_changes_key = of_account("app-changes", "string: number of attempts to create, change or delete an app", "60 s")
 token_checks_key = of_account("token-checks", "string: number of tokens that the account holder checked", "60 s")
 deleted_apps_key = of_account("deleted-apps", "list: its deleted apps, whose windows its next new apps inherit", "60 s")
-domain_lookups_key = in_account("domain-lookups:<app id>", "string: number of verifications of its domain", "60 s")
+domain_lookups_key = in_account("domain-lookups:<app id>", "string: number of verifications of its domains", "60 s")
 accounts_key = of_partition("accounts", "zset: ids of the accounts, which sort by time", "each with the account", SAVED)
 apps_key = of_partition("apps", "zset: ids of the partition's apps", "each with the app", SAVED)
 deletions_key = of_partition("deletions", "zset: accounts being deleted, by time, ms", "each with the account", SAVED)
@@ -452,17 +452,20 @@ begin_table("Monitors")
 probes_key = of_partition("probes", "zset: app ids by the time of their next uptime probe, ms", "with the app", SAVED)
 certificates_key = of_partition("certificates", "zset: app ids by their next check, ms", "with the app", SAVED)
 certificate_ends_key = of_partition(
-    "certificates:ends", "zset: app ids by the end of their domain's certificate, ms", "with its domain", SAVED
+    "certificates:ends", "zset: app ids by the first end of a domain's certificate, ms", "with its domains", SAVED
 )
-domain_checks_key = of_partition("domain-checks", "zset: app ids by the domain's next check, ms", "with the app", SAVED)
+domain_checks_key = of_partition("domain-checks", "zset: app ids by their next check, ms", "with the app", SAVED)
 health_key = in_partition("health:<app id>", "hash: `version`; `state`, JSON", "until it is not probed", SAVED)
 certificate_key = in_partition(
-    "certificate:<app id>", "hash: `version`, `domain`, `issuer`, `expiresAt`, …", "with its domain", SAVED
+    "certificate:<app id>",
+    "hash: `version`; `certificates` of its domains, JSON; `expiresAt`: the first end, ms",
+    "with its domains",
+    SAVED,
 )
 domain_check_key = in_partition(
     "domain-check:<app id>",
-    "hash: `version`, `domain`; `missingSince`: without its record, ms",
-    "with its domain",
+    "hash: `version`; `missing`: since when domains are without their records, ms, JSON",
+    "with its domains",
     SAVED,
 )
 unhealthy_key = of_partition("unhealthy", "zset: unhealthy apps by time, ms", "each when the app answers", SAVED)

@@ -156,8 +156,10 @@ def _format_health(row: Row) -> Cell:
 
 
 def _format_domain(row: Row) -> Cell:
-    domain = text_of("customDomain")(row)
-    return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
+    return ", ".join(
+        text_of("domain")(domain) + ("" if domain.get("verified") else " (not verified)")
+        for domain in row.get("domains") or []
+    )
 
 
 def _format_uptime(days: Any) -> str:

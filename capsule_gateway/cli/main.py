@@ -41,7 +41,7 @@ COMMANDS = {
     "deploys": ("deploys",),
     "dev": ("dev",),
     "doctor": ("doctor",),
-    "domains": ("domain",),
+    "domains": ("domain", "domains"),
     "environment": ("env", "logs"),
     "folders": ("deploy", "new", "open"),
     "api_keys": ("keys",),

@@ -4,6 +4,9 @@
                        ▲                                      │
                        ╰─────the record is missing for 7 days─╯
 
+An app has at most `MAX_DOMAINS`. The first one of its record is the primary: visitors of the others are led there, once
+both are verified (`gateway/deploys/addresses.py`).
+
 Several apps may have the same unverified domain. The first one that is verified claims it (`domain_claims.py`), and the
 others are refused until the claim ends. Only a verified domain is served and may call inference.
 
@@ -11,17 +14,26 @@ A monitor asks for the record of each such domain every day. A domain that an op
 is not asked for.
 """
 
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
 from gateway.accounts.app_changes import CHANGES
 from gateway.accounts.domain_claims import DOMAIN_TAKEN
-from gateway.accounts.domain_names import apps_host, check_own_domain, record_name, verification_token
-from gateway.accounts.records import App
+from gateway.accounts.domain_names import (
+    apps_host,
+    check_own_domain,
+    normalize_domain,
+    record_name,
+    verification_token,
+)
+from gateway.accounts.domain_observations import Certificate, read_certificates, read_missing, write_missing
+from gateway.accounts.records import App, Domain
 from gateway.accounts.registry import Registry
-from gateway.errors import NameTaken, NotFound
-from gateway.ids import Time, now_iso
+from gateway.errors import DomainLimitReached, NameTaken, NotFound
+from gateway.ids import Time, new_id, now_iso
 from gateway.keys import certificate_key, domain_check_key, domain_lookups_key, partition_tag
 from gateway.loops import Allowance
 from gateway.outbound.addresses import CallFailed
@@ -29,7 +41,9 @@ from gateway.outbound.dns import Resolver
 from gateway.settings import Settings
 
 LOOKUPS = Allowance(domain_lookups_key, 10, 60, "An app's domain can be verified {limit} times per minute")
+MAX_DOMAINS = 5  # of an app
 MISSING_SECONDS = 7 * 86_400  # after which a domain without its record is no longer verified
+NO_DOMAIN = "This app does not have this domain; add it first."
 
 
 class DnsRecord(msgspec.Struct):
@@ -49,6 +63,7 @@ class DomainCertificate(msgspec.Struct):
 
 class DomainView(msgspec.Struct, omit_defaults=True):
     domain: str
+    primary: bool
     verified: bool
     records: list[DnsRecord]  # the proof of ownership, and where the domain points
     certificate: DomainCertificate | msgspec.UnsetType = msgspec.UNSET
@@ -56,124 +71,180 @@ class DomainView(msgspec.Struct, omit_defaults=True):
 
 
 class CustomDomains:
+    """Domains are named as people write them, except where a method has an app's own `Domain`."""
+
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._resolver = Resolver(settings.dns)
 
-    async def set_domain(self, app: App, text: str) -> DomainView:
-        """Sets an unverified domain. The app's present domain stays as it is.
+    async def list_domains(self, app: App) -> list[DomainView]:
+        """Returns the app's domains, the primary first."""
+        tag = partition_tag(app.account)
+        async with self._store.client.pipeline(transaction=False) as pipe:
+            pipe.hgetall(certificate_key(tag, app.id))
+            pipe.hgetall(domain_check_key(tag, app.id))
+            certified, checked = await pipe.execute()
+        certificates, missing = read_certificates(certified), read_missing(checked)
+        return [
+            self._view(app, domain, certificates.get(domain.name), missing.get(domain.name)) for domain in app.domains
+        ]
+
+    async def put_domain(self, app: App, text: str, *, primary: bool) -> DomainView:
+        """Adds an unverified domain, unless the app has it already, and makes it the primary if `primary`.
+
+        Raises RequestMalformed, RateLimited, NameTaken, DomainLimitReached and NotFound.
+        """
+        name = await self._admit(app, text)
+
+        def change(domains: Sequence[Domain]) -> Sequence[Domain]:
+            own = _find(domains, name)
+            if own is None and len(domains) >= MAX_DOMAINS:
+                raise DomainLimitReached
+            if own is not None and not primary:
+                return domains
+            others = [domain for domain in domains if domain != own]
+            return [own or Domain(name), *others] if primary else [*others, Domain(name)]
+
+        return await self._show(await self._registry.change_domains(app, change), name)
+
+    async def set_primary(self, app: App, text: str) -> DomainView:
+        """Makes a domain the primary: one that the app has already, or a new one in place of the present primary.
 
         Raises RequestMalformed, RateLimited, NameTaken and NotFound.
         """
-        domain = check_own_domain(text, self._settings)
+        name = await self._admit(app, text)
+
+        def change(domains: Sequence[Domain]) -> Sequence[Domain]:
+            if (own := _find(domains, name)) is not None:
+                return [own, *(domain for domain in domains if domain != own)]
+            return [Domain(name), *domains[1:]]
+
+        return await self._show(await self._registry.change_domains(app, change), name)
+
+    async def _admit(self, app: App, text: str) -> str:
+        """Returns the name of a domain that the app may set."""
+        name = check_own_domain(text, self._settings)
         await CHANGES.count(self._store, app.account)
-        owner = await self._registry.domains.find_owner(domain)
+        owner = await self._registry.domains.find_owner(name)
         if owner is not None and owner.id != app.id:
             raise NameTaken(DOMAIN_TAKEN)
+        return name
 
-        def change(record: App) -> App:
-            return record if record.customDomain == domain else _replace(record, domain)
-
-        return await self._view(await self._registry.change_domain(app, change))
-
-    async def show_domain(self, app: App) -> DomainView:
+    async def show_primary(self, app: App) -> DomainView:
         """Raises NotFound if the app has no domain."""
-        _require_domain(app)
-        return await self._view(app)
+        return await self._show(app, find_primary(app))
 
-    async def clear_domain(self, app: App) -> None:
-        """Raises RateLimited, and NotFound if the app has no domain."""
-        _require_domain(app)
+    async def remove_domain(self, app: App, text: str) -> None:
+        """The next one becomes the primary, if this is it. Raises RateLimited, and NotFound without the domain."""
+        name = _require_domain(app, text).name
         await CHANGES.count(self._store, app.account)
 
-        def change(record: App) -> App:
-            if record.customDomain is None:
+        def change(domains: Sequence[Domain]) -> Sequence[Domain]:
+            if _find(domains, name) is None:
                 raise NotFound
-            return _replace(record, None)
+            return [domain for domain in domains if domain.name != name]
 
-        await self._registry.change_domain(app, change)
+        await self._registry.change_domains(app, change)
 
-    async def find_problem(self, app: App) -> str:
+    async def find_problem(self, app: App, domain: Domain) -> str:
         """Asks the DNS for the record of the app's domain. Returns what is wrong with it, or ''. Raises CallFailed."""
-        assert app.customDomain is not None
-        name = record_name(app.customDomain)
+        name = record_name(domain.name)
         texts = await self._resolver.find_txt(name)
         if not texts:
             return f"There is no TXT record at {name}."
-        if verification_token(app, app.customDomain) not in [text.strip() for text in texts]:
+        if verification_token(app, domain.name) not in [text.strip() for text in texts]:
             return f"The TXT record at {name} has another value."
         return ""
 
-    async def verify_domain(self, app: App) -> DomainView:
-        """Raises RateLimited, NameTaken, and NotFound if the app has no domain."""
-        _require_domain(app)
+    async def verify_domain(self, app: App, text: str) -> DomainView:
+        """Raises RateLimited, NameTaken, and NotFound if the app does not have the domain."""
+        domain = _require_domain(app, text)
         await LOOKUPS.count(self._store, app.account, app.id)
         try:
-            problem = await self.find_problem(app)
+            problem = await self.find_problem(app, domain)
         except CallFailed as error:
             problem = f"{error} Try again in a minute."
         if not problem:
-            app = await self._verify(app)
-        return await self._view(app, problem)
-
-    async def _verify(self, app: App) -> App:
-        """Claims the domain of an app whose record is there. Raises NameTaken and NotFound.
-
-        The claim comes first, so that of several apps with their records, one gets the domain.
-        """
-        claiming = _replace(app, app.customDomain, verified=True)
-        await self._registry.domains.claim(claiming)
-
-        def change(record: App) -> App:
-            if record.customDomain != app.customDomain:
-                raise NotFound
-            return record if record.customDomainVerified else _replace(record, record.customDomain, verified=True)
-
-        try:
-            verified = await self._registry.change_domain(app, change)
-        except NotFound:  # the app was deleted, or its domain changed, since it was read
-            await self._registry.domains.release(claiming)
-            raise
-        await self._store.client.delete(domain_check_key(partition_tag(app.account), app.id))
-        return verified
-
-    async def withdraw(self, app: App) -> bool:
-        """Makes the domain unverified, unless it has changed since. Returns whether it did."""
-
-        def change(record: App) -> App:
-            if record.customDomain != app.customDomain or not record.customDomainProven:
-                raise NotFound
-            return _replace(record, record.customDomain)
-
-        try:
-            await self._registry.change_domain(app, change)
-        except NotFound:
-            return False
-        return True
-
-    async def _view(self, app: App, problem: str | None = None) -> DomainView:
-        """`problem` is what the DNS has just said; None if it was not asked."""
-        domain, tag = app.customDomain or "", partition_tag(app.account)
-        async with self._store.client.pipeline(transaction=False) as pipe:
-            pipe.hmget(certificate_key(tag, app.id), ["domain", "expiresAt", "issuer"])
-            pipe.hmget(domain_check_key(tag, app.id), ["domain", "missingSince"])
-            (certified, expires, issuer), (checked, missing) = await pipe.execute()
-        proof = DnsRecord("TXT", record_name(domain), verification_token(app, domain))
-        pointer = DnsRecord("CNAME", domain, f"{app.name}.{apps_host(self._settings)}")
-        view = DomainView(domain, app.customDomainVerified, [proof, pointer])
-        if app.customDomainVerified and certified == domain and expires:
-            view.certificate = DomainCertificate(issuer or None, now_iso(int(expires) / 1000))
-        if problem is None and app.customDomainProven and checked == domain and missing:
-            ends = now_iso(int(missing) / 1000 + MISSING_SECONDS)
-            problem = f"The TXT record at {proof.name} is missing. Restore it, or the domain is lost at {ends}."
+            app = await self._verify(app, domain)
+        view = await self._show(app, domain.name)
         view.problem = problem or msgspec.UNSET
         return view
 
+    async def _verify(self, app: App, domain: Domain) -> App:
+        """Claims a domain whose record is there. Raises NameTaken and NotFound.
 
-def _require_domain(app: App) -> None:
-    if app.customDomain is None:
+        The claim comes first, so that of several apps with their records, one gets the domain.
+        """
+        await self._registry.domains.claim(app, domain.name)
+
+        def change(domains: Sequence[Domain]) -> Sequence[Domain]:
+            present = _find(domains, domain.name)
+            if present is None:
+                raise NotFound
+            proven = present if present.verified else Domain(domain.name, verified=True, proven=True)
+            return [proven if each is present else each for each in domains]
+
+        try:
+            verified = await self._registry.change_domains(app, change)
+        except NotFound:  # the app was deleted, or its domain removed, since it was read
+            await self._registry.domains.release(app, [domain.name])
+            raise
+        await self._forget_missing(app, domain)
+        return verified
+
+    async def _forget_missing(self, app: App, domain: Domain) -> None:
+        """The new version makes Redis refuse the observation of a check that is under way."""
+        key = domain_check_key(partition_tag(app.account), app.id)
+        missing = read_missing(await self._store.client.hgetall(key))
+        if missing.pop(domain.name, None) is not None:
+            await self._store.client.hset(key, mapping={**write_missing(missing), "version": new_id("ver")})
+
+    async def withdraw(self, app: App, names: Collection[str]) -> set[str]:
+        """Makes domains unverified, unless they have changed since. Returns those that it did."""
+        withdrawn: set[str] = set()
+
+        def change(domains: Sequence[Domain]) -> Sequence[Domain]:
+            nonlocal withdrawn
+            withdrawn = {each.name for each in domains if each.proven and each.name in names}
+            return [Domain(each.name) if each.name in withdrawn else each for each in domains]
+
+        with suppress(NotFound):
+            await self._registry.change_domains(app, change)
+        return withdrawn
+
+    async def _show(self, app: App, name: str) -> DomainView:
+        """Raises NotFound if the app does not have the domain."""
+        for view in await self.list_domains(app):
+            if view.domain == name:
+                return view
+        raise NotFound(NO_DOMAIN)
+
+    def _view(self, app: App, domain: Domain, certificate: Certificate | None, missing: int | None) -> DomainView:
+        """`missing`: since when its TXT record is, in ms."""
+        proof = DnsRecord("TXT", record_name(domain.name), verification_token(app, domain.name))
+        pointer = DnsRecord("CNAME", domain.name, f"{app.name}.{apps_host(self._settings)}")
+        view = DomainView(domain.name, domain is app.domains[0], domain.verified, [proof, pointer])
+        if domain.verified and certificate is not None:
+            view.certificate = DomainCertificate(certificate.issuer or None, now_iso(certificate.expires / 1000))
+        if domain.proven and missing is not None:
+            ends = now_iso(missing / 1000 + MISSING_SECONDS)
+            view.problem = f"The TXT record at {proof.name} is missing. Restore it, or the domain is lost at {ends}."
+        return view
+
+
+def find_primary(app: App) -> str:
+    """Returns the name of the app's primary domain. Raises NotFound if the app has no domain."""
+    if not app.domains:
         raise NotFound("This app has no custom domain; set one first.")
+    return app.domains[0].name
 
 
-def _replace(app: App, domain: str | None, *, verified: bool = False) -> App:
-    return msgspec.structs.replace(app, customDomain=domain, customDomainVerified=verified, customDomainProven=verified)
+def _require_domain(app: App, text: str) -> Domain:
+    domain = _find(app.domains, normalize_domain(text, "domain"))
+    if domain is None:
+        raise NotFound(NO_DOMAIN)
+    return domain
+
+
+def _find(domains: Sequence[Domain], name: str) -> Domain | None:
+    return next((domain for domain in domains if domain.name == name), None)

@@ -5,7 +5,7 @@ app's record, so a claim that its app's record does not confirm is ignored after
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from gateway.accounts.records import App
 from gateway.errors import NameTaken
@@ -21,20 +21,16 @@ DOMAIN_TAKEN = (
 )
 
 
-def verified_domain(app: App) -> str:
-    """Returns the app's custom domain if it is verified, otherwise ''."""
-    return app.customDomain if app.customDomain and app.customDomainVerified else ""
-
-
 class DomainClaims:
     def __init__(self, store: Store, find_app: Callable[[str], Awaitable[App | None]]) -> None:
         """`find_app` returns the app with an id."""
         self._store, self._find_app = store, find_app
 
-    async def claim(self, app: App) -> None:
-        """Claims the app's verified domain, if it has one. Raises NameTaken if another app has the domain."""
-        if not (domain := verified_domain(app)):
-            return
+    async def claim(self, app: App, domain: str) -> None:
+        """Claims a domain for the app, whose record says next that it is verified.
+
+        Raises NameTaken if another app has the domain.
+        """
 
         async def compute(present: str) -> Change[None]:
             owner_id, _, since = present.partition(" ")
@@ -46,9 +42,9 @@ class DomainClaims:
 
         await change_record(self._store, domain_key(domain), compute, subject="the claim to this domain")
 
-    async def release(self, app: App) -> None:
-        """Removes the app's claim to its verified domain, if it has one."""
-        if domain := verified_domain(app):
+    async def release(self, app: App, domains: Iterable[str]) -> None:
+        """Removes the app's claims to these domains."""
+        for domain in domains:
             present = await self._store.get(domain_key(domain)) or ""
             if present.partition(" ")[0] == app.id:
                 await compare_and_set(self._store, domain_key(domain), "", expected=present)
@@ -60,10 +56,9 @@ class DomainClaims:
 
     async def _confirm(self, owner_id: str, domain: str) -> App | None:
         owner = await self._find_app(owner_id)
-        return owner if owner is not None and owner.id == owner_id and verified_domain(owner) == domain else None
+        return owner if owner is not None and owner.id == owner_id and domain in owner.verified_domains else None
 
-    async def is_owner(self, app: App) -> bool:
-        """Returns whether this app is served at its custom domain. A claim that Redis lost counts as the app's."""
-        domain = verified_domain(app)
-        claim = await self._store.get(domain_key(domain)) or "" if domain else ""
-        return bool(domain) and claim.partition(" ")[0] in ("", app.id)
+    async def is_owner(self, app: App, domain: str) -> bool:
+        """Returns whether this app is served at its verified domain. A claim that Redis lost counts as the app's."""
+        claim = await self._store.get(domain_key(domain)) or ""
+        return claim.partition(" ")[0] in ("", app.id)

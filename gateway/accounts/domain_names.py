@@ -15,6 +15,7 @@ RECORD_LABEL = "_capsule"
 MAX_CHARACTERS = 253 - len(f"{RECORD_LABEL}.")  # of a domain, so that its record's name is a valid one
 TOKEN_DIGITS = 40
 ACE = "xn--"  # before a label in punycode
+JOINERS = "\u200c\u200d"  # invisible, and allowed only where a script needs them
 
 
 def apps_host(settings: Settings) -> str:
@@ -28,28 +29,37 @@ def service_hosts(settings: Settings) -> set[str]:
 
 
 def normalize_domain(text: str, field: str) -> str:
-    """Returns a host name in lower case, in punycode and without a final dot. Raises RequestMalformed for `field`."""
+    """Returns a host name in lower case, in punycode, without a final dot and the spaces around it.
+
+    Raises RequestMalformed for `field`.
+    """
     try:
-        domain = text if text.isascii() else idna.encode(text, uts46=True, std3_rules=True).decode()
+        written = idna.uts46_remap(text.strip(), std3_rules=True)
     except UnicodeError:
-        domain = ""
-    domain = domain.lower().removesuffix(".")
+        written = ""
+    domain = ".".join(map(_encode_label, written.removesuffix(".").split(".")))
     if not DOMAIN.fullmatch(domain) or not all(map(_is_label, domain.split("."))):
         raise RequestMalformed(f"{field}: a host name such as app.example.com, without scheme or port.")
     return domain
+
+
+def _encode_label(label: str) -> str:
+    return label if label.isascii() else ACE + label.encode("punycode").decode()
 
 
 def _is_label(label: str) -> bool:
     """Returns whether a label is plain, or the punycode of one that browsers accept, which take emoji too."""
     if not label.startswith(ACE):
         return True
-    encoded = label.removeprefix(ACE)
     try:
-        decoded = encoded.encode().decode("punycode")
+        decoded = label.removeprefix(ACE).encode().decode("punycode")
         usual = idna.uts46_remap(decoded, std3_rules=True)
+        idna.check_initial_combiner(decoded)
+        idna.check_bidi(decoded)
+        joined = all(idna.valid_contextj(decoded, place) for place, char in enumerate(decoded) if char in JOINERS)
     except (ValueError, OverflowError):  # UnicodeError is a ValueError
         return False
-    return decoded == usual and not decoded.isascii() and decoded.encode("punycode").decode() == encoded
+    return joined and decoded == usual and not decoded.isascii() and _encode_label(decoded) == label
 
 
 def check_own_domain(text: str, settings: Settings) -> str:

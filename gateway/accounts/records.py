@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -132,14 +132,24 @@ class ReplacedFields(msgspec.Struct, frozen=True, omit_defaults=True):
     build: Build | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class Domain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A custom domain of an app. Only a verified one is served and may call inference."""
+
+    name: str
+    verified: bool = False
+    proven: bool = False  # verified by its TXT record, and not by an operator
+
+
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     id: str
     name: str
     account: str
     auth: Auth = JwksAuth()
+    domains: tuple[Domain, ...] = ()  # the primary first
+    # The primary once more, for the version before, which knows no other domain and writes no `domains`.
     customDomain: str | None = None
     customDomainVerified: bool = False
-    customDomainProven: bool = False  # verified by its TXT record, and not by an operator
+    customDomainProven: bool = False
     repository: Repository | None = None
     build: Build | None = None
     replaced: ReplacedFields | None = None  # by the last deploy with a manifest
@@ -148,9 +158,26 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     suspension: Suspension | None = None  # of the app itself; its account may be suspended too
     createdAt: str
 
+    def __post_init__(self) -> None:
+        if self.customDomain and not self.domains:
+            domain = Domain(self.customDomain, self.customDomainVerified, self.customDomainProven)
+            msgspec.structs.force_setattr(self, "domains", (domain,))
+        primary = self.domains[0] if self.domains else Domain("")
+        for field, value in (
+            ("customDomain", primary.name or None),
+            ("customDomainVerified", primary.verified),
+            ("customDomainProven", primary.proven),
+        ):
+            msgspec.structs.force_setattr(self, field, value)
+
     @functools.cached_property
     def account_key(self) -> str:
         return account_key(self.account)
+
+    @functools.cached_property
+    def verified_domains(self) -> tuple[str, ...]:
+        """The names of the verified domains, in their order."""
+        return tuple(domain.name for domain in self.domains if domain.verified)
 
     @functools.cached_property
     def auth_digest(self) -> bytes:
@@ -172,6 +199,11 @@ def set_fields(app: App, fields: Mapping[str, Any]) -> App:
         kept = dict.fromkeys({"auth", "build"} & fields.keys(), msgspec.UNSET)
         replaced = msgspec.structs.replace(replaced, **kept)
     return msgspec.structs.replace(app, **fields, replaced=replaced)
+
+
+def replace_domains(app: App, domains: Sequence[Domain]) -> App:
+    """Returns the app with these domains, the primary first."""
+    return msgspec.structs.replace(app, domains=(*domains,), customDomain=None)
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):

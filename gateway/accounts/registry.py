@@ -10,10 +10,19 @@ import msgspec
 
 from gateway.accounts import scripts
 from gateway.accounts.api_keys import FIRST_NAME, ApiKeys, ListedKey, digest
-from gateway.accounts.domain_claims import DomainClaims, verified_domain
+from gateway.accounts.domain_claims import DomainClaims
 from gateway.accounts.members import Members
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension, require_present
+from gateway.accounts.records import (
+    SLUG,
+    Account,
+    App,
+    AppLimits,
+    Domain,
+    find_suspension,
+    replace_domains,
+    require_present,
+)
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
 from gateway.errors import NameTaken, NotFound, RegistrationsClosed, SignInFailed
@@ -49,7 +58,7 @@ async def enroll_app(store: Store, app: App) -> None:
     await store.client.zadd(apps_key(tag), {app.id: 0})
     await store.client.zadd(probes_key(tag), {app.id: 0}, nx=True)
     await store.client.zadd(domain_checks_key(tag), {app.id: 0}, nx=True)
-    # The domain may be a new one: its certificate is due now.
+    # A domain may be a new one: its certificate is due now.
     await store.client.zadd(certificates_key(tag), {app.id: 0})
     if app.suspension is not None:  # it may come from another account
         await list_suspended(store, app.account, app.id)
@@ -211,20 +220,20 @@ class Registry:
     async def put_app(self, app: App, before: App | None) -> App:
         """Writes an app, and returns its record. Can be repeated after an interruption.
 
-        Raises NameTaken when another app has the name or the domain, and NotFound if the account is gone.
+        Raises NameTaken when another app has the name or a domain, and NotFound if the account is gone.
         """
-        await self.domains.claim(app)
+        former = set() if before is None else {*before.verified_domains}
+        for domain in app.verified_domains:
+            await self.domains.claim(app, domain)
         await self.store.client.sadd(account_apps_key(app.account), app.name)
         try:
             app = await self._take_name(app, before)
         except NameTaken:
             await self._remove_from_account(app)
-            if before is None or verified_domain(before) != verified_domain(app):
-                await self.domains.release(app)
+            await self.domains.release(app, {*app.verified_domains} - former)
             raise
         await self._remove_former_names(app, before)
-        if before is not None and verified_domain(before) != verified_domain(app):
-            await self.domains.release(before)
+        await self.domains.release(app, former - {*app.verified_domains})
         if before is not None and before.account != app.account:
             await self._remove_from_account(before)
             await withdraw_app(self.store, before)
@@ -279,18 +288,18 @@ class Registry:
         self.cache.forget(key)
         return changed
 
-    async def change_domain(self, app: App, change: Callable[[App], App]) -> App:
-        """Like `change_app`, for the custom domain. Releases the claim to a domain that is no longer verified."""
-        before = app
+    async def change_domains(self, app: App, change: Callable[[Sequence[Domain]], Sequence[Domain]]) -> App:
+        """Like `change_app`, for the custom domains. Releases the claims to those that are no longer verified."""
+        former: set[str] = set()
 
         def apply(record: App) -> App:
-            nonlocal before
-            before = record
-            return change(record)
+            nonlocal former
+            former = {*record.verified_domains}
+            return replace_domains(record, change(record.domains))
 
         changed = await self.change_app(app, apply)
-        if verified_domain(before) != verified_domain(changed):
-            await self.domains.release(before)
+        if former != (verified := {*changed.verified_domains}):
+            await self.domains.release(changed, former - verified)
             await enroll_app(self.store, changed)
         return changed
 
@@ -324,7 +333,7 @@ class Registry:
         """Deletes an app; can be repeated after an interruption. Raises NotFound if another account now has the app."""
         other = await self._remove_record(app)
         await self._remove(alias_key(app.id))
-        await self.domains.release(app)
+        await self.domains.release(app, app.verified_domains)
         if other is None or other.account != app.account:
             await self._remove_from_account(app)
         await withdraw_app(self.store, app)

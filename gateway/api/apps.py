@@ -1,21 +1,24 @@
 """The account API: the account's apps, their settings, limits and domains, and what their owners see of them."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from litestar import delete, get, patch, post, put
-from litestar.params import JSONBody, QueryParameter
+from litestar import Request, delete, get, patch, post, put
+from litestar.datastructures import State
+from litestar.params import FromPath, JSONBody, QueryParameter
 
 from gateway.accounts.app_limits import LimitsChange
-from gateway.accounts.custom_domains import CustomDomains, DomainView
+from gateway.accounts.custom_domains import CustomDomains, DomainView, find_primary
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.authentication import account_router
+from gateway.api.bodies import decode_body
 from gateway.api.resources import Caller, CallerAccess, OwnApp
 from gateway.errors import (
     AppLimitReached,
     AppSuspended,
     BackboneUnavailable,
+    DomainLimitReached,
     NameTaken,
     NotFound,
     RateLimited,
@@ -152,7 +155,78 @@ async def show_spend(account: Caller, own_app: OwnApp, apps: Injected[Apps]) -> 
     return await apps.read_spend(account, own_app)
 
 
-# -- the custom domain -----------------------------------------------------------------------------------------
+# -- custom domains --------------------------------------------------------------------------------------------
+
+
+class DomainChange(msgspec.Struct, forbid_unknown_fields=True):
+    primary: bool = False
+
+
+DOMAIN_CHANGE = {
+    "application/json": {
+        "schema": {"type": "object", "properties": {"primary": {"type": "boolean"}}, "additionalProperties": False}
+    }
+}
+
+
+@get("/apps/{app:str}/domains", errors=[NotFound])
+async def list_domains(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> list[DomainView]:
+    """List an app's custom domains with the records that they need, the primary first."""
+    return await custom_domains.list_domains(own_app)
+
+
+@put(
+    "/apps/{app:str}/domains/{domain:str}",
+    body=DOMAIN_CHANGE,
+    body_required=False,
+    errors=[RequestMalformed, NotFound, NameTaken, DomainLimitReached, RateLimited],
+)
+async def put_domain(
+    account: Caller,
+    request: Request[Any, Any, State],
+    own_app: OwnApp,
+    domain: FromPath[str],
+    custom_domains: Injected[CustomDomains],
+) -> DomainView:
+    """Add a custom domain to an app, or make it the primary.
+
+    A new domain is not verified: create the records in its DNS, then verify it. An app has at most five domains. The
+    first one is the primary until another one is. Once both are verified, GET and HEAD requests of the other domains
+    are redirected to the primary with 308.
+    """
+    body = await request.body()
+    change = decode_body(body, DomainChange) if body else DomainChange()
+    return await custom_domains.put_domain(own_app, domain, primary=change.primary)
+
+
+@post(
+    "/apps/{app:str}/domains/{domain:str}/verify",
+    status_code=200,
+    errors=[RequestMalformed, NotFound, NameTaken, RateLimited],
+    opt={UNPACED: True},  # a slow DNS must not delay the account's other requests
+)
+async def prove_domain(
+    account: Caller, own_app: OwnApp, domain: FromPath[str], custom_domains: Injected[CustomDomains]
+) -> DomainView:
+    """Ask the DNS now whether the app's account owns a custom domain.
+
+    10 times per minute. If the TXT record is there, the domain is verified; otherwise `problem` says what is wrong.
+    """
+    return await custom_domains.verify_domain(own_app, domain)
+
+
+@delete("/apps/{app:str}/domains/{domain:str}", errors=[RequestMalformed, NotFound, RateLimited])
+async def remove_domain(
+    account: Caller, own_app: OwnApp, domain: FromPath[str], custom_domains: Injected[CustomDomains]
+) -> None:
+    """Remove a custom domain of an app.
+
+    If it is the primary, the next one becomes the primary.
+    """
+    await custom_domains.remove_domain(own_app, domain)
+
+
+# -- the primary domain ----------------------------------------------------------------------------------------
 
 
 class NewDomain(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,17 +237,18 @@ class NewDomain(msgspec.Struct, forbid_unknown_fields=True):
 async def set_domain(
     account: Caller, own_app: OwnApp, data: JSONBody[NewDomain], custom_domains: Injected[CustomDomains]
 ) -> DomainView:
-    """Set an app's custom domain.
+    """Set an app's primary domain.
 
-    Another domain than before is not verified: create the records in its DNS, then verify it.
+    A domain that the app does not have yet takes the place of the present primary. It is not verified: create the
+    records in its DNS, then verify it.
     """
-    return await custom_domains.set_domain(own_app, data.domain)
+    return await custom_domains.set_primary(own_app, data.domain)
 
 
 @get("/apps/{app:str}/domain", errors=[NotFound])
 async def show_domain(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> DomainView:
-    """Show an app's custom domain, and the records that it needs."""
-    return await custom_domains.show_domain(own_app)
+    """Show an app's primary domain, and the records that it needs."""
+    return await custom_domains.show_primary(own_app)
 
 
 @post(
@@ -183,17 +258,17 @@ async def show_domain(account: Caller, own_app: OwnApp, custom_domains: Injected
     opt={UNPACED: True},  # a slow DNS must not delay the account's other requests
 )
 async def verify_domain(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> DomainView:
-    """Ask the DNS now whether the app's account owns the custom domain.
+    """Ask the DNS now whether the app's account owns the primary domain.
 
     10 times per minute. If the TXT record is there, the domain is verified; otherwise `problem` says what is wrong.
     """
-    return await custom_domains.verify_domain(own_app)
+    return await custom_domains.verify_domain(own_app, find_primary(own_app))
 
 
 @delete("/apps/{app:str}/domain", errors=[NotFound, RateLimited])
 async def clear_domain(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> None:
-    """Remove an app's custom domain."""
-    await custom_domains.clear_domain(own_app)
+    """Remove an app's primary domain. The next one becomes the primary."""
+    await custom_domains.remove_domain(own_app, find_primary(own_app))
 
 
 # -- test tokens -----------------------------------------------------------------------------------------------
@@ -232,6 +307,10 @@ ROUTES = [
         show_limits,
         change_limits,
         show_spend,
+        list_domains,
+        put_domain,
+        prove_domain,
+        remove_domain,
         set_domain,
         show_domain,
         verify_domain,

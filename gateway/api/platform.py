@@ -15,9 +15,18 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
-from gateway.accounts.domain_claims import verified_domain
 from gateway.accounts.domain_names import normalize_domain
-from gateway.accounts.records import Account, AllowedRates, App, Build, JwksAuth, Repository, Suspension
+from gateway.accounts.records import (
+    Account,
+    AllowedRates,
+    App,
+    Build,
+    Domain,
+    JwksAuth,
+    Repository,
+    Suspension,
+    replace_domains,
+)
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
@@ -53,7 +62,7 @@ from gateway.monitors import health, scans
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings, ScanCounts
 from gateway.monitors.health import MonitoredApp
-from gateway.operations.apps import RepositoryView, view_auth, view_repository
+from gateway.operations.apps import AppDomain, RepositoryView, view_auth, view_domains, view_repository
 from gateway.operations.directory import Directory, OwnedApp
 from gateway.operations.leaving import Leaving
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
@@ -458,6 +467,7 @@ class AppView(msgspec.Struct):
     auth: dict[str, Any]
     customDomain: str | None
     customDomainVerified: bool
+    domains: list[AppDomain]
     repository: RepositoryView | None
     build: Build | None
     limits: AllowedRates | None
@@ -474,6 +484,7 @@ def view_app(app: App, settings: Settings) -> AppView:
         auth=view_auth(app.auth),
         customDomain=app.customDomain,
         customDomainVerified=app.customDomainVerified,
+        domains=view_domains(app),
         repository=view_repository(app),
         build=app.build,
         limits=app.allowedRates,
@@ -494,28 +505,23 @@ async def put_app(
 ) -> AppView:
     """Create or replace an app.
 
-    `limits` replace the service's limits for this app, and can be wider. The account holder's limits stay, and so does
-    a suspension.
+    `limits` replace the service's limits for this app, and can be wider. `customDomain` is the primary domain; without
+    it, the app has no domain. The account holder's limits and other domains stay, and so does a suspension.
     """
     before = await registry.find_app(app)
     name = data.name or (before.name if before else app)
     await check_names(app, name, data.account, before, registry)
-    domain = check_domain(data.customDomain)
     record = App(
         id=before.id if before else app,
         name=name,
         account=data.account,
         auth=check_auth(data.auth, vault, allow_private=settings.allow_private_addresses),
-        customDomain=domain,
-        customDomainVerified=data.customDomainVerified,
-        # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
-        customDomainProven=data.customDomainVerified and is_proven(before, data.account, domain),
         repository=check_repository(data.repository, vault, allow_private=settings.allow_private_addresses),
         build=check_build(data.build),
         allowedRates=None if data.limits == AllowedRates() else data.limits,
         createdAt=before.createdAt if before else now_iso(),
     )
-    record = await registry.put_app(record, before)
+    record = await registry.put_app(replace_domains(record, find_domains(data, before)), before)
     if before is not None and before.account != record.account:
         await environments.forget_variables(before)
     return view_app(record, settings)
@@ -534,16 +540,18 @@ async def check_names(app: str, name: str, account: str, before: App | None, reg
         raise NameTaken
 
 
-def check_domain(domain: str | None) -> str | None:
-    """Returns the normalized domain. Raises RequestMalformed."""
-    return None if domain is None else normalize_domain(domain, "customDomain")
-
-
-def is_proven(before: App | None, account: str, domain: str | None) -> bool:
-    """Returns whether the account has proven with a TXT record that it owns the domain."""
-    if before is None or before.account != account or not before.customDomainProven:
-        return False
-    return verified_domain(before) == domain
+def find_domains(data: AppFields, before: App | None) -> list[Domain]:
+    """Returns the app's domains: the operator's primary, and the account's others. Raises RequestMalformed."""
+    if data.customDomain is None:
+        return []
+    name = normalize_domain(data.customDomain, "customDomain")
+    former = before.domains if before is not None and before.account == data.account else ()
+    # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
+    proven = data.customDomainVerified and Domain(name, verified=True, proven=True) in former
+    others = [domain for domain in former if domain.name != name]
+    if len(others) == len(former):  # a new primary takes the place of the former one
+        others = others[1:]
+    return [Domain(name, data.customDomainVerified, proven), *others]
 
 
 @get("/apps/{app:str}", errors=[NotFound])

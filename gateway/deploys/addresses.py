@@ -36,14 +36,26 @@ def address(kind: Kind, branch: str | None) -> str:
     return kind if kind == "live" or branch is None else f"p-{slug(branch)}"
 
 
-def hosts_of(app: App, address: str, domain: str) -> list[str]:
-    """Returns the host names of an app's address, the service's own first. `domain` may have a port."""
+def host_of(app: App, address: str, domain: str) -> str:
+    """Returns the service's own host name of an app's address. `domain` may have a port."""
+    if address == "live":
+        return host(app.name, "live", None, domain)
+    branch = address.removeprefix("p-") if address.startswith("p-") else None
+    return host(app.name, "preview", branch, domain)
+
+
+def hosts_of(app: App, address: str, domain: str) -> dict[str, str]:
+    """Returns the host names of an app's address, each with the one to which it redirects, or ''.
+
+    The domains of an app redirect to the primary, once it is verified. The service's own name redirects to none.
+    """
+    hosts = {host_of(app, address, domain): ""}
     if address != "live":
-        branch = address.removeprefix("p-") if address.startswith("p-") else None
-        return [host(app.name, "preview", branch, domain)]
+        return hosts
     own = domain.partition(":")[0]  # a name below it may belong to another app
-    custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
-    return [host(app.name, "live", None, domain), *(name for name in custom if not name.endswith(f".{own}"))]
+    custom = [name for name in app.verified_domains if not name.endswith(f".{own}")]
+    primary = app.domains[0].name if app.domains else ""
+    return hosts | {name: primary if primary in custom and name != primary else "" for name in custom}
 
 
 def url_of(name: str, settings: Settings) -> str:

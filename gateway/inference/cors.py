@@ -22,7 +22,7 @@ def is_allowed(settings: Settings, app: App, origin: bytes) -> bool:
     host = f"{app.name}.{settings.apps_domain}"
     if origin == f"https://{host}".encode():
         return True
-    if app.customDomainVerified and app.customDomain and origin == f"https://{app.customDomain}".encode():
+    if any(origin == f"https://{domain}".encode() for domain in app.verified_domains):
         return True
     if settings.allow_private_addresses:
         if origin == settings.apps_url.replace("{host}", host).encode():

@@ -10,6 +10,7 @@ from gateway.accounts.app_changes import CHANGES, TOKEN_CHECKS, AppChanges
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
 from gateway.accounts.app_limits import LimitsChange
 from gateway.accounts.domain_names import apps_host, service_hosts
+from gateway.accounts.domain_observations import read_certificates
 from gateway.accounts.records import (
     Account,
     App,
@@ -72,17 +73,29 @@ def view_auth(auth: Auth) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(auth).items() if name != "secret"}
 
 
+class AppDomain(msgspec.Struct):
+    """A custom domain of an app."""
+
+    domain: str
+    verified: bool
+
+
+def view_domains(app: App) -> list[AppDomain]:
+    return [AppDomain(domain.name, domain.verified) for domain in app.domains]
+
+
 class AccountApp(MonitoredApp, kw_only=True):
     """An app as its account sees it."""
 
     url: str
-    customDomain: str | None
+    customDomain: str | None  # the primary
     customDomainVerified: bool
+    domains: list[AppDomain]  # the primary first
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app, or else of its account
 
 
 class CertificateView(msgspec.Struct):
-    """The certificate of the custom domain at its last inspection."""
+    """The certificate of a custom domain at its last inspection: of several, the one that ends first."""
 
     domain: str
     expiresAt: Time
@@ -217,8 +230,11 @@ class Apps:
 
     async def _read_certificate(self, app: App) -> CertificateView | None:
         key = certificate_key(partition_tag(app.account), app.id)
-        domain, expires, issuer = await self._registry.store.client.hmget(key, ["domain", "expiresAt", "issuer"])
-        return CertificateView(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
+        certificates = read_certificates(await self._registry.store.client.hgetall(key))
+        if not certificates:
+            return None
+        domain, first = min(certificates.items(), key=lambda each: each[1].expires)
+        return CertificateView(domain, now_iso(first.expires / 1000), first.issuer or None)
 
     async def _view(self, account: Account, apps: Sequence[App]) -> list[AccountApp]:
         """Returns the apps in the same order."""
@@ -229,6 +245,7 @@ class Apps:
                 url=live_url(app.name, self._settings),
                 customDomain=app.customDomain,
                 customDomainVerified=app.customDomainVerified,
+                domains=view_domains(app),
                 suspension=find_suspension(app, account) or msgspec.UNSET,
             )
             for app, state in zip(apps, monitored, strict=True)

@@ -50,7 +50,9 @@ class Directory:
         return await self._read_page(
             self._list_ids(apps_key, after, self._ids_per_read if search else limit + 1, newest_first=False),
             self._read_apps,
-            lambda row: _contains(search, row[0].name, row[0].id, row[0].customDomain or "", row[1].id, row[1].name),
+            lambda row: _contains(
+                search, row[0].name, row[0].id, *(each.name for each in row[0].domains), row[1].id, row[1].name
+            ),
             lambda row: row[0].id,
             limit,
         )

@@ -112,12 +112,14 @@ class Holder:
 
 
 @asynccontextmanager
-async def withholding(page: Page, path: str, method: str = "GET") -> AsyncIterator[asyncio.Event]:
+async def withholding(
+    page: Page, path: str, method: str = "GET", *, only_first: bool = False
+) -> AsyncIterator[asyncio.Event]:
     """Withholds the answers to matching requests until the block ends. The event is set once there is one."""
     answered, release = asyncio.Event(), asyncio.Event()
 
     async def withhold(route: Route) -> None:
-        if route.request.method != method:
+        if route.request.method != method or (only_first and answered.is_set()):
             return await route.fallback()
         response = await route.fetch()
         answered.set()

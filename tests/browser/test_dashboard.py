@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.keys import certificate_key, deliveries_key, findings_key, health_key, partition_tag
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -449,8 +450,8 @@ async def test_the_overview_shows_what_the_monitors_found(holder: Holder) -> Non
         tag = partition_tag(holder.account.id)
         state = {"status": "unhealthy", "since": int(at - 7_200_000)}
         client.hset(health_key(tag, live), mapping={"version": 1, "state": json.dumps(state)})
-        certificate = {"version": 1, "domain": "a.example", "expiresAt": int(at + 6 * 86_400_000)}
-        client.hset(certificate_key(tag, live), mapping=certificate)
+        certificate = Certificate("f", int(at + 6 * 86_400_000))
+        client.hset(certificate_key(tag, live), mapping=write_certificates({"a.example": certificate}))
         client.hset(findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
     await holder.log_in()
     rows = holder.page.locator("ul.apps").get_by_role("listitem")

@@ -1,5 +1,6 @@
 """The pages of an app and of deploys show the gateway's data, and their buttons work."""
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.data.commands import DataAnswer, DataCommands
 from gateway.data.records import DataRecords, DataStatus, Snapshot, snapshot_key
 from gateway.ids import now_iso
@@ -36,10 +38,10 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     app = await holder.app(build={"start": "exec node server.js"}, customDomain="a.example", customDomainVerified=True)
     deploy = await live(holder, app)
     await holder.suffer(app)
-    certificate = {"version": 1, "domain": "a.example", "issuer": "An Authority"}
+    certificate = Certificate("f", int((time.time() + 6 * 86_400) * 1000), "An Authority")
     with gw.redis.client() as client:
         key = certificate_key(partition_tag(holder.account.id), app)
-        client.hset(key, mapping={**certificate, "expiresAt": int((time.time() + 6 * 86_400) * 1000)})
+        client.hset(key, mapping=write_certificates({"a.example": certificate}))
     output = gw.data_folder / "running" / f"{deploy}.output"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("listening\nGET /one 200\n")
@@ -158,49 +160,71 @@ async def test_an_outage_over_midnight_is_one_outage(holder: Holder) -> None:
     await expect(days.filter(has_text="down for")).to_have_text(both)
 
 
-async def test_a_custom_domain_from_the_first_record_to_its_removal(holder: Holder, resolver: DnsServer) -> None:
+async def test_custom_domains_from_the_first_record_to_their_removal(holder: Holder, resolver: DnsServer) -> None:
     page, app = holder.page, await holder.app()
     await holder.log_in()
     await holder.go(f"apps/{app}/settings/domain")
-    card = page.get_by_role("region").or_(page.locator("section")).filter(has=holder.heading("Custom domain", 2))
+    card = page.locator("section.card").filter(has=holder.heading("Custom domains", 2))
     await card.get_by_label("Domain").fill("not a domain")
     await card.get_by_role("button", name="Add domain").click()
-    await expect(card.get_by_role("alert")).to_contain_text("a host name such as app.example.com")
-    await card.get_by_label("Domain").fill("Shop.Example")
+    await expect(card.get_by_role("alert").first).to_contain_text("a host name such as app.example.com")
+    await card.get_by_label("Domain").fill(" Shop.Example. ")
     await page.keyboard.press("Enter")
-    await expect(card.locator("#domain-state")).to_be_focused()
-    await expect(card.locator("#domain-state")).to_have_text("shop.exampleNot verified")
+    shop, state = (
+        card.get_by_role("region", name="shop.example", exact=True),
+        page.locator("[id='domain shop.example']"),
+    )
+    await expect(state).to_be_focused()
+    await expect(state).to_have_text("shop.examplePrimaryNot verified")
     await assert_accessible(page, EVERY_LOOK)
 
-    await card.get_by_role("button", name="Copy: Name of the TXT record").click()
+    await shop.get_by_role("button", name="Copy: Name of the TXT record").click()
     assert await holder.clipboard() == "_capsule.shop.example"
-    await card.get_by_role("button", name="Copy: Value of the CNAME record").click()
+    await shop.get_by_role("button", name="Copy: Value of the CNAME record").click()
     assert await holder.clipboard() == f"{app}.apps.localhost"
-    await card.get_by_role("button", name="Copy: Value of the TXT record").click()
+    await shop.get_by_role("button", name="Copy: Value of the TXT record").click()
     token = await holder.clipboard()
 
-    verify = card.get_by_role("button", name="Verify")
+    verify = shop.get_by_role("button", name="Verify")
     for texts, words in (
         ([], "There is no TXT record at _capsule.shop.example."),
         (["x"], "The TXT record at _capsule.shop.example has another value."),
     ):
         resolver.sets("_capsule.shop.example", *texts)
         await verify.click()
-        await expect(card.get_by_text(words)).to_be_visible()
+        await expect(shop.get_by_text(words)).to_be_visible()
         await expect(page.get_by_role("status")).to_have_text(words)
         await expect(verify).to_be_focused()
     resolver.sets("_capsule.shop.example", token)
     await verify.click()
-    await expect(card.locator("#domain-state")).to_have_text("shop.exampleVerified")
-    await expect(card.locator("#domain-state")).to_be_focused()
+    await expect(state).to_have_text("shop.examplePrimaryVerified")
+    await expect(state).to_be_focused()
     await expect(verify).to_have_count(0)
     await expect(card.get_by_text("another value")).to_have_count(0)
     await card.get_by_text("Records in its DNS").click()
     await assert_accessible(page, EVERY_LOOK)
 
-    await card.get_by_role("button", name="Remove").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
-    await expect(card.get_by_label("Domain")).to_be_focused()
+    # Up to five, in the order of their addition after the primary one.
+    added = ["www.shop.example", "xn--e28h.example", "three.example", "four.example"]
+    for written, name in zip(["www.shop.example", "😀.example", *added[2:]], added, strict=True):
+        await card.get_by_label("Domain").fill(written)
+        await page.keyboard.press("Enter")
+        await expect(page.locator(f"[id='domain {name}']")).to_be_focused()
+    await expect(card.get_by_label("Domain")).to_be_hidden()
+    await card.get_by_role("button", name="Make primary www.shop.example").click()
+    await expect(page.locator("[id='domain www.shop.example']")).to_be_focused()
+    names = [each.get_attribute("aria-label") for each in await card.get_by_role("region").all()]
+    assert await asyncio.gather(*names) == ["www.shop.example", "shop.example", *added[1:]]
+    await assert_accessible(page, EVERY_LOOK)
+    await holder.go(f"apps/{app}")
+    await expect(page.get_by_text("www.shop.example (not verified)")).to_be_visible()
+    await holder.go(f"apps/{app}/settings/domain")
+
+    for name in ("shop.example", *added):
+        await card.get_by_role("button", name=f"Remove {name}", exact=True).click()
+        await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+        await expect(card.get_by_label("Domain")).to_be_focused()
+    await expect(card.get_by_text("The app has no domain of its own.")).to_be_visible()
     resolver.sets("_capsule.shop.example")
 
 

@@ -219,11 +219,11 @@ async def test_a_refresh_that_began_before_a_change_of_the_domain_is_ignored(hol
     await holder.log_in()
     await page.evaluate(f"location.hash = '#/apps/{app}/settings/domain'")
     await page.get_by_label("Domain").fill(f"{app}.example")
-    old = page.expect_event("requestfinished", lambda request: request.url.endswith(f"/account/apps/{app}"))
-    async with old, withholding(page, f"**/account/apps/{app}") as answered:
+    old = page.expect_event("requestfinished", lambda request: request.url.endswith(f"/account/apps/{app}/domains"))
+    async with old, withholding(page, f"**/account/apps/{app}/domains", only_first=True) as answered:
         await holder.app(app, build={"output": "dist"})
         await answered.wait()
         await holder.button("Add domain").click()
-        await expect(page.locator("#domain-state")).to_be_focused()
+        await expect(page.locator(f"[id='domain {app}.example']")).to_be_focused()
     await page.evaluate("new Promise(requestAnimationFrame)")
-    await expect(page.locator("#domain-state")).to_be_focused()
+    await expect(page.locator(f"[id='domain {app}.example']")).to_be_focused()

@@ -246,6 +246,8 @@ class FakeCluster:
                 targets = self._find_targets(name)
                 if not targets:
                     return 503, ""
+                if url := self.objects.get(("secrets", name), {"data": {}})["data"].get(host):  # mounted into the pods
+                    return 308, base64.b64decode(url).decode()
                 self._visits += 1
                 return await ask(await asyncio.open_connection(*targets[self._visits % len(targets)]), host)
         return 404, ""

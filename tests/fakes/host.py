@@ -61,6 +61,8 @@ class FakeHost:
                 return 404, ""
             if site.is_suspended or (site.folder / "stopped").exists():
                 return 503, ""
+            if url := self.releases.read_redirect(host):
+                return 308, url
             with contextlib.suppress(OSError, EOFError):
                 return await self._answer_for(site, host)
         return 502, ""

@@ -6,15 +6,17 @@ keep one contract (`tests/workers/engine/test_driver_contract.py`).
 """
 
 import asyncio
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Protocol
 
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.deploys.addresses import hosts_of
+from gateway.deploys.addresses import host_of
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
+
+Hosts = Mapping[str, str]  # each host name, with the one to which its visitors are redirected, or ''
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -31,17 +33,17 @@ class Target(msgspec.Struct, frozen=True):
         return self.wanted.step in ("check", "canary") and self.deploy == self.wanted.deploy
 
     def host(self, domain: str) -> str:
-        """Returns the first host name of the address."""
-        return hosts_of(self.app, self.wanted.address, domain)[0]
+        """Returns the service's own host name of the address."""
+        return host_of(self.app, self.wanted.address, domain)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """An address of an app where visitors get a release, and the host names that lead there."""
+    """An address of an app where visitors get a release, and the host names that lead there (`Hosts`)."""
 
     account: str
     app: str  # id
     address: str
-    hosts: frozenset[str] = frozenset()
+    hosts: Hosts = {}
 
 
 class ReleaseMissing(DeployError):
@@ -63,7 +65,7 @@ class Places(Protocol):
     def places_at(self, host: str) -> list[Place]:
         """Returns the places to which a host name leads. They lack their other names."""
 
-    async def rename(self, place: Place, hosts: Collection[str]) -> None:
+    async def rename(self, place: Place, hosts: Hosts) -> None:
         """Lets these host names lead to the place, and no others."""
 
     async def leave(self, place: Place) -> None:
@@ -131,7 +133,7 @@ class Driver(Protocol):
     def routed(self, wanted: Wanted) -> str:
         """Returns the release that visitors of the address get; '' for none."""
 
-    async def route(self, target: Target, hosts: Collection[str] | None) -> None:
+    async def route(self, target: Target, hosts: Hosts | None) -> None:
         """Gives visitors the release, at these host names as well, and lets nobody wait any more.
 
         With None, its host names stay as they are.

@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from gateway.accounts.records import App
+from gateway.accounts.records import App, Domain, replace_domains
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.addresses import host, hosts_of
@@ -24,7 +24,7 @@ from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Plan
-from workers.engine.driver import Place, Places, Target
+from workers.engine.driver import Hosts, Place, Places, Target
 
 logger = structlog.get_logger()
 
@@ -41,7 +41,7 @@ class Names:
         self.gone: set[str] = set()  # the ids of deleted apps of which something is there
 
     @asynccontextmanager
-    async def reserved(self, target: Target) -> AsyncIterator[list[str]]:
+    async def reserved(self, target: Target) -> AsyncIterator[Hosts]:
         """Yields the host names of an address, which nobody else gets meanwhile.
 
         Raises DeployError if one is another app's.
@@ -52,7 +52,7 @@ class Names:
             app = await self._find_app(wanted.app)
             if app is None or app.account != wanted.account:
                 raise AppGone
-            hosts = hosts_of(app, wanted.address, self._domain)
+            hosts = self._hosts(app, wanted.address)
             for name in hosts:
                 if await self._is_taken(name, app, wanted.address):
                     raise DeployError(f"the address {name} belongs to another app; rename one of the two")
@@ -67,8 +67,8 @@ class Names:
         namesake = await self._find_app(name.partition(".")[0]) if address != "live" else None
         return namesake is not None and namesake.id != app.id
 
-    def _hosts(self, app: App, address: str) -> frozenset[str]:
-        return frozenset(hosts_of(app, address, self._domain))
+    def _hosts(self, app: App, address: str) -> Hosts:
+        return hosts_of(app, address, self._domain)
 
     # -- following the apps' records -------------------------------------------------------------------------
 
@@ -106,17 +106,21 @@ class Names:
                 if app is None or app.account != place.account:
                     await self._places.leave(place)
                 elif place.hosts != (hosts := self._hosts(app, place.address)):
-                    free = [name for name in sorted(hosts) if not await self._is_taken(name, app, place.address)]
-                    await self._places.rename(place, free)
+                    free = {name for name in hosts if not await self._is_taken(name, app, place.address)}
+                    led = {name: to if to in free else "" for name, to in hosts.items() if name in free}
+                    await self._places.rename(place, led)
 
 
 async def find_app(registry: Registry, app: str) -> App | None:
     """Returns the app. Waits for Redis if necessary. An app does not get a domain that another app claimed first."""
     found = await patient(registry).find_app(app)
-    if found is None or not found.customDomainVerified:
+    if found is None:
+        return None
+    owns = patient(registry.domains).is_owner
+    lost = {name for name in found.verified_domains if not await owns(found, name)}
+    if not lost:
         return found
-    allowed = await patient(registry.domains).is_owner(found)
-    return found if allowed else msgspec.structs.replace(found, customDomainVerified=False)
+    return replace_domains(found, [Domain(each.name) if each.name in lost else each for each in found.domains])
 
 
 async def find_plan(registry: Registry, account_id: str) -> Plan:

@@ -6,9 +6,10 @@ worker may be killed at any time, and the host keeps serving without Redis and t
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Set
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
@@ -23,7 +24,7 @@ from gateway.errors import StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Place, ReleaseMissing, Target
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
 from workers.engine.packing import DataError
 from workers.engine.steps import request_root
 from workers.hosting import archives, caddy, disk
@@ -52,8 +53,8 @@ OUTPUT_LINES = 100  # of a start command, copied to the deploy's log
 class HostPlaces:
     """The links of host names to the sites. Implements `Places`."""
 
-    def __init__(self, releases: Releases) -> None:
-        self._releases = releases
+    def __init__(self, settings: Settings, releases: Releases) -> None:
+        self._settings, self._releases = settings, releases
 
     async def list_apps(self) -> set[str]:
         return {*self._releases.list_apps()} | {place.app for place in await self.list_places()}
@@ -65,26 +66,36 @@ class HostPlaces:
         names = self._releases.list_names()
         sites = self._releases.sites_of(app_id) if app_id else self._releases.sites()
         found = [
-            Place(site.account, site.app_id, site.variant, frozenset(names.pop(site.folder, ())))
+            Place(site.account, site.app_id, site.variant, self._read_hosts(names.pop(site.folder, ())))
             for site in sites
             if site.current is not None
         ]
         left = [Site(folder) for folder in names if app_id in ("", Site(folder).app_id)]  # which serve nothing
-        return found + [Place("", site.app_id, site.variant, frozenset(names[site.folder])) for site in left]
+        return found + [Place("", site.app_id, site.variant, self._read_hosts(names[site.folder])) for site in left]
+
+    def _read_hosts(self, names: Iterable[str]) -> Hosts:
+        return {name: urlsplit(self._releases.read_redirect(name)).hostname or "" for name in names}
 
     def places_at(self, host: str) -> list[Place]:
         site = self._releases.site_at(host)
         return [] if site is None else [Place(site.account, site.app_id, site.variant)]
 
-    async def rename(self, place: Place, hosts: Collection[str]) -> None:
+    async def rename(self, place: Place, hosts: Hosts) -> None:
         site = self._releases.find_site(place.app, place.address)
         if site.current is not None:
-            for name in hosts:
-                self._releases.serve_as(name, site)
-        await run_in_thread(self._releases.serve_no_more, site, place.hosts.difference(hosts))
+            self.name(site, hosts)
+        await run_in_thread(self._releases.serve_no_more, site, place.hosts.keys() - hosts.keys())
+
+    def name(self, site: Site, hosts: Hosts) -> None:
+        """Lets these host names lead to the site."""
+        for name in hosts:
+            self._releases.serve_as(name, site)
+        # Those that redirect to none come first, so that no two redirect to each other.
+        for name, to in sorted(hosts.items(), key=lambda item: item[1]):
+            self._releases.redirect(name, url_of(to, self._settings) if to else "")
 
     async def leave(self, place: Place) -> None:
-        await self.rename(place, ())
+        await self.rename(place, {})
 
 
 class HostDriver:
@@ -106,7 +117,7 @@ class HostDriver:
         self._settings, self._mark_suspended, self._bring_data = settings, mark_suspended, bring_data
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
-        self.places = HostPlaces(self._releases)
+        self.places = HostPlaces(settings, self._releases)
         self._fetched = self._releases.folder / "fetched"
         self._fetching = asyncio.Semaphore(FETCHES)
         self.outage = asyncio.Event()
@@ -279,13 +290,12 @@ class HostDriver:
         current = site.current
         return current if current is not None and site.release(current).is_dir() else ""
 
-    async def route(self, target: Target, hosts: Collection[str] | None) -> None:
+    async def route(self, target: Target, hosts: Hosts | None) -> None:
         site, wanted = self._site(target.wanted), target.wanted
         if target.deploy != wanted.deploy:
             site.undo(wanted.deploy)
         site.swap(target.deploy, canary=wanted.step == "canary")
-        for name in hosts or ():
-            self._releases.serve_as(name, site)
+        self.places.name(site, hosts or {})
         site.release_requests()
         if not target.is_new:
             site.confirm(target.deploy)

@@ -6,6 +6,7 @@
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
     releases/<app id>/<variant>/recent           the same, for ten minutes: pages opened before the swap load its files
     addresses/<host>                             link to releases/<app id>/<variant>
+    redirects/<host>                             the URL to which visitors of this host are redirected
     releases/<app id>/<variant>/canary           link to a release that is served but has not passed its canary
     releases/<app id>/<variant>/held             link to a release, while its deploy stops one app and starts another
     releases/<app id>/<variant>/stopped          the app does not run for now: its data are full, or are being replaced
@@ -193,11 +194,12 @@ class Releases:
         self.folder = folder = folder.resolve()
         self.builds, self.built, self.running = folder / "builds", folder / "built", folder / "running"
         self._sites, self._addresses = folder / "releases", folder / "addresses"
+        self._redirects = folder / "redirects"
 
     def create_folders(self) -> None:
         """Creates the folders. Users of builds and Caddy may enter them, but not list them. `sources` is private."""
         os.umask(0o022)  # with a stricter mask, they could not read the files they need
-        inner = (self.builds, self.built, self.running, self._sites, self._addresses)
+        inner = (self.builds, self.built, self.running, self._sites, self._addresses, self._redirects)
         for folder in (self.folder, *inner, self.folder / "web", self.folder / "sources"):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if os.geteuid() == 0:
@@ -276,11 +278,29 @@ class Releases:
                 found.setdefault(site.folder, set()).add(name)
         return found
 
+    def redirect(self, host: str, url: str) -> None:
+        """Redirects visitors of a host name to a URL, or no more if that is ''."""
+        path = self._redirects / host
+        if not url:
+            path.unlink(missing_ok=True)
+        elif self.read_redirect(host) != url:
+            fresh = path.with_name(f".{host}.new")
+            fresh.write_text(url)
+            fresh.replace(path)
+
+    def read_redirect(self, host: str) -> str:
+        """Returns the URL to which visitors of a host name are redirected, or ''."""
+        try:
+            return (self._redirects / host).read_text()
+        except FileNotFoundError:
+            return ""
+
     def serve_no_more(self, site: Site, hosts: Iterable[str]) -> None:
         """Removes host names that lead to the site."""
         for name in hosts:
             found = self.site_at(name)
             if found is not None and found.folder == site.folder:
+                self.redirect(name, "")
                 (self._addresses / name).unlink(missing_ok=True)
 
     # -- apps that run ---------------------------------------------------------------------------------------

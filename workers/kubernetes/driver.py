@@ -21,7 +21,7 @@ from lightkube.utils.quantity import parse_quantity
 from gateway.accounts.records import App
 from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
-from gateway.deploys.addresses import hosts_of, url_of
+from gateway.deploys.addresses import host_of, url_of
 from gateway.deploys.manifest import Manifest
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.deploys.release import Release, ReleaseArchive
@@ -30,7 +30,7 @@ from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Place, ReleaseMissing, Target
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
 from workers.engine.steps import request_root
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
@@ -313,7 +313,7 @@ class ClusterDriver:
 
     def _describe(self, wanted: Wanted, app: App, deploy: str) -> PodRelease:
         expected = wanted.releases[deploy]
-        name = hosts_of(app, wanted.address, self._settings.apps_domain)[0]
+        name = host_of(app, wanted.address, self._settings.apps_domain)
         archive, url = ReleaseArchive(expected.digest, expected.size), url_of(name, self._settings)
         alone = not _may_overlap(expected)
         return PodRelease(app.account, app.id, wanted.address, deploy, archive, url, expected.runs, alone)
@@ -380,7 +380,7 @@ class ClusterDriver:
     def routed(self, wanted: Wanted | PodRelease) -> str:
         return self.places.routed(wanted)
 
-    async def route(self, target: Target, hosts: Collection[str] | None) -> None:
+    async def route(self, target: Target, hosts: Hosts | None) -> None:
         asleep = self._sleeps(target)
         await self.lead(target, asleep=asleep)
         if hosts is not None:
@@ -394,7 +394,7 @@ class ClusterDriver:
 
     async def unroute(self, target: Target) -> None:
         name = address_name(target.wanted.app, target.wanted.address)
-        await self._cluster.delete(("Ingress", name), ("Service", name))
+        await self._cluster.delete(*[(kind, name) for kind in ("Ingress", "Service", "Secret")])
 
     async def visit(self, target: Target) -> None:
         pod = await self._until_pod(target.deploy, self._start_seconds)

@@ -5,14 +5,14 @@ All have the label `app.kubernetes.io/managed-by: capsule`. Those of an app have
 | object | for each | name |
 | --- | --- | --- |
 | Deployment, Secret | release that is served or checked | the deploy's id |
-| Service, Ingress, and Endpoints while it sleeps | address of an app | the app's id and the address |
+| Service, Ingress, Endpoints while it sleeps, Secret if it redirects | address of an app | its id and the address |
 | PersistentVolumeClaim, Secret | app with data | the app's id and a digest of its account's |
 | Deployment | app whose data are needed while it does not run | as the claim |
 | NetworkPolicy | namespace | `capsule-apps` |
 """
 
 import hashlib
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
@@ -95,6 +95,16 @@ def _make_secret(name: str, labels: Mapping[str, str], values: Mapping[str, str]
     return {**_head("v1", "Secret", name, labels), "type": "Opaque", "data": data}
 
 
+def describe_redirects(release: PodRelease, urls: Mapping[str, str]) -> Object:
+    """Describes the files that redirect host names of an address to URLs. Its pods follow changes in about a minute."""
+    return _make_secret(address_name(release.app, release.address), _labels(release), urls)
+
+
+def read_redirects(secret: Any) -> dict[str, str]:
+    """Returns the URLs by host name."""
+    return {host: b64decode(url).decode() for host, url in (secret.data or {}).items()}
+
+
 def describe_claim(release: PodRelease, limit: int, token: str, settings: Settings) -> list[Object]:
     """Describes the volume for so many bytes of data, and the token of those who may change them."""
     name, labels = claim_name(release.app, release.account), _data_labels(release)
@@ -134,7 +144,12 @@ def describe_deployment(release: PodRelease, settings: Settings, *, asleep: bool
     ]
     files = _mount("capsule", FOLDER)
     receive = _container("release", "receive", release, settings, [files, _mount("token", SECRETS, read_only=True)])
-    web = _container("web", "web", release, settings, [files]) | {
+    visited = [files]
+    if release.address == "live":  # which alone has domains of its own
+        name = address_name(release.app, release.address)
+        volumes.append({"name": "redirects", "secret": {"secretName": name, "optional": True}})
+        visited.append(_mount("redirects", FOLDER / "redirects", read_only=True))
+    web = _container("web", "web", release, settings, visited) | {
         "ports": [{"name": "http", "containerPort": WEB_PORT, "protocol": "TCP"}],
         "readinessProbe": {"tcpSocket": {"port": WEB_PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
     }

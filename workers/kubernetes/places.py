@@ -1,5 +1,7 @@
 """Where visitors get releases in the cluster: the Service of each address, and the Ingress with its host names.
 
+Pods redirect visitors from one host name to another as the address's Secret says, which is mounted into them.
+
 A Service leads to the pods of a release, or to the worker's activator (`activator.py`). Whoever follows it reads its
 Endpoints or its EndpointSlices, so both say the same.
 """
@@ -8,13 +10,15 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
+from gateway.deploys.addresses import url_of
 from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.settings import Settings
-from workers.engine.driver import Place
+from workers.engine.driver import Hosts, Place
 from workers.kubernetes.cluster import SERVICE_LABEL, SLICE, Cluster, Key
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
@@ -23,7 +27,9 @@ from workers.kubernetes.objects import (
     address_name,
     describe_endpoints,
     describe_ingress,
+    describe_redirects,
     describe_service,
+    read_redirects,
 )
 from workers.kubernetes.pod import PodRelease
 
@@ -99,13 +105,15 @@ class ClusterPlaces:
 
     # -- host names ------------------------------------------------------------------------------------------
 
-    async def name(self, release: PodRelease, hosts: Collection[str]) -> None:
+    async def name(self, release: PodRelease, hosts: Hosts) -> None:
         """Lets these host names lead to the address, and no others. Raises DeployError."""
-        ingress = describe_ingress(release, hosts, self._settings)
-        if hosts and self.routed(release):
-            await self._cluster.apply(ingress)
-        else:
-            await self._cluster.delete(("Ingress", ingress["metadata"]["name"]))
+        redirects = describe_redirects(release, {name: url_of(to, self._settings) for name, to in hosts.items() if to})
+        ingress, served = describe_ingress(release, hosts, self._settings), self.routed(release)
+        for described, needed in ((redirects, served and redirects["data"]), (ingress, served and hosts)):
+            if needed:
+                await self._cluster.apply(described)
+            else:
+                await self._cluster.delete((described["kind"], described["metadata"]["name"]))
 
     async def list_apps(self) -> set[str]:
         return {place.app for place in await self.list_places()}
@@ -114,16 +122,18 @@ class ClusterPlaces:
         labels = {"app": app_id} if app_id else {}
         found = [each for kind in ("Service", "Deployment") for each in self._cluster.select(kind, **labels)]
         places = {_place_of(each) for each in found if ADDRESS_LABEL in each.metadata.labels}
-        return [Place(*place, frozenset(self._list_hosts(place))) for place in places]
+        return [Place(*place, self._read_hosts(address_name(*place[1:]))) for place in places]
 
-    def _list_hosts(self, place: tuple[str, str, str]) -> set[str]:
-        ingress = self._cluster.present.get(("Ingress", address_name(*place[1:])))
-        return set() if ingress is None else {rule.host for rule in ingress.spec.rules or []}
+    def _read_hosts(self, name: str) -> Hosts:
+        ingress, secret = (self._cluster.present.get((kind, name)) for kind in ("Ingress", "Secret"))
+        urls = {} if secret is None else read_redirects(secret)
+        hosts = [] if ingress is None else [rule.host for rule in ingress.spec.rules or []]
+        return {host: urlsplit(urls.get(host, "")).hostname or "" for host in hosts}
 
     def places_at(self, host: str) -> list[Place]:
         return [Place(*_place_of(ingress)) for ingress in self._cluster.select("Ingress", host=host)]
 
-    async def rename(self, place: Place, hosts: Collection[str]) -> None:
+    async def rename(self, place: Place, hosts: Hosts) -> None:
         await self.name(PodRelease(place.account, place.app, place.address, "", ReleaseArchive("", 0), ""), hosts)
 
     async def leave(self, place: Place) -> None:

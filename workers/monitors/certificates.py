@@ -1,4 +1,4 @@
-"""Inspects the certificate of each verified custom domain, over a real TLS handshake.
+"""Inspects the certificate of each verified custom domain, over a real TLS handshake, those of an app at once.
 
 The certificate is not verified, because invalid certificates, such as expired ones, matter most. From 7 days before it
 expires, the account is notified once per certificate. A renewed certificate has another fingerprint. If a domain cannot
@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import hashlib
 import ssl
-from collections.abc import Mapping
-from typing import NamedTuple
 
-import msgspec
 import structlog
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from msgspec.structs import replace
 
+from gateway.accounts.domain_observations import Certificate, read_certificates, write_certificates
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.events.catalog import DomainExpiring
+from gateway.events.catalog import DomainExpiring, Event
 from gateway.ids import new_id, now_iso
 from gateway.keys import PARTITION_TAGS, certificate_ends_key, certificate_key, certificates_key
 from gateway.outbound.addresses import CallFailed, resolve
@@ -38,12 +37,6 @@ AFTER_FAILURE_SECONDS = 3_600.0  # at most, until an unreachable domain is inspe
 REMEMBERED_FINGERPRINTS = 8  # per domain: each of the servers behind it may have its own certificate
 ISSUER_CHARACTERS = 100
 BATCH_APPS = 1_000  # whose inspections are moved per request
-
-
-class Certificate(NamedTuple):
-    fingerprint: str  # SHA-256, hexadecimal
-    expires: int  # ms
-    issuer: str = ""
 
 
 class Certificates:
@@ -89,20 +82,36 @@ class Certificates:
 
     @staticmethod
     def _applies(app: App, _: Account, __: bool) -> bool:
-        return app.customDomain is not None and app.customDomainVerified
+        return bool(app.verified_domains)
 
     async def inspect(self, target: InspectedApp) -> Inspection:
-        settings, domain = self._settings, target.app.customDomain or ""
-        try:
-            certificate = await self._read_certificate(target.app.account, domain)
-        except CallFailed as error:
-            logger.info("certificate.unseen", app=target.app.id, domain=domain, reason=error.reason)
-            return Inspection({}, [], min(AFTER_FAILURE_SECONDS, settings.certificate_interval))
-        known, event = evaluate_certificate(target.known, domain, certificate, target.now())
+        app, domains = target.app, target.app.verified_domains
+        found = await asyncio.gather(*(self._try_to_read(app, domain) for domain in domains))
+        seen = dict(zip(domains, found, strict=True))
+        again = self._settings.certificate_interval
+        if None in seen.values():
+            again = min(AFTER_FAILURE_SECONDS, again)
+        if not any(seen.values()):
+            return Inspection({}, [], again)
+        former = read_certificates(target.known)
+        known, events = dict[str, Certificate](), list[tuple[str, Event]]()
+        for domain, certificate in seen.items():
+            if certificate is not None:
+                known[domain], event = evaluate_certificate(former.get(domain), domain, certificate, target.now())
+                events += [] if event is None else [(new_id("evt"), event)]
+            elif domain in former:
+                known[domain] = former[domain]
+        record = write_certificates(known)
         ends = certificate_ends_key(target.tag)  # for operators; readers also check the app's record
-        await self._store.client.zadd(ends, {target.app.id: certificate.expires})
-        events = [] if event is None else [(new_id("evt"), event)]
-        return Inspection(known, events, settings.certificate_interval)
+        await self._store.client.zadd(ends, {app.id: int(record["expiresAt"])})
+        return Inspection(record, events, again)
+
+    async def _try_to_read(self, app: App, domain: str) -> Certificate | None:
+        try:
+            return await self._read_certificate(app.account, domain)
+        except CallFailed as error:
+            logger.info("certificate.unseen", app=app.id, domain=domain, reason=error.reason)
+            return None
 
     async def _read_certificate(self, account: str, domain: str) -> Certificate:
         """Returns the certificate that the domain's server presents. Raises CallFailed."""
@@ -153,14 +162,13 @@ def _read_issuer(issuer: x509.Name) -> str:
 
 
 def evaluate_certificate(
-    known: Mapping[str, str], domain: str, certificate: Certificate, now: int
-) -> tuple[dict[str, str], DomainExpiring | None]:
+    known: Certificate | None, domain: str, certificate: Certificate, now: int
+) -> tuple[Certificate, DomainExpiring | None]:
     """Returns the new record of the certificate, and the event that follows. A pure function; times are in ms."""
-    notified = msgspec.json.decode(known["notified"], type=list[str]) if known.get("domain") == domain else []
+    notified = known.notified if known is not None else ()
     event = None
     if certificate.expires - now <= NOTICE_MS and certificate.fingerprint not in notified:
-        notified = [*notified, certificate.fingerprint][-REMEMBERED_FINGERPRINTS:]
+        notified = (*notified, certificate.fingerprint)[-REMEMBERED_FINGERPRINTS:]
         days = max(0, (certificate.expires - now) // DAY_MS)
         event = DomainExpiring(domain=domain, expiresAt=now_iso(certificate.expires / 1000), daysLeft=days)
-    record = {"domain": domain, "fingerprint": certificate.fingerprint, "expiresAt": str(certificate.expires)}
-    return {**record, "issuer": certificate.issuer, "notified": msgspec.json.encode(notified).decode()}, event
+    return replace(certificate, notified=notified), event

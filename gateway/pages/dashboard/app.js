@@ -94,10 +94,12 @@ function troubleCards(findings, crashes, open) {
 
 function overview(app) {
   const { certificate, repository } = app;
-  const domain = app.customDomain && link(`https://${app.customDomain}`, app.customDomain);
+  const domains = app.domains.map(({ domain, verified }) =>
+    h("div", {}, link(`https://${domain}`, domain), !verified && " (not verified)"),
+  );
   return facts({
     Address: link(app.url, bare(app.url)),
-    "Custom domain": domain && [domain, !app.customDomainVerified && " (not verified)"].filter(Boolean),
+    "Custom domains": domains.length > 0 && domains,
     "Live deploy": app.liveDeploy
       ? h("a", { href: `#/deploys/${app.liveDeploy}` }, h("code", {}, app.liveDeploy))
       : "None yet",

@@ -81,7 +81,8 @@ function appList(apps, usage) {
 }
 
 function appCard(app, usage) {
-  const address = app.customDomain && app.customDomainVerified ? `https://${app.customDomain}` : app.url;
+  const own = app.domains.find(({ verified }) => verified);
+  const address = own ? `https://${own.domain}` : app.url;
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
   return h(
     "li",

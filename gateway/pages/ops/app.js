@@ -47,7 +47,7 @@ function state(app) {
   });
 }
 
-function settings({ auth, customDomain, customDomainVerified, repository, build, limits }) {
+function settings({ auth, domains, repository, build, limits }) {
   const shown = (values) =>
     Object.entries(values ?? {})
       .filter(([, value]) => value !== null && value !== "")
@@ -55,7 +55,7 @@ function settings({ auth, customDomain, customDomainVerified, repository, build,
       .join(", ");
   return facts({
     "User tokens": shown(auth),
-    "Custom domain": customDomain ? `${customDomain}${customDomainVerified ? "" : ", not verified"}` : "None",
+    "Custom domains": domains.map(({ domain, verified }) => domain + (verified ? "" : " (not verified)")).join(", ") || "None",
     Repository: repository ? `${repository.url}, branch ${repository.branch}` : "None",
     Build: shown(build) || "None",
     Limits: shown(limits) || "The service’s",

@@ -1,4 +1,4 @@
-"""`capsule domain`, against a running gateway and a DNS server."""
+"""`capsule domains` and `capsule domain`, against a running gateway and a DNS server."""
 
 import secrets
 
@@ -19,9 +19,9 @@ def domain() -> str:
 async def test_set_verify_show_and_clear(capsule: Tool, app: App, resolver: DnsServer, domain: str) -> None:
     assert "no custom domain" in await capsule.refused("domain", "show", app.name)
     rows = (await capsule("domain", "set", app.name, domain.upper())).rows
-    assert rows[:3] == [["app", app.name], ["domain", domain], ["verified", "no"]]
-    assert rows[4:6] == [["Records for its DNS:"], ["TYPE", "NAME", "VALUE"]]
-    txt, cname = rows[6:8]
+    assert rows[:4] == [["app", app.name], ["domain", domain], ["primary", "yes"], ["verified", "no"]]
+    assert rows[5:7] == [["Records for its DNS:"], ["TYPE", "NAME", "VALUE"]]
+    txt, cname = rows[7:9]
     assert txt[:2] == ["TXT", f"_capsule.{domain}"]
     assert cname == ["CNAME", domain, f"{app.name}.{DOMAIN}"]
     assert rows[-1] == [f"Create these records, then run: capsule domain verify {app.name}"]
@@ -51,6 +51,40 @@ async def test_set_verify_show_and_clear(capsule: Tool, app: App, resolver: DnsS
 
     assert (await capsule("domain", "clear", app.name)).line == f"Removed the custom domain of {app.name}."
     assert "no custom domain" in await capsule.refused("domain", "verify", app.name)
+
+
+async def test_several_domains(capsule: Tool, app: App, resolver: DnsServer, domain: str) -> None:
+    www = f"www.{domain}"
+    assert (await capsule("domains", "list", app.name)).line == (
+        f"{app.name} has no custom domain. Set one with: capsule domains set {app.name} DOMAIN"
+    )
+    for name in (domain, www):
+        rows = (await capsule("domains", "set", app.name, f" {name.upper()}. ")).rows
+        assert rows[1] == ["domain", name]
+        assert rows[-1] == [f"Create these records, then run: capsule domains verify {app.name} {name}"]
+    error = await capsule.refused("domains", "verify", app.name, www)
+    assert error.endswith(f"To see the records that it needs, run: capsule domains set {app.name} {www}")
+    resolver.sets(
+        f"_capsule.{www}", (await capsule("domains", "list", app.name, "--json")).json[1]["records"][0]["value"]
+    )
+    assert (await capsule("domains", "verify", app.name, www)).line == f"{www} is verified."
+    assert (await capsule("domains", "list", app.name)).rows == [
+        ["DOMAIN", "PRIMARY", "VERIFIED"],
+        [domain, "yes", "no"],
+        [www, "yes"],
+    ]
+    rows = (await capsule("domains", "set", app.name, www, "--primary")).rows
+    assert rows[1:4] == [["domain", www], ["primary", "yes"], ["verified", "yes"]]
+    assert (await capsule("domain", "show", app.name)).rows[1] == ["domain", www]
+    shown = (await capsule("apps", "show", app.name)).rows
+    assert ["custom domain", f"{www}, {domain} (not verified)"] in shown
+    assert (await capsule("domains", "remove", app.name, www)).line == f"Removed {www} of {app.name}."
+    assert [row["domain"] for row in (await capsule("domains", "list", app.name, "--json")).json] == [domain]
+    for number in range(4):
+        await capsule("domains", "set", app.name, f"d{number}.{domain}")
+    assert "DOMAIN_LIMIT_REACHED" in await capsule.refused("domains", "set", app.name, www)
+    assert "NOT_FOUND" in await capsule.refused("domains", "remove", app.name, www)
+    assert "DOMAIN" in await capsule.refused("domains", "verify", app.name, code=2)
 
 
 async def test_refusals(capsule: Tool, app: App) -> None:

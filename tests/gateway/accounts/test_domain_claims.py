@@ -1,39 +1,43 @@
 """Claims to verified custom domains: of apps with the same domain, one is served there."""
 
 import asyncio
+import json
 import time
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.accounts.domain_claims import CLAIM_SECONDS
-from gateway.accounts.records import App
+from gateway.accounts.records import App, Domain, replace_domains
 from gateway.accounts.registry import Registry
 from gateway.errors import NameTaken
-from gateway.keys import domain_key
+from gateway.keys import app_key, domain_key
 from gateway.redis.scripts import compare_and_set
 from tests.support.registries import an_app, process
 
+WWW = "www.example.com"
 
-def with_domain(name: str, domain: str = "www.example.com", *, verified: bool = True) -> App:
-    return an_app(name, customDomain=domain, customDomainVerified=verified)
+
+def with_domain(name: str, domain: str = WWW, *, verified: bool = True) -> App:
+    return replace_domains(an_app(name), [Domain(domain, verified)])
 
 
 async def test_a_verified_domain_belongs_to_one_app(local: Registry) -> None:
     first, second = with_domain("first"), with_domain("second")
     await local.put_app(first, None)
     await local.put_app(first, first)
-    await local.put_app(replace(second, customDomainVerified=False), None)
+    unverified = with_domain("second", verified=False)
+    await local.put_app(unverified, None)
     with pytest.raises(NameTaken, match="Another app has verified"):
-        await local.put_app(second, replace(second, customDomainVerified=False))
+        await local.put_app(second, unverified)
     assert {app.name for app in await local.list_apps("acc_one")} == {"first", "second"}, "both apps stay"
-    assert (await local.domains.is_owner(first), await local.domains.is_owner(second)) == (True, False)
+    assert [await local.domains.is_owner(app, WWW) for app in (first, second)] == [True, False]
 
     renamed = replace(first, name="renamed")
     await local.put_app(renamed, first)
     with pytest.raises(NameTaken, match="Another app has verified"):
         await local.put_app(second, None)
-    await local.put_app(replace(renamed, customDomain="other.example.com"), renamed)
+    await local.put_app(replace(with_domain("renamed", "other.example.com"), id=first.id), renamed)
     await local.put_app(second, None)
     await local.delete_app(second)
     await local.put_app(with_domain("third"), None)
@@ -61,5 +65,46 @@ async def test_a_claim_without_its_record_lapses(local: Registry) -> None:
 async def test_a_claim_that_redis_lost_counts_as_the_apps(local: Registry) -> None:
     await local.put_app(with_domain("first"), None)
     await compare_and_set(local.store, domain_key("www.example.com"), "")
-    assert await local.domains.is_owner(with_domain("first"))
-    assert not await local.domains.is_owner(an_app())
+    assert await local.domains.is_owner(with_domain("first"), WWW)
+
+
+async def test_an_app_claims_each_of_its_verified_domains(local: Registry) -> None:
+    names = ["a.example.com", "b.example.com", "c.example.com"]
+    a, b, c = [Domain(name, verified=True) for name in names]
+
+    async def owners() -> list[str]:
+        found = [await local.domains.find_owner(name) for name in names]
+        return ["" if owner is None else owner.name for owner in found]
+
+    first = await local.put_app(replace_domains(an_app("first"), [a, Domain(b.name), c]), None)
+    assert await owners() == ["first", "", "first"]
+    assert (await local.put_app(with_domain("second", b.name), None)).verified_domains == (b.name,)
+    with pytest.raises(NameTaken):
+        await local.put_app(replace_domains(first, [a, b, c]), first)
+    assert await owners() == ["first", "second", "first"], "a put that is refused changes nothing"
+    # Another order keeps every claim, and a domain that is left out or no longer verified is free.
+    first = await local.change_domains(first, lambda domains: [*reversed(domains)])
+    assert (await owners(), first.customDomain) == (["first", "second", "first"], c.name)
+    first = await local.change_domains(first, lambda _: [a, Domain(c.name)])
+    assert await owners() == ["first", "second", ""]
+    assert await local.store.get(domain_key(c.name)) is None
+    await local.delete_app(first)
+    assert await owners() == ["", "second", ""]
+
+
+async def test_records_of_the_version_before(local: Registry) -> None:
+    """It knows one domain, and runs beside this one during an update."""
+    text = (
+        '{"id":"shop","name":"shop","account":"acc_one","customDomain":"www.example.com","customDomainVerified":true,'
+        '"customDomainProven":true,"createdAt":"2026-07-02T10:00:00.000Z"}'
+    )
+    await compare_and_set(local.store, app_key("shop"), text)
+    app = await local.app("shop")
+    assert app is not None
+    assert app.domains == (Domain(WWW, verified=True, proven=True),)
+    changed = await local.change_domains(app, lambda domains: [Domain("other.example.com"), *domains])
+    record = json.loads(await local.store.get(app_key("shop")) or "")
+    assert (record["customDomain"], record.get("customDomainVerified")) == ("other.example.com", None)
+    assert [each["name"] for each in record["domains"]] == ["other.example.com", WWW]
+    assert await local.change_domains(changed, lambda _: []) == replace_domains(app, [])
+    assert "omain" not in (await local.store.get(app_key("shop")) or "")

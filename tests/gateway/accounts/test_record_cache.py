@@ -10,7 +10,7 @@ import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import App
+from gateway.accounts.records import App, Domain, replace_domains
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import Availability
@@ -60,7 +60,7 @@ async def test_other_processes_see_a_change(local: Registry, peer: Registry) -> 
     assert await peer.app("shop") == before
     assert await peer.account(account.id) == account
 
-    changed = replace(before, customDomain="shop.example", customDomainVerified=True)
+    changed = replace_domains(before, [Domain("shop.example", verified=True)])
     await local.put_app(changed, before)
     await wait_for_change(peer, changed)
     larger = await change_plan(local, account.id, "max")
@@ -115,7 +115,7 @@ async def test_a_lost_subscription_drops_the_copies(local: Registry, proxy: Prox
         proxy.go_down()
         await wait_until(lambda: not peer.cache.is_current, timeout=1)
         for n in range(3):  # no copy is used while changes are not announced
-            changed = replace(before, customDomain=f"{n}.example")
+            changed = replace_domains(before, [Domain(f"{n}.example")])
             await local.put_app(changed, before)
             assert await peer.app("shop") == changed
         proxy.down = False
@@ -234,7 +234,7 @@ async def test_no_old_record_stays(local: Registry, proxy: Proxy, seed: int) -> 
         readers = [asyncio.create_task(read(each)) for each in (peer, elsewhere) for _ in range(4)]
         for n in range(60):
             await asyncio.sleep(chance.random() / 40)
-            changed = replace(app, customDomain=f"v{n}.example")
+            changed = replace_domains(app, [Domain(f"v{n}.example")])
             await local.put_app(changed, app)
             app = changed
             if n % 10 == 5:

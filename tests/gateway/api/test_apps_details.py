@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.ids import day_of
 from gateway.keys import certificate_key, health_days_key, health_key, partition_tag, site_key
 from gateway.monitors import history
@@ -35,8 +36,8 @@ async def live_through_a_bad_week(app: App) -> None:
         client.expire(health_days_key(tag, app.name), 600)
         client.hset(health_key(tag, app.name), mapping={"version": 1, "state": json.dumps(state)})
         client.hset(site_key(app.account.id, app.name), "live", "dep_1")
-        certificate = {"version": 1, "domain": "a.example", "expiresAt": now + DAY_MS, "issuer": "An Authority"}
-        client.hset(certificate_key(tag, app.name), mapping=certificate)
+        certificates = {"a.example": Certificate("f", now + DAY_MS, "An Authority")}
+        client.hset(certificate_key(tag, app.name), mapping=write_certificates(certificates))
     for crash in ({"reason": "exit", "exitCode": 3}, {"reason": "oom"}):
         assert (await app.gateway.platform("POST", f"apps/{app.name}/crashes", crash)).status_code == 202
     findings = [

@@ -1,4 +1,4 @@
-"""Custom domains that account holders set and verify, against a DNS server over UDP."""
+"""The primary domain of an app, which account holders set and verify, against a DNS server over UDP."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ import dns.rcode
 import httpx
 import pytest
 
+from gateway.accounts.domain_observations import Certificate, write_certificates, write_missing
 from gateway.ids import now_iso
 from gateway.keys import app_key, certificate_key, domain_check_key, domain_key, partition_tag
 from tests.fakes import FakeAppBackend
@@ -86,8 +87,8 @@ async def test_from_nothing_to_verified_and_back(app: App, resolver: DnsServer, 
     refused(await call(app, "DELETE"), 404, "NOT_FOUND")
 
     view = await put(app, domain)
-    assert view.keys() == {"domain", "verified", "records"}
-    assert (view["domain"], view["verified"]) == (domain, False)
+    assert view.keys() == {"domain", "primary", "verified", "records"}
+    assert (view["domain"], view["primary"], view["verified"]) == (domain, True, False)
     txt, cname = view["records"]
     assert (txt["type"], txt["name"], len(txt["value"])) == ("TXT", f"_capsule.{domain}", 40)
     assert cname == {"type": "CNAME", "name": domain, "value": f"{app.name}.{DOMAIN}"}
@@ -216,6 +217,12 @@ async def test_changes_during_a_verification(app: App, resolver: DnsServer, doma
         ("xn--ls8h.{}.example", "xn--ls8h.{}.example"),
         ("ＳＨＯＰ.{}.example", "shop.{}.example"),
         ("{}.co.uk", "{}.co.uk"),
+        (" {}.example\n", "{}.example"),
+        ("\u00a0{}.Example. ", "{}.example"),
+        ("😀.{}.example", "xn--e28h.{}.example"),
+        ("💩.{}.example", "xn--ls8h.{}.example"),
+        ("i❤️.{}.example", "xn--i-7iq.{}.example"),
+        ("faß.{}.example", "xn--fa-hia.{}.example"),
     ],
 )
 async def test_one_form_of_each_name(app: App, resolver: DnsServer, written: str, kept: str) -> None:
@@ -248,8 +255,7 @@ async def test_one_form_of_each_name(app: App, resolver: DnsServer, written: str
         "example.com:443",
         "user@example.com",
         "exa mple.com",
-        " example.com",
-        "example.com\n",
+        "example .com",
         "example.com\0",
         "example.com\r\nX: y",
         "192.0.2.1",
@@ -269,7 +275,11 @@ async def test_one_form_of_each_name(app: App, resolver: DnsServer, written: str
         "xn--" + "9" * 59 + ".example",
         "shop.xn--zckzah-",
         "\u0661.example\u200d",
-        "a\u0338.exa≠mple",
+        "a\u200db.example",
+        "\U0001f469\u200d\U0001f4bb.example",  # browsers refuse joined emoji
+        "xn--ab-m1t.example",  # a\u200db
+        "\u0301a.example",
+        "1\u05d0.example",
         "\u202eexample.com",
         "☃.exa..mple",
         DOMAIN,
@@ -404,15 +414,20 @@ async def test_the_certificate_and_a_missing_record(app: App, gw: Gateway, resol
     await prove(app, resolver, domain)
     tag, ends = partition_tag(app.account.id), 1_900_000_000_000
     with gw.redis.client() as client:
-        certificate = {"domain": domain, "expiresAt": ends, "issuer": "An Authority"}
-        client.hset(certificate_key(tag, app.name), mapping=certificate)
+        # Records of the version before are about one domain.
+        certificate = {"domain": domain, "fingerprint": "f", "expiresAt": ends, "issuer": "An Authority"}
+        client.hset(certificate_key(tag, app.name), mapping={**certificate, "notified": "[]"})
         assert (await show(app))["certificate"] == {"issuer": "An Authority", "expiresAt": now_iso(ends / 1000)}
-        client.hset(certificate_key(tag, app.name), "issuer", "")
-        assert (await show(app))["certificate"]["issuer"] is None
-        client.hset(certificate_key(tag, app.name), "domain", "former.example")
-        assert "certificate" not in await show(app)
+        for name, issuer in (("former.example", "An Authority"), (domain, "")):
+            known = write_certificates({name: Certificate("f", ends, issuer)})
+            client.hset(certificate_key(tag, app.name), mapping=known)
+            expected = {"issuer": None, "expiresAt": now_iso(ends / 1000)} if name == domain else None
+            assert (await show(app)).get("certificate") == expected
         client.hset(domain_check_key(tag, app.name), mapping={"domain": domain, "missingSince": ends, "version": "1"})
+        assert "is missing. Restore it" in (await show(app))["problem"]
+        client.hset(domain_check_key(tag, app.name), mapping=write_missing({domain: ends, "other.example": ends}))
         assert "is missing. Restore it" in (await show(app))["problem"]
         assert now_iso(ends / 1000 + 7 * 86_400) in (await show(app))["problem"]
         assert "problem" not in await verify(app)
         assert "problem" not in await show(app), "the record was just there"
+        assert json.loads(client.hget(domain_check_key(tag, app.name), "missing")) == {"other.example": ends}

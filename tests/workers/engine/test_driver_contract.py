@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.records import App
+from gateway.accounts.records import App, Domain, replace_domains
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
@@ -404,6 +404,34 @@ async def test_a_name_that_is_taken_stays_with_its_app(engine: Engine, store: St
     assert "belongs to another app" in (await thief.deploy(SECOND)).reason
     assert await engine.visit(name) == (200, FIRST)
     await wait_until(lambda: engine.list_kept() == {FIRST})
+
+
+async def test_the_domains_of_an_app_lead_to_its_primary_one(shop: Shop) -> None:
+    names = ("example.org", "www.example.org")
+    apex, www = [Domain(name, verified=True) for name in names]
+    none, to_apex, to_www = (404, ""), (308, f"https://{apex.name}"), (308, f"https://{www.name}")
+
+    async def visit() -> list[tuple[int, str]]:
+        return [await shop.engine.visit(name) for name in names]
+
+    async def follows(domains: list[Domain], answers: list[tuple[int, str]]) -> None:
+        shop.engine.apps[:] = [replace_domains(APP, domains)]
+        await wait_until(visit, holds=lambda found: found == answers)
+
+    await shop.open()
+    await follows([apex, www], [(200, FIRST), to_apex])
+    await follows([www, apex], [to_www, (200, FIRST)])
+    await shop.builder.make(SECOND)
+    await shop.go_on("check", "canary", "live")
+    assert await visit() == [to_www, (200, SECOND)]
+    # Nobody is led to a domain that is not verified.
+    await follows([Domain(www.name), apex], [(200, SECOND), none])
+    await follows([apex, www], [(200, SECOND), to_apex])
+    await shop.restart()
+    assert await visit() == [(200, SECOND), to_apex]
+    await follows([www], [none, (200, SECOND)])
+    await follows([], [none, none])
+    assert await shop.engine.visit(HOST) == (200, SECOND)
 
 
 async def test_no_preview_takes_the_name_of_another_app(shop: Shop) -> None:

@@ -18,6 +18,7 @@ from workers.kubernetes.objects import (
     describe_endpoints,
     describe_ingress,
     describe_policy,
+    describe_redirects,
     describe_secret,
     describe_service,
 )
@@ -49,6 +50,7 @@ def describe_all() -> list[Object]:
         describe_endpoints(LIVE, "10.0.0.1", 8000),
         describe_service(RELEASE),
         describe_ingress(RELEASE, ["notes--p-a.example.com", "notes.example.org"], SETTINGS),
+        describe_redirects(LIVE, {"www.example.org": "https://example.org"}),
         describe_policy(SETTINGS, "capsule"),
     ]
 
@@ -188,6 +190,18 @@ def test_cert_manager_issues_a_certificate_for_each_host_name() -> None:
         (["notes.example.com"], "tls-notes.example.com"),
         (["notes.example.org"], "tls-notes.example.org"),
     ]
+
+
+def test_the_pods_of_an_app_have_its_redirects() -> None:
+    """They are mounted where Caddy looks for them. A preview has no domain of its own."""
+    secret = describe_redirects(LIVE, {"www.example.org": "https://example.org"})
+    pod = describe_deployment(LIVE, SETTINGS)["spec"]["template"]["spec"]
+    assert {"secretName": secret["metadata"]["name"], "optional": True} in [
+        each.get("secret") for each in pod["volumes"]
+    ]
+    mounted = {each["name"]: [mount["mountPath"] for mount in each["volumeMounts"]] for each in pod["containers"]}
+    assert [name for name, paths in mounted.items() if "/capsule/redirects" in paths] == ["web"]
+    assert "redirects" not in str(describe_deployment(RELEASE, SETTINGS))
 
 
 def test_quantities_are_as_the_api_writes_them() -> None:

@@ -21,7 +21,7 @@ from tests.support.redis_servers import free_port
 from workers.engine.app_data import AppData
 from workers.engine.packing import DataError
 from workers.hosting.archives import pack
-from workers.hosting.releases import PREVIOUS_SECONDS
+from workers.hosting.releases import PREVIOUS_SECONDS, replace_link
 from workers.kubernetes.data_client import DataClient
 from workers.kubernetes.pod import DATA_PORT, PodRelease
 from workers.kubernetes.receive import receive
@@ -250,6 +250,31 @@ async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
             for path in (*PATHS, "/assets/app-GpEN3EET.js"):
                 await assert_same(hosting, pod, path)
             assert (await pod.ask("/", host="renamed.apps.test")).body == b"<h1>Shop</h1>"
+
+
+async def test_other_domains_lead_to_the_primary_one() -> None:
+    """As the Secret says that is mounted into the pod. The cluster replaces its files by renaming a link."""
+    with passable_folder() as folder:
+        pod = await make_pod(Hosting(folder / "host"), folder, FILES)
+        mounted = pod.folder / "redirects"
+
+        def mount(version: str, **redirects: str) -> None:
+            (mounted / version).mkdir()
+            for host, url in redirects.items():
+                (mounted / version / host).write_text(url)
+                if not (mounted / host).is_symlink():
+                    (mounted / host).symlink_to(f"..data/{host}")
+            replace_link(mounted / "..data", version)
+
+        async with pod.serving():
+            assert (await pod.ask("/about", host="www.example.org")).body == b"about"
+            mount("..1", **{"www.example.org": "https://example.org"})
+            said = await pod.ask("/about?a=%20b", host="www.example.org")
+            assert (said.status, said.headers["location"]) == (308, "https://example.org/about?a=%20b")
+            assert (await pod.ask("/about", host="example.org")).body == b"about"
+            mount("..2", **{"example.org": "https://www.example.org"})
+            assert (await pod.ask("/about", host="www.example.org")).body == b"about"
+            assert (await pod.ask("/", host="example.org")).headers["location"] == "https://www.example.org/"
 
 
 async def test_a_page_from_before_the_swap_finds_its_scripts_for_a_while() -> None:

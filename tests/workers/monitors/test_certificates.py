@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -11,9 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from cryptography import x509
-from msgspec.structs import replace
 
-from gateway.accounts.records import App
+from gateway.accounts.domain_observations import Certificate, read_certificates
+from gateway.accounts.records import App, Domain, replace_domains
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import now_iso
 from gateway.keys import certificate_key, certificates_key, partition_tag
@@ -29,7 +31,6 @@ from workers.monitors.certificates import (
     DAY_MS,
     NOTICE_MS,
     REMEMBERED_FINGERPRINTS,
-    Certificate,
     Certificates,
     evaluate_certificate,
 )
@@ -95,7 +96,7 @@ async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
 
 
 async def app_of(own: Fleet, domain: str, *, verified: bool = True, **fields: Any) -> Watched:
-    return await own.app(customDomain=domain, customDomainVerified=verified, **fields)
+    return await own.app(domains=(Domain(domain, verified),), **fields)
 
 
 async def known(app: Watched) -> dict[str, str]:
@@ -125,7 +126,8 @@ async def test_the_account_is_notified_once_per_certificate_within_seven_days(ow
     assert near.types() == over.types() == free.types() == ["domain.expiring"]
     assert await known(never) == await known(plain) == {}
     assert (await known(far))["expiresAt"] == str(ends[far])
-    assert (await known(far))["issuer"] == far.app.customDomain  # it is self-signed
+    [certificate] = read_certificates(await known(far)).values()
+    assert certificate.issuer == far.app.customDomain  # it is self-signed
     seconds, _ = await own.queue.store.client.time()
     assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 3  # for operators
     # A renewed certificate causes no event until its own end is near.
@@ -147,11 +149,11 @@ async def test_a_changed_or_removed_domain(own: Fleet, edge: Edge) -> None:
     edge.shows("two.example.com", 2)
     await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # inspects once a day
     await wait_until(lambda: "one.example.com" in edge.asked, 10)
-    changed = _replace(app, customDomain="two.example.com")
+    changed = at_domains(app, "two.example.com")
     await own.registry.put_app(changed, app.app)
     await app.receives("domain.expiring")
     assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
-    await own.registry.put_app(_replace(app, customDomain=None), changed)
+    await own.registry.put_app(at_domains(app), changed)
     await wait_until(lambda: known(app), 10, holds=lambda found: found == {})
 
 
@@ -162,14 +164,50 @@ async def test_a_domain_that_is_changed_during_an_inspection_is_inspected_next(o
     client, tag = own.queue.store.client, partition_tag(app.account.id)
     await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # inspects once a day
     await wait_until(lambda: client.zscore(certificates_key(tag), app.app.id), 10)  # 0 until an inspection begins
-    await own.registry.put_app(_replace(app, customDomain="two.example.com"), app.app)
+    await own.registry.put_app(at_domains(app, "two.example.com"), app.app)
     async with edge.answering():
         await app.receives("domain.expiring")
     assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
 
 
-def _replace(app: Watched, **fields: Any) -> App:
-    return replace(app.app, **fields)
+def at_domains(app: Watched, *names: str) -> App:
+    return replace_domains(app.app, [Domain(name, verified=True) for name in names])
+
+
+async def test_several_domains_of_an_app(own: Fleet, edge: Edge) -> None:
+    app = await app_of(own, "one.example.com")
+    ends = [edge.shows(f"{name}.example.com", days) for name, days in (("one", 3), ("two", 2), ("three", 90))]
+    await own.registry.put_app(at_domains(app, "one.example.com", "two.example.com", "no.example.com"), app.app)
+    # A record of the version before, which has notified the account of the first domain's certificate.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host, _, port = edge.address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="one.example.com")
+    fingerprint = hashlib.sha256(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).hexdigest()
+    writer.close()
+    tag = partition_tag(app.account.id)
+    before = {"domain": "one.example.com", "fingerprint": fingerprint, "expiresAt": str(ends[0]), "issuer": ""}
+    before |= {"notified": json.dumps([fingerprint]), "version": "1"}
+    await own.queue.store.client.hset(certificate_key(tag, app.app.id), mapping=before)
+
+    settings = {"GATEWAY_CERTIFICATE_ADDRESS": edge.address, "GATEWAY_CERTIFICATE_INTERVAL": "0.1"}
+    await own.worker("monitors", "webhooks", **settings)
+    await app.receives("domain.expiring")
+    assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
+    found = read_certificates(await known(app))
+    assert {name: each.expires for name, each in found.items()} == {
+        "one.example.com": ends[0],
+        "two.example.com": ends[1],
+    }
+    assert (await known(app))["expiresAt"] == str(ends[1]), "the one that ends first"
+    seconds, _ = await own.queue.store.client.time()
+    assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 1
+    # One that cannot be reached for now keeps its certificate.
+    del edge.contexts["two.example.com"]
+    ends[0] = edge.shows("one.example.com", 60)
+    await wait_until(lambda: known(app), 10, holds=lambda record: str(ends[0]) in record["certificates"])
+    assert read_certificates(await known(app))["two.example.com"].expires == ends[1]
+    assert app.types() == ["domain.expiring"]
 
 
 async def test_after_a_start_every_certificate_is_inspected_soon(own: Fleet, edge: Edge) -> None:
@@ -239,17 +277,17 @@ def seen(days: float, fingerprint: str = "a") -> Certificate:
 
 async def test_the_notice_period() -> None:
     for expires, notified in ((NOW + NOTICE_MS + 1, False), (NOW + NOTICE_MS, True), (NOW - 30 * DAY_MS, True)):
-        assert (evaluate_certificate({}, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is notified
+        assert (evaluate_certificate(None, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is notified
 
 
 @pytest.mark.parametrize(("days", "left"), [(7, 7), (6.99, 6), (1, 1), (0.99, 0), (0, 0), (-3, 0)])
 async def test_the_remaining_days(days: float, left: int) -> None:
-    _, event = evaluate_certificate({}, DOMAIN, seen(days), NOW)
+    _, event = evaluate_certificate(None, DOMAIN, seen(days), NOW)
     assert event == DomainExpiring(domain=DOMAIN, expiresAt=now_iso((NOW + days * DAY_MS) / 1000), daysLeft=left)
 
 
 async def test_one_event_per_certificate_even_if_a_domain_alternates_between_several() -> None:
-    record: dict[str, str] = {}
+    record: Certificate | None = None
     notified = []
     for fingerprint, days in [("a", 3), ("b", 4), ("a", 3), ("c", 90), ("b", 4), ("c", 5), ("a", 1)]:
         record, event = evaluate_certificate(record, DOMAIN, seen(days, fingerprint), NOW)
@@ -257,14 +295,9 @@ async def test_one_event_per_certificate_even_if_a_domain_alternates_between_sev
     assert notified == ["a", "b", "c"]
 
 
-async def test_the_same_certificate_on_another_domain_causes_an_event() -> None:
-    record, _ = evaluate_certificate({}, DOMAIN, seen(1), NOW)
-    assert evaluate_certificate(record, DOMAIN, seen(1), NOW)[1] is None
-    assert evaluate_certificate(record, "other.example.com", seen(1), NOW)[1] is not None
-
-
 async def test_the_number_of_remembered_fingerprints_is_bounded() -> None:
-    record: dict[str, str] = {}
+    record: Certificate | None = None
     for number in range(50):
         record, _ = evaluate_certificate(record, DOMAIN, seen(1, str(number)), NOW)
-    assert record["notified"].count('"') == 2 * REMEMBERED_FINGERPRINTS
+    assert record is not None
+    assert len(record.notified) == REMEMBERED_FINGERPRINTS

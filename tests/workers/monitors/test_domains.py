@@ -10,11 +10,11 @@ from typing import Any
 import dns.rcode
 import pytest
 import pytest_asyncio
-from msgspec.structs import replace
 
 from gateway.accounts.custom_domains import MISSING_SECONDS
 from gateway.accounts.domain_names import record_name, verification_token
-from gateway.accounts.records import App
+from gateway.accounts.domain_observations import read_missing, write_missing
+from gateway.accounts.records import App, Domain, replace_domains
 from gateway.ids import new_id
 from gateway.keys import domain_check_key, domain_checks_key, domain_key, partition_tag
 from gateway.redis.scripts import compare_and_set
@@ -57,7 +57,7 @@ async def checking(own: Fleet, resolver: DnsServer, workers: int = 1) -> AsyncIt
 async def an_app(own: Fleet, resolver: DnsServer | None = None, *, proven: bool = True, **fields: Any) -> Watched:
     """Creates an app with a verified domain, whose record is in the DNS if a server is given."""
     domain = f"{secrets.token_hex(4)}.example.com"
-    fields = {"customDomain": domain, "customDomainVerified": True, "customDomainProven": proven, **fields}
+    fields = {"domains": (Domain(domain, verified=True, proven=proven),), **fields}
     watched = await own.app(**fields)
     if resolver is not None:
         resolver.sets(record_name(domain), verification_token(watched.app, domain))
@@ -75,6 +75,10 @@ async def known(watched: Watched) -> dict[str, str]:
     return await client.hgetall(domain_check_key(partition_tag(watched.account.id), watched.app.id))
 
 
+async def missing(watched: Watched) -> dict[str, int]:
+    return read_missing(await known(watched))
+
+
 async def passes(watched: Watched, milliseconds: int) -> None:
     """Moves the time since which the record is missing into the past.
 
@@ -82,8 +86,8 @@ async def passes(watched: Watched, milliseconds: int) -> None:
     """
     tag = partition_tag(watched.account.id)
     client, key = watched.fleet.queue.store.client, domain_check_key(tag, watched.app.id)
-    since = int(await client.hget(key, "missingSince")) - milliseconds
-    await client.hset(key, mapping={"missingSince": since, "version": new_id("ver")})
+    since = {name: at - milliseconds for name, at in (await missing(watched)).items()}
+    await client.hset(key, mapping={**write_missing(since), "version": new_id("ver")})
 
 
 async def asked(resolver: DnsServer, watched: Watched, times: int = 3) -> None:
@@ -94,31 +98,36 @@ async def asked(resolver: DnsServer, watched: Watched, times: int = 3) -> None:
 
 
 async def test_seven_days_without_the_record() -> None:
-    known: dict[str, str] = {}
-    for day, missing, since, lost in (
-        (0, False, "", False),
-        (1, True, str(NOW + DAY_MS), False),
-        (5, True, str(NOW + DAY_MS), False),
-        (6, False, "", False),  # it was there again: the time starts over
-        (7, True, str(NOW + 7 * DAY_MS), False),
-        (13, True, str(NOW + 7 * DAY_MS), False),
-        (14, True, str(NOW + 7 * DAY_MS), True),
+    known: dict[str, int] = {}
+    gone, there = "There is no TXT record", ""
+    for day, found, since, lost in (
+        (0, there, None, False),
+        (1, gone, NOW + DAY_MS, False),
+        (5, gone, NOW + DAY_MS, False),
+        (6, there, None, False),  # it was there again: the time starts over
+        (7, gone, NOW + 7 * DAY_MS, False),
+        (13, gone, NOW + 7 * DAY_MS, False),
+        (14, None, NOW + 7 * DAY_MS, False),  # the DNS did not answer
+        (15, gone, NOW + 7 * DAY_MS, True),
     ):
-        known, judged = judge(known, "a.example", NOW + day * DAY_MS, missing=missing)
-        assert (known, judged) == ({"domain": "a.example", "missingSince": since}, lost), day
-    # Another domain's time does not count.
-    assert judge(known, "b.example", NOW + 99 * DAY_MS, missing=True)[1] is False
+        answers = {} if found is None else {"a.example": found}
+        known, judged = judge(known, ["a.example"], answers, NOW + day * DAY_MS)
+        assert (known, judged) == ({} if since is None else {"a.example": since}, {"a.example"} if lost else set()), day
+    # Each domain has its own time, and that of a former one does not count.
+    answers = {"b.example": gone, "c.example": there}
+    known, judged = judge({**known, "c.example": NOW}, ["b.example", "c.example"], answers, NOW + 99 * DAY_MS)
+    assert (known, judged) == ({"b.example": NOW + 99 * DAY_MS}, set())
     assert MISSING_SECONDS * 1000 == 7 * DAY_MS
 
 
 async def test_a_domain_whose_record_is_gone_is_withdrawn(own: Fleet, resolver: DnsServer) -> None:
     kept, lost, other = [await an_app(own, resolver) for _ in range(3)]
-    operators, unproven = await an_app(own, proven=False), await an_app(own, proven=False, customDomainVerified=False)
+    operators, unproven = await an_app(own, proven=False), await an_app(own, domains=(Domain("not.example.com"),))
     async with checking(own, resolver, workers=2):
         resolver.sets(record_name(lost.app.customDomain))
         resolver.sets(record_name(other.app.customDomain), "another value")
         for each in (lost, other):
-            await wait_until(lambda each=each: known(each), 10, holds=lambda found: bool(found.get("missingSince")))
+            await wait_until(lambda each=each: missing(each), 10)
             await passes(each, 6 * DAY_MS)
             await asked(resolver, each)
             assert (await present(each)).customDomainVerified
@@ -131,7 +140,7 @@ async def test_a_domain_whose_record_is_gone_is_withdrawn(own: Fleet, resolver: 
             assert await own.queue.store.get(domain_key(each.app.customDomain)) is None
         await asked(resolver, kept)
     assert (await present(kept)).customDomainVerified
-    assert await known(kept) == {**await known(kept), "domain": kept.app.customDomain, "missingSince": ""}
+    assert await known(kept) == {**await known(kept), "missing": "{}"}
     for each in (operators, unproven):
         assert await present(each) == each.app
         assert record_name(each.app.customDomain) not in resolver.asked
@@ -142,7 +151,7 @@ async def test_a_dns_that_fails_changes_nothing(own: Fleet, resolver: DnsServer)
     app = await an_app(own)
     name = record_name(app.app.customDomain or "")
     async with checking(own, resolver):
-        await wait_until(lambda: known(app), 10, holds=lambda found: bool(found.get("missingSince")))
+        await wait_until(lambda: missing(app), 10)
         resolver.failing[name] = dns.rcode.SERVFAIL
         await asked(resolver, app, 2)
         await passes(app, 30 * DAY_MS)
@@ -151,8 +160,31 @@ async def test_a_dns_that_fails_changes_nothing(own: Fleet, resolver: DnsServer)
         assert (await present(app)).customDomainVerified
         assert await known(app) == before
         resolver.sets(name, verification_token(app.app, app.app.customDomain or ""))
-        await wait_until(lambda: known(app), 10, holds=lambda found: found.get("missingSince") == "")
+        await wait_until(lambda: missing(app), 10, holds=lambda found: found == {})
     assert (await present(app)).customDomainVerified
+
+
+async def test_each_of_several_domains_is_withdrawn_alone(own: Fleet, resolver: DnsServer) -> None:
+    names = [f"{part}-{secrets.token_hex(4)}.example.com" for part in ("kept", "lost", "silent", "operators")]
+    kept, lost, silent, operators = names
+    domains = [Domain(name, verified=True, proven=name != operators) for name in names]
+    app = await own.app(domains=tuple(domains))
+    resolver.sets(record_name(kept), verification_token(app.app, kept))
+    # A record of the version before knows one domain.
+    key, long_ago = domain_check_key(partition_tag(app.account.id), app.app.id), NOW - 365 * DAY_MS
+    before = {"domain": silent, "missingSince": str(long_ago), "version": "1"}
+    await own.queue.store.client.hset(key, mapping=before)
+    resolver.failing[record_name(silent)] = dns.rcode.SERVFAIL
+    async with checking(own, resolver):
+        await wait_until(lambda: missing(app), 10, holds=lambda found: lost in found)
+        assert (await missing(app))[silent] == long_ago, "the DNS has not answered"
+        await passes(app, 8 * DAY_MS)
+        await wait_until(lambda: present(app), 10, holds=lambda app: lost not in app.verified_domains)
+        assert (await present(app)).domains == (domains[0], Domain(lost), *domains[2:])
+        assert [await own.queue.store.get(domain_key(name)) is None for name in names] == [False, True, False, False]
+        resolver.sets(record_name(silent), verification_token(app.app, silent))
+        await wait_until(lambda: missing(app), 10, holds=lambda found: found == {})
+    assert (await present(app)).verified_domains == (kept, silent, operators)
 
 
 async def test_a_claim_that_redis_lost_is_renewed(own: Fleet, resolver: DnsServer) -> None:
@@ -167,7 +199,7 @@ async def test_an_app_that_lost_its_claim_to_another(own: Fleet, resolver: DnsSe
     app = await an_app(own, resolver)
     domain = app.app.customDomain or ""
     await compare_and_set(own.queue.store, domain_key(domain), "")
-    other = await an_app(own, customDomain=domain)
+    other = await an_app(own, domains=app.app.domains)
     resolver.sets(record_name(domain), *(verification_token(each.app, domain) for each in (app, other)))
     async with checking(own, resolver):
         await wait_until(lambda: present(app), 10, holds=lambda found: not found.customDomainVerified)
@@ -181,7 +213,7 @@ async def test_a_removed_domain_and_a_deleted_app(own: Fleet, resolver: DnsServe
     async with checking(own, resolver):
         for each in (changed, deleted):
             await wait_until(lambda each=each: known(each), 10)
-        await own.registry.put_app(replace(changed.app, customDomain=None, customDomainVerified=False), changed.app)
+        await own.registry.put_app(replace_domains(changed.app, []), changed.app)
         await own.registry.delete_app(deleted.app)
         for each in (changed, deleted):
             await wait_until(lambda each=each: known(each), 10, holds=lambda found: found == {})
@@ -193,4 +225,4 @@ async def test_the_worker_checks_domains(own: Fleet, resolver: DnsServer) -> Non
     app = await an_app(own, resolver)
     await own.worker("monitors", GATEWAY_DNS=resolver.address)
     await wait_until(lambda: record_name(app.app.customDomain or "") in resolver.asked, 20)
-    await wait_until(lambda: known(app), 10, holds=lambda found: found.get("missingSince") == "")
+    await wait_until(lambda: known(app), 10, holds=lambda found: found.get("missing") == "{}")
