@@ -35,6 +35,7 @@ import msgspec
 from gateway.pages.error_pages import render_error_page
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
+from workers.hosting.rules import INDEX, PAGES
 from workers.hosting.watchdog import is_running, start_time
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
@@ -365,6 +366,9 @@ def render_configuration(
         recent="" if recent_until is None else f"expression int({{time.now.unix}}) < {recent_until:.0f}",
         folders=" ".join(map(_render_error_page, range(ERROR_PAGE_DEPTH, 0, -1))),
         types="\n\t\t\t".join(types),
+        pages=" ".join(f"{{path}}{ending}" for ending in PAGES),
+        pages_of_slash=" ".join(f"{{re.slash.1}}{ending}" for ending in PAGES if ending),
+        index=f"{{path}}{INDEX}",
         lower_case="\n\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),

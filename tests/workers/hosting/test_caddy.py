@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -65,6 +66,52 @@ async def test_each_host_has_its_release(hosting: Hosting) -> None:
             said = await hosting.ask("/", host=written)
             assert said.kept == (200, text.encode(), PAGE), written
             assert "server" not in said.headers
+
+
+FOLDERS = ("100% dir", "what? dir", "c# dir", "a dir", "%41", "ü", "x&y;z", "[a]*{b}", '"q"')
+
+
+async def test_an_address_has_one_spelling(hosting: Hosting) -> None:
+    """The other one, with or without the slash at the end, leads there, whatever the name is."""
+    files = {f"{name}/index.html": f"folder {name}" for name in FOLDERS}
+    files |= {f"page {name}.html": f"page {name}" for name in FOLDERS}
+    files |= {"index.html": "home", "A/index.html": "folder A", "both.html": "page", "both/index.html": "folder"}
+    files |= {"deep/er.html": "deeper", "plain": "plain", "404.html": "nothing here"}
+    hosting.publish("dep_14", files, "slashes.apps.test", app_id="slashes")
+
+    async def follow(path: str) -> tuple[int, str, str]:
+        said = await hosting.ask(path, "Accept: text/html", host="slashes.apps.test")
+        location = said.headers.get("location", "")
+        if said.status == 308:
+            assert said.headers["cache-control"] == "no-cache"
+            said = await hosting.ask(location, host="slashes.apps.test")
+        return said.status, location, said.body.decode()
+
+    for name in FOLDERS:
+        folder, page = f"/{quote(name)}", f"/{quote(f'page {name}')}"
+        assert await follow(f"{folder}/?q=%3F") == (200, "", f"folder {name}")
+        status, location, body = await follow(f"{folder}?q=%3F/")
+        assert (status, location.endswith("/?q=%3F/"), body) == (200, True, f"folder {name}"), location
+        assert await follow(page) == (200, "", f"page {name}")
+        status, location, body = await follow(f"{page}/?q")
+        assert (status, location.endswith("?q"), body) == (200, True, f"page {name}"), location
+    for path, status, location, body in [
+        ("/both", 200, "", "page"),
+        ("/both/", 200, "/both", "page"),
+        ("/both/index.html", 200, "", "folder"),
+        ("/both.html", 200, "", "page"),
+        ("/%41", 200, "/%41/", "folder A"),
+        ("/deep/er/", 200, "/deep/er", "deeper"),
+        ("/deep%2Fer%2F", 200, "/deep%2Fer", "deeper"),
+        ("//evil.example/../both/", 200, "/evil.example/../both", "page"),
+        ("//evil.example/../A", 200, "/evil.example/../A/", "folder A"),
+        ("/%5Cevil.example/../both/", 200, "/%5Cevil.example/../both", "page"),
+        ("/plain/", 404, "", "nothing here"),
+        ("/both.html/", 404, "", "nothing here"),
+        ("/index.html/", 404, "", "nothing here"),
+        ("/deep", 404, "", "nothing here"),
+    ]:
+        assert (path, await follow(path)) == (path, (status, location, body))
 
 
 STATIC = {
@@ -174,8 +221,9 @@ ANSWERS: list[tuple[str, tuple[str, ...], int, bytes, dict[str, str]]] = [
     ("/some/v1.2", ("Accept: text/html",), 200, b"<h1>Shop</h1>", PAGE),
     ("/docs/", (), 200, b"docs", PAGE),
     ("//docs///index.html", (), 200, b"docs", PAGE),
-    ("/docs?a=b", (), 308, b"", {"content-type": "text/html; charset=utf-8", "location": "/docs/?a=b"}),
+    ("/docs?a=b", (), 308, b"", {"cache-control": "no-cache", "location": "/docs/?a=b"}),
     ("/about", (), 200, b"about", PAGE),
+    ("/about/?a=b", (), 308, b"", {"cache-control": "no-cache", "location": "/about?a=b"}),
     ("/trick-", (), 200, b"<h1>Shop</h1>", PAGE),
     ("/app.js", (), 200, "let x = 'ü'".encode(), {**PAGE, "content-type": "text/javascript; charset=utf-8"}),
     ("/%61pp%2Ejs", (), 200, "let x = 'ü'".encode(), {**PAGE, "content-type": "text/javascript; charset=utf-8"}),
