@@ -24,10 +24,11 @@ from gateway.settings import Settings
 from gateway.storage import Storage, until_storage_answers
 from workers.builds import build, source
 from workers.builds.caches import BuildCaches
-from workers.builds.recognition import choose_build
+from workers.builds.recognition import choose_build, is_built_by_tool
 from workers.builds.registries import Registries
 from workers.hosting import archives, disk
 from workers.hosting.archive_files import BadArchive
+from workers.hosting.digests import BY_TOOL
 from workers.hosting.release_files import write_release_manifest
 from workers.hosting.releases import Releases
 from workers.hosting.rules import compile_rules
@@ -96,6 +97,7 @@ class Compiler:
                 await self._fetch_source(job, uid, folder)
                 manifest = await run_in_thread(self._read_manifest, job, uid, folder)
                 spec = await run_in_thread(choose_build, folder / "source", manifest, job.app.build, job.write_line)
+                by_tool = await run_in_thread(is_built_by_tool, folder / "source", spec)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
                     origin = f"{job.app.account} {await self._find_clearing(job.app)}"
@@ -119,6 +121,8 @@ class Compiler:
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
                 else:
+                    if by_tool:
+                        (release / BY_TOOL).touch()
                     for problem in await run_in_thread(compile_rules, release):
                         job.write_line(problem)
                 write_release_manifest(release, manifest)
@@ -195,7 +199,7 @@ class Compiler:
         """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""
         try:
             if not (release / "start").exists():
-                await archives.compress(release)
+                await archives.prepare(release)
             archive = await archives.pack(release, packed)
             key = archives.archive_key(job.app.id, job.deploy.id)
             await until_storage_answers(lambda: self._storage.put(key, packed))

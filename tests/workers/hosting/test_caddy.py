@@ -18,6 +18,7 @@ from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from workers.hosting import caddy
+from workers.hosting.archives import prepare
 from workers.hosting.driver import HostDriver
 
 SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
@@ -160,7 +161,8 @@ async def test_a_fallback_answers_for_every_unknown_path(hosting: Hosting) -> No
 
 
 async def test_files_with_a_digest_in_their_name_are_kept_by_browsers(hosting: Hosting) -> None:
-    hosting.publish("dep_12", STATIC, "digests.apps.test", app_id="digests")
+    site = hosting.publish("dep_12", STATIC, "digests.apps.test", app_id="digests")
+    await prepare(site.release("dep_12"))
     for path in STATIC:
         said = await hosting.ask(f"/{path}", host="digests.apps.test")
         hashed = path.startswith(("assets/index-", "_app", "_next"))
