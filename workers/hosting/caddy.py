@@ -153,6 +153,11 @@ def canary_socket(folder: Path) -> Path:
     return folder / "caddy" / "canary.sock"
 
 
+def check_host(release: Path) -> str:
+    """Returns the host name of a release that visitors do not get, at the socket for canaries."""
+    return ".".join([release.name, release.parent.name, release.parent.parent.name, "check"])
+
+
 @contextlib.contextmanager
 def connectable(path: Path) -> Iterator[str]:
     """Yields a path to connect to a Unix socket, whose own path may be longer than the kernel allows."""
