@@ -27,7 +27,9 @@ MAX_REDIRECTS, MAX_HEADERS = 2_000, 100
 MAX_PATTERNS = 200  # that a request runs: each costs it up to 0.05 ms
 MAX_PLACEHOLDERS = 10
 MAX_ANYWHERE = 20  # patterns for paths whose first part differs
-MAX_BYTES, MAX_LINE = 1 << 20, 1_000
+MAX_BYTES = 1 << 20
+REDIRECT_CHARACTERS, HEADER_CHARACTERS = 1_000, 4_096  # of a line; a policy with many digests is long
+NAMED_PROBLEMS, PROBLEM_CHARACTERS = 10, 100  # in a warning
 REDIRECT_STATUSES = {301, 302, 303, 307, 308}
 STATUSES = {200, *REDIRECT_STATUSES, 404, 410}
 # The connection's own headers, and those that say how the body is sent.
@@ -108,6 +110,15 @@ def compile_rules(release: Path) -> list[str]:
     return problems
 
 
+def explain_problems(problems: list[str]) -> str:
+    """Returns a warning that names at most ten lines that can't be read. Empty if there are none."""
+    if not problems:
+        return ""
+    named = "; ".join(each[:PROBLEM_CHARACTERS] for each in problems[:NAMED_PROBLEMS])
+    more = f"; and {len(problems) - NAMED_PROBLEMS} more" if len(problems) > NAMED_PROBLEMS else ""
+    return f"{named}{more}."
+
+
 def _take(path: Path, problems: list[str]) -> list[str]:
     """Returns the lines of a file that is not served."""
     if not path.is_file():
@@ -140,7 +151,7 @@ def parse_redirects(lines: list[str], problems: list[str]) -> list[Redirect]:
 
 
 def _parse_redirect(number: int, line: str, words: list[str]) -> Redirect:
-    _check_length(line)
+    _check_length(line, REDIRECT_CHARACTERS)
     words = words[: next((place for place, word in enumerate(words) if word.startswith("#")), None)]
     if len(words) < 2:
         raise _BadLine("write: from to [status]")
@@ -185,7 +196,7 @@ def parse_headers(lines: list[str], problems: list[str]) -> list[HeaderRule]:
         if not stripped or stripped.startswith("#"):
             continue
         try:
-            _check_length(line)
+            _check_length(stripped, HEADER_CHARACTERS)
             if line[0] not in " \t":
                 if len(rules) == MAX_HEADERS:
                     problems.append(
@@ -219,9 +230,9 @@ def _parse_header(line: str) -> tuple[str, str | None]:
     return name, value
 
 
-def _check_length(line: str) -> None:
-    if len(line) > MAX_LINE:
-        raise _BadLine(f"it has more than {MAX_LINE} characters")
+def _check_length(line: str, limit: int) -> None:
+    if len(line) > limit:
+        raise _BadLine(f"it has more than {limit} characters")
 
 
 # -- the template --------------------------------------------------------------------------------------------

@@ -157,6 +157,7 @@ async def test_redirects_and_headers_go_live_with_their_release(host: Host) -> N
     deploy = await host.over(await host.publish(app, files))
     assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
     assert "_redirects:2 is skipped: conditions are not supported" in deploy["log"]
+    assert deploy["warning"] == "_redirects:2 is skipped: conditions are not supported; write: from to [status]."
     headers = {"Host": f"{app}.{DOMAIN}"}
     moved = await host.web.get("/old", headers=headers, follow_redirects=False)
     assert (moved.status_code, moved.headers["location"], moved.headers["x-own"]) == (301, "/new", "yes")

@@ -11,6 +11,7 @@ import pytest_asyncio
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from workers.hosting.rules import (
+    HEADER_CHARACTERS,
     HEADERS,
     MAX_BYTES,
     MAX_HEADERS,
@@ -18,6 +19,7 @@ from workers.hosting.rules import (
     MAX_REDIRECTS,
     REDIRECTS,
     compile_rules,
+    explain_problems,
     parse_headers,
     parse_redirects,
 )
@@ -312,6 +314,22 @@ def test_a_header_that_cannot_be_set_is_named(line: str) -> None:
     assert [rule.lines for rule in rules] == [[("x-good", "1")]]
     assert len(problems) == 1
     assert problems[0].startswith("_headers:2 is skipped: ")
+
+
+def test_a_header_may_be_long() -> None:
+    """Such as a Content-Security-Policy with the digests of many scripts."""
+    policy = "Content-Security-Policy: script-src ".ljust(HEADER_CHARACTERS, "x")
+    problems: list[str] = []
+    rules = parse_headers(["/*", f"  {policy}", f"  {policy}x", "  X-Good: 1"], problems)
+    assert [name for name, _ in rules[0].lines] == ["content-security-policy", "x-good"]
+    assert problems == [f"_headers:3 is skipped: it has more than {HEADER_CHARACTERS} characters"]
+
+
+def test_a_warning_names_some_lines() -> None:
+    assert explain_problems([]) == ""
+    assert explain_problems(["_headers:3 is skipped"]) == "_headers:3 is skipped."
+    assert explain_problems([f"{number}{'x' * 200}" for number in range(12)]).count("x" * 99) == 10
+    assert explain_problems(["a"] * 12) == "; ".join(["a"] * 10) + "; and 2 more."
 
 
 def test_what_is_too_much_is_skipped(tmp_path: Path) -> None:
