@@ -172,6 +172,34 @@ async def test_files_with_a_digest_in_their_name_are_kept_by_browsers(hosting: H
     assert (missing.status, missing.headers["cache-control"]) == (404, "no-cache")
 
 
+TYPES = """
+rss application/rss+xml; charset=utf-8 | atom application/atom+xml; charset=utf-8
+ics text/calendar; charset=utf-8 | xhtml application/xhtml+xml; charset=utf-8
+jsonld application/ld+json; charset=utf-8 | toml application/toml; charset=utf-8
+geojson application/geo+json; charset=utf-8 | topojson application/json; charset=utf-8
+JSON application/json; charset=utf-8 | yaml application/yaml; charset=utf-8
+yml application/yaml; charset=utf-8 | gltf model/gltf+json; charset=utf-8 | ttf font/ttf | otf font/otf
+eot application/vnd.ms-fontobject | woff2 font/woff2 | m4a audio/mp4 | glb model/gltf-binary
+usdz model/vnd.usdz+zip | jxl image/jxl | apk application/vnd.android.package-archive
+log text/plain; charset=utf-8 | conf text/plain; charset=utf-8 | ndjson application/x-ndjson; charset=utf-8
+json5 application/json5; charset=utf-8 | asc application/pgp-signature | Jpg image/jpeg
+mjs text/javascript; charset=utf-8 | wasm application/wasm
+webmanifest application/manifest+json; charset=utf-8 | avif image/avif | svg image/svg+xml; charset=utf-8
+vtt text/vtt; charset=utf-8 | m3u8 application/vnd.apple.mpegurl | xml text/xml; charset=utf-8
+gz application/gzip | bin application/octet-stream | HTML text/html; charset=utf-8
+"""
+
+
+async def test_each_ending_has_its_type(hosting: Hosting) -> None:
+    expected = dict(each.split(maxsplit=1) for each in TYPES.strip().replace("\n", " | ").split(" | "))
+    files = {"index.html": "home", "LICENSE": "free", **{f"a.{ending}": "content" for ending in expected}}
+    hosting.publish("dep_15", files, "types.apps.test", app_id="types")
+    for ending, kind in expected.items():
+        said = await hosting.ask(f"/a.{ending}", host="types.apps.test")
+        assert (ending, said.status, said.headers["content-type"]) == (ending, 200, kind)
+    assert (await hosting.ask("/LICENSE", host="types.apps.test")).headers["content-type"] == "application/octet-stream"
+
+
 async def test_previews_ask_not_to_be_listed(hosting: Hosting) -> None:
     for path in ("/", "/index.html", "/some/route"):
         assert "x-robots-tag" not in (await hosting.ask(path)).headers
