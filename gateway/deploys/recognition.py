@@ -27,7 +27,7 @@ from gateway.settings.toml import parse_toml
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63
-PAGE = "index.html"
+PAGE, FALLBACK, REDIRECTS = "index.html", "200.html", "_redirects"
 NAMED_PAGES = 3  # in a message
 
 
@@ -401,18 +401,26 @@ class SourceFolder:
 
 
 def explain_missing_page(source: Path, served: str = ".") -> str | None:
-    """Returns what is wrong with a source of which a folder is served as it is; None if that has a page at the top.
+    """Returns what is wrong with a source of which a folder is served as it is; None if something answers `/` there.
 
     The message names the pages further down that are nearest to the top. No link is followed.
     """
     folder = source / served
-    if os.path.lexists(folder / PAGE) or not folder.is_dir():
+    if not folder.is_dir() or any(os.path.lexists(folder / name) for name in (PAGE, FALLBACK)):
+        return None
+    if any(map(_leads_from_the_top, SourceFolder(folder).read(REDIRECTS).splitlines())):
         return None
     top = "the top of what you published" if folder == source else f"the top of {served}"
     nearest = [*islice(_find_pages(source), NAMED_PAGES + 1)]
     pages = [path.relative_to(source).as_posix() for path in nearest[:NAMED_PAGES]]
     more = ["…"] if len(nearest) > NAMED_PAGES else []
     return f"There is no {PAGE} at {top}" + (f"; found: {', '.join(pages + more)}" if pages else "")
+
+
+def _leads_from_the_top(line: str) -> bool:
+    """Returns whether a line of `_redirects` is for `/`. Whether it leads to a page, the check of the release shows."""
+    source, target, status = [*line.split(), "", "", ""][:3]
+    return source in ("/", "/*") and bool(target) and status[:3] not in ("404", "410")
 
 
 def _find_pages(source: Path) -> Iterator[Path]:

@@ -37,7 +37,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     restores: str | None = None  # the storage's key of the snapshot whose data it restores
     branch: str | None = None
     commit: str | None = None
-    warning: str | None = None  # what its source lacks
+    warning: str | None = None  # what its source lacks, or what of it does not count
     digest: str | None = None  # hexadecimal SHA-256 of the archive of its release
     size: int | None = None  # bytes of the archive
     startedAt: str | None = None

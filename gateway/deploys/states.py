@@ -316,6 +316,9 @@ class Deploys:
         found: dict[str, Any] = {"commit": commit, "warning": warning} if warning else {"commit": commit}
         return await self._move(deploy, state=deploy.state, **found)
 
+    async def record_warning(self, deploy: Deploy, warning: str) -> Deploy:
+        return await self._move(deploy, state=deploy.state, warning=warning)
+
     async def record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> Deploy:
         return await self._move(deploy, state=deploy.state, digest=archive.digest, size=str(archive.size))
 

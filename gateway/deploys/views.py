@@ -29,7 +29,7 @@ class DeployView(msgspec.Struct, kw_only=True):
     durationMs: int | msgspec.UnsetType = msgspec.UNSET
     url: str | msgspec.UnsetType = msgspec.UNSET
     error: str | msgspec.UnsetType = msgspec.UNSET
-    warning: str | msgspec.UnsetType = msgspec.UNSET  # what its source lacks
+    warning: str | msgspec.UnsetType = msgspec.UNSET  # what its source lacks, or what of it does not count
     release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
     # Only for queued deploys.
     position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next

@@ -55,6 +55,9 @@ class FakeHost:
         return await ask(await asyncio.open_unix_connection(str(caddy.canary_socket(self._folder))), host)
 
     async def answer(self, host: str) -> tuple[int, str]:
+        if host.endswith(".check"):
+            deploy, address, app, _ = host.split(".")
+            return self._answer_with_files(self.releases.find_site(app, address).release(deploy))
         for _ in range(SWAPS):
             site = self.releases.site_at(host)
             if site is None or not (site.folder / "current").is_dir():
@@ -73,14 +76,17 @@ class FakeHost:
         while True:
             release = site.release(site.current or "")
             if not (release / "start").exists():
-                found = (release / "files" / "index.html").is_file()
-                return self.commands.answer(release.name) if found else (404, "")
+                return self._answer_with_files(release)
             try:
                 return await ask(await asyncio.open_unix_connection(str(release / "sock")), host)
             except (OSError, EOFError):
                 if not is_held or asyncio.get_running_loop().time() > ends:
                     raise
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _answer_with_files(self, release: Path) -> tuple[int, str]:
+        found = (release / "files" / "index.html").is_file()
+        return self.commands.answer(release.name) if found else (404, "")
 
     # -- in place of the watchdog ----------------------------------------------------------------------------
 

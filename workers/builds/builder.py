@@ -289,7 +289,8 @@ class Builder:
                 raise AppGone
             await self._end_if_suspended(deploy)
             recorders = partial(self._deploys.record_commit, deploy), partial(self._deploys.record_archive, deploy)
-            job = Job(deploy, app, log.write_line, *recorders)
+            warn = partial(self._deploys.record_warning, deploy)
+            job = Job(deploy, app, log.write_line, *recorders, record_warning=warn)
             manifest = await self._build(deploy, log, job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"

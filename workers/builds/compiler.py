@@ -24,13 +24,14 @@ from gateway.settings import Settings
 from gateway.storage import Storage, until_storage_answers
 from workers.builds import build, source
 from workers.builds.caches import BuildCaches
-from workers.builds.recognition import choose_build
+from workers.builds.recognition import choose_build, is_built_by_tool
 from workers.builds.registries import Registries
 from workers.hosting import archives, disk
 from workers.hosting.archive_files import BadArchive
+from workers.hosting.digests import BY_TOOL
 from workers.hosting.release_files import write_release_manifest
 from workers.hosting.releases import Releases
-from workers.hosting.rules import compile_rules
+from workers.hosting.rules import compile_rules, explain_problems
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import BUILD_USERS, MIB, open_sandbox
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True):
     write_line: Callable[[str], None]  # to the deploy's log
     record_commit: Callable[[str, str], Awaitable[object]]  # the commit, and what it lacks
     record_archive: Callable[[ReleaseArchive], Awaitable[object]]
+    record_warning: Callable[[str], Awaitable[object]]
 
 
 class Compiler:
@@ -93,9 +95,10 @@ class Compiler:
                 await run_in_thread(remove_folder, leftover)
             folder.mkdir(mode=0o711)  # the worker owns the folder, and the build owns its contents
             try:
-                await self._fetch_source(job, uid, folder)
+                warning = await self._fetch_source(job, uid, folder)
                 manifest = await run_in_thread(self._read_manifest, job, uid, folder)
                 spec = await run_in_thread(choose_build, folder / "source", manifest, job.app.build, job.write_line)
+                by_tool = await run_in_thread(is_built_by_tool, folder / "source", spec)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
                     origin = f"{job.app.account} {await self._find_clearing(job.app)}"
@@ -119,8 +122,12 @@ class Compiler:
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
                 else:
-                    for problem in await run_in_thread(compile_rules, release):
-                        job.write_line(problem)
+                    if by_tool:
+                        (release / BY_TOOL).touch()
+                    if problems := await run_in_thread(compile_rules, release):
+                        for problem in problems:
+                            job.write_line(problem)
+                        await job.record_warning(f"{warning} {explain_problems(problems)}".lstrip())
                 write_release_manifest(release, manifest)
                 limit = self._settings.account_disk
                 await run_in_thread(disk.require_room, self._releases, job.app.account, release, limit)
@@ -143,7 +150,8 @@ class Compiler:
         """Encrypts the variables of a start command, as its release keeps them."""
         return self._vault.seal(msgspec.json.encode(variables).decode()) if variables else ""
 
-    async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> None:
+    async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> str:
+        """Returns a warning about what the source lacks; empty if it is whole."""
         deploy = job.deploy
         if deploy.source:
             archive, key = folder / "source.tar.gz", Sources.key(deploy.appId, deploy.source)
@@ -152,7 +160,7 @@ class Compiler:
             own = job.app.build
             served = own.output if own and not own.command and own.start is None else ""
             await source.unpack(self._sandbox, uid, folder, archive, job.write_line, output=served)
-            return
+            return ""
         if job.app.repository is None:
             raise DeployError("the app no longer has a repository; connect one, or publish its source")
         branch = deploy.branch or job.app.repository.branch
@@ -180,6 +188,7 @@ class Compiler:
         if warning:
             job.write_line(warning)
         await job.record_commit(commit, warning)
+        return warning
 
     def _read_manifest(self, job: Job, uid: int | None, folder: Path) -> Manifest | None:
         try:
@@ -195,7 +204,7 @@ class Compiler:
         """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""
         try:
             if not (release / "start").exists():
-                await archives.compress(release)
+                await archives.prepare(release)
             archive = await archives.pack(release, packed)
             key = archives.archive_key(job.app.id, job.deploy.id)
             await until_storage_answers(lambda: self._storage.put(key, packed))

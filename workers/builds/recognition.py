@@ -1,7 +1,7 @@
 """Chooses how a source is built: by its manifest, by the app's own setting, or by what its files are."""
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gateway.accounts.records import Build
 from gateway.deploys.manifest import Manifest
@@ -28,3 +28,13 @@ def choose_build(
     if not build.command and build.start is None and (fault := explain_missing_page(source, build.output)):
         raise DeployError(fault)
     return build
+
+
+def is_built_by_tool(source: Path, build: Build) -> bool:
+    """Returns whether a recognized tool writes the files that are served, whoever has written the build's command."""
+    try:
+        found = recognize(SourceFolder(source))
+    except Unrecognizable:
+        return False
+    outputs = (PurePosixPath(each.output) for each in (found.build, build))
+    return bool(found.file and build.command) and found.build.start is build.start is None and len({*outputs}) == 1

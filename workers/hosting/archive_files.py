@@ -1,4 +1,4 @@
-"""Packs and unpacks the archive of a release, in a process of its own (`archives.py`).
+"""Prepares the files of a release, and packs and unpacks its archive, in a process of its own (`archives.py`).
 
 Every deploy starts this process, so it imports little. The names in an archive are checked: nothing is written outside
 the folder or through a link. The links of a start command's files may lead anywhere. Files that are served contain no
@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from workers.hosting.compression import compress_files
+from workers.hosting.digests import mark_digests
 
 COMPRESSION_LEVEL = 1  # most files of a release are already compressed, or small
 FILES = "files"  # the folder of a release with files that are served
@@ -21,6 +22,11 @@ HOST_FILES = {"size", "environment", "url", "sock", "asleep", RECORD}
 
 class BadArchive(Exception):
     """The archive is damaged, or cannot be packed or unpacked."""
+
+
+def _prepare(release: Path, _: Path) -> None:
+    compress_files(release)
+    mark_digests(release)
 
 
 def _pack(release: Path, target: Path) -> None:
@@ -59,7 +65,7 @@ def _unpack(source: Path, folder: Path) -> None:
 def main() -> None:
     sys.setrecursionlimit(10_000)  # `tarfile` and `os.walk` recurse, and a path has at most half as many folders
     try:
-        actions = {"compress": lambda release, _: compress_files(release), "pack": _pack, "unpack": _unpack}
+        actions = {"prepare": _prepare, "pack": _pack, "unpack": _unpack}
         actions[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")

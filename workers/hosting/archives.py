@@ -32,9 +32,9 @@ async def pack(release: Path, target: Path) -> ReleaseArchive:
     return await asyncio.to_thread(_measure, target)
 
 
-async def compress(release: Path) -> None:
-    """Compresses the files of a release that is served (`compression.py`). Raises BadArchive."""
-    await _run("compress", release, release)
+async def prepare(release: Path) -> None:
+    """Prepares the files of a release that is served (`compression.py`, `digests.py`). Raises BadArchive."""
+    await _run("prepare", release, release)
 
 
 async def unpack(source: Path, expected: ReleaseArchive, folder: Path) -> None:

@@ -15,7 +15,6 @@ connect to apps.
 
 import asyncio
 import contextlib
-import mimetypes
 import os
 import re
 import shutil
@@ -35,6 +34,8 @@ import msgspec
 from gateway.pages.error_pages import render_error_page
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
+from workers.hosting.content_types import CONTENT_TYPES, OTHER
+from workers.hosting.rules import INDEX, PAGES
 from workers.hosting.watchdog import is_running, start_time
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
@@ -71,24 +72,6 @@ SILENCE_SECONDS = 300  # of an app, after which its response is cut off
 ERROR_PAGE_DEPTH = 8  # folders of a path that are searched for an error page, besides the top
 SLOW_SECONDS = 60  # in which a visitor must read some of the response
 HELD_SECONDS = 10  # in which an app must start for which requests wait
-# By file extension. Python's table rather than the machine's, so that every machine answers the same.
-TYPES = {
-    **mimetypes.MimeTypes().types_map[True],
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".json": "application/json",
-    ".map": "application/json",
-    ".webmanifest": "application/manifest+json",
-    ".wasm": "application/wasm",
-    ".svg": "image/svg+xml",
-    ".ico": "image/x-icon",
-    ".avif": "image/avif",
-    ".webp": "image/webp",
-    ".woff": "font/woff",
-    ".woff2": "font/woff2",
-    ".md": "text/markdown",
-}
-TEXT_TYPES = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
 
 
 class CaddyProcess(msgspec.Struct, frozen=True):
@@ -150,6 +133,11 @@ def read_address(folder: Path) -> str:
 
 def canary_socket(folder: Path) -> Path:
     return folder / "caddy" / "canary.sock"
+
+
+def check_host(release: Path) -> str:
+    """Returns the host name of a release that visitors do not get, at the socket for canaries."""
+    return ".".join([release.name, release.parent.name, release.parent.parent.name, "check"])
 
 
 @contextlib.contextmanager
@@ -347,9 +335,9 @@ def render_configuration(
     release's files are served; None if somebody removes the link to them.
     """
     types = [
-        f'{spelling} "{kind}{"; charset=utf-8" if kind in TEXT_TYPES else ""}"'
-        for ending, kind in sorted(TYPES.items())
-        for spelling in sorted({ending, ending.upper()})
+        f'{spelling} "{kind}"'
+        for ending, kind in CONTENT_TYPES.items()
+        for spelling in dict.fromkeys((ending, ending.upper(), ending.title()))
     ]
     return Template(TEMPLATE.read_text()).safe_substitute(
         scheme=_scheme(settings),
@@ -364,7 +352,10 @@ def render_configuration(
         monitor=MONITOR,
         recent="" if recent_until is None else f"expression int({{time.now.unix}}) < {recent_until:.0f}",
         folders=" ".join(map(_render_error_page, range(ERROR_PAGE_DEPTH, 0, -1))),
-        types="\n\t\t\t".join(types),
+        types="\n\t\t\t".join([*types, f"default {OTHER}"]),
+        pages=" ".join(f"{{path}}{ending}" for ending in PAGES),
+        pages_of_slash=" ".join(f"{{re.slash.1}}{ending}" for ending in PAGES if ending),
+        index=f"{{path}}{INDEX}",
         lower_case="\n\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import zstandard
 
+from workers.hosting.content_types import TEXT_ENDINGS
+
 FOLDER = "compressed"
 SMALLEST_BYTES, LARGEST_BYTES = 1_025, 16 << 20  # of a file that is compressed; larger ones are compressed by nobody
 WORTHWHILE = 0.9  # of the file's size, which the compressed one must not exceed
 GZIP_LEVEL, ZSTD_LEVEL = 9, 15
-ENDINGS = {
-    *(".atom", ".cjs", ".css", ".csv", ".geojson", ".htm", ".html", ".ics", ".js", ".json", ".map", ".md", ".mjs"),
-    *(".rss", ".svg", ".txt", ".wasm", ".webmanifest", ".xhtml", ".xml"),
-}
+ENDINGS = TEXT_ENDINGS | {".wasm"}
 
 
 def compress_files(release: Path) -> None:

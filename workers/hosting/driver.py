@@ -218,8 +218,8 @@ class HostDriver:
     async def until_answers(self, target: Target) -> None:
         _, release = self._find_release(target)
         if not (release / "start").exists():
-            if not (release / "files" / "index.html").is_file():
-                raise DeployError("GET / returned 404")
+            if target.is_new and target.wanted.step == "check":  # a host that begins with a later step has no Caddy yet
+                await self._visit(caddy.check_host(release))
             return None
         why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + self._start_seconds
         while time.monotonic() < ends:
@@ -304,12 +304,15 @@ class HostDriver:
         self._site(target.wanted).undo(target.deploy)
 
     async def visit(self, target: Target) -> None:
-        """Raises DeployError unless Caddy, which starts after this process, answers for the app."""
+        await self._visit(target.host(self._domain))
+
+    async def _visit(self, host: str) -> None:
+        """Raises DeployError unless Caddy, which starts after this process, answers for the host name."""
         socket = caddy.canary_socket(self._releases.folder)
         await until(partial(caddy.is_listening, socket), self._poll_seconds, SERVER_SECONDS)
         if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
-        await _request_root(socket, target.host(self._domain))
+        await _request_root(socket, host)
 
     def count_exits(self, target: Target) -> int:
         return read_state(self._releases.folder, target.deploy).exits

@@ -20,12 +20,16 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 FILE, PARTS, REDIRECTS, HEADERS = "rules", "rules.d", "_redirects", "_headers"
-OWN_ENDINGS = (".html", "/index.html")  # of the file for a path
+# What is added to an address, without its slash at the end, to find its file, in this order. The pages have addresses
+# without that slash, and the index has one with it. A file itself, to which nothing is added, has only its own address.
+PAGES, INDEX = ("", ".html"), "/index.html"
 MAX_REDIRECTS, MAX_HEADERS = 2_000, 100
 MAX_PATTERNS = 200  # that a request runs: each costs it up to 0.05 ms
 MAX_PLACEHOLDERS = 10
 MAX_ANYWHERE = 20  # patterns for paths whose first part differs
-MAX_BYTES, MAX_LINE = 1 << 20, 1_000
+MAX_BYTES = 1 << 20
+REDIRECT_CHARACTERS, HEADER_CHARACTERS = 1_000, 4_096  # of a line; a policy with many digests is long
+NAMED_PROBLEMS, PROBLEM_CHARACTERS = 10, 100  # in a warning
 REDIRECT_STATUSES = {301, 302, 303, 307, 308}
 STATUSES = {200, *REDIRECT_STATUSES, 404, 410}
 # The connection's own headers, and those that say how the body is sent.
@@ -33,8 +37,18 @@ FORBIDDEN = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
     *("transfer-encoding", "upgrade", "content-length", "content-encoding", "content-range", "date", "server", "via"),
 }
-ENCODED_PATH = '(trimPrefix "/" (urlJoin (dict "path" (print "/" {}))))'
-ENCODED_QUERY = "(urlquery {})"
+# What a template knows of the request: its path decoded, without the slash at the end; with one; and encoded.
+PATHS = '{{$bare := trimSuffix "/" .Req.URL.Path}}{{$path := print $bare "/"}}{{$encoded := .Req.URL.EscapedPath}}'
+# Each path gets one spelling: `%41` is decoded, because no program tells it from `A`. The signs that may have a meaning
+# stay as they were sent, encoded or plain.
+ONE_SPELLING = r"""{{if contains "%" $encoded}}
+{{$kept := regexReplaceAll "%(2[14-9A-Ca-cFf]|3[ABDabd]|40|5[BDbd])" $encoded "%25${1}"}}
+{{$encoded = urlJoin (dict "path" (urlParse (print "x://x" $kept)).path)}}
+{{range $sign, $code := dict "!" "%21" "'" "%27" "(" "%28" ")" "%29" "*" "%2A" "[" "%5B" "]" "%5D"}}
+{{$encoded = replace $code $sign $encoded}}{{end}}
+{{$encoded = replace "%25" "%" $encoded}}
+{{end}}"""
+SIGNS = "!$&'()*+,/:;=@[]"  # may stand in a path both plain and encoded, which may differ in meaning
 _HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _NAME = "[A-Za-z][A-Za-z0-9_]*"
 _PLACEHOLDER = re.compile(f":({_NAME})")
@@ -53,11 +67,20 @@ class Redirect(msgspec.Struct, frozen=True):
 
     @property
     def overrides_files(self) -> bool:
-        return self.force or self.status != 200
+        return self.force or self.status in REDIRECT_STATUSES
+
+    @property
+    def is_local(self) -> bool:
+        return self.target.startswith("/")
 
     @property
     def is_pattern(self) -> bool:
         return self.source.endswith("*") or _PLACEHOLDER.search(self.source) is not None
+
+    @property
+    def can_lead_back(self) -> bool:
+        """Whether it may lead to a path that it matches, which would never end."""
+        return self.is_pattern and self.is_local and self.status in REDIRECT_STATUSES
 
     @property
     def first_part(self) -> str | None:
@@ -85,6 +108,15 @@ def compile_rules(release: Path) -> list[str]:
     if redirects or headers:
         _write(release, redirects, headers, problems)
     return problems
+
+
+def explain_problems(problems: list[str]) -> str:
+    """Returns a warning that names at most ten lines that can't be read. Empty if there are none."""
+    if not problems:
+        return ""
+    named = "; ".join(each[:PROBLEM_CHARACTERS] for each in problems[:NAMED_PROBLEMS])
+    more = f"; and {len(problems) - NAMED_PROBLEMS} more" if len(problems) > NAMED_PROBLEMS else ""
+    return f"{named}{more}."
 
 
 def _take(path: Path, problems: list[str]) -> list[str]:
@@ -119,7 +151,7 @@ def parse_redirects(lines: list[str], problems: list[str]) -> list[Redirect]:
 
 
 def _parse_redirect(number: int, line: str, words: list[str]) -> Redirect:
-    _check_length(line)
+    _check_length(line, REDIRECT_CHARACTERS)
     words = words[: next((place for place, word in enumerate(words) if word.startswith("#")), None)]
     if len(words) < 2:
         raise _BadLine("write: from to [status]")
@@ -139,6 +171,8 @@ def _parse_redirect(number: int, line: str, words: list[str]) -> Redirect:
     if not target.startswith("/"):
         _check_host(target)
     source = unquote(source)
+    if status in REDIRECT_STATUSES and _bare(unquote(_split(target)[1])) == _bare(source.replace("*", ":splat")):
+        raise _BadLine("it leads to its own address, with or without a slash at the end")
     names = _PLACEHOLDER.findall(source)
     if len(names) != len(set(names)) or (source.endswith("*") and "splat" in names):
         raise _BadLine("a placeholder is named twice")
@@ -162,7 +196,7 @@ def parse_headers(lines: list[str], problems: list[str]) -> list[HeaderRule]:
         if not stripped or stripped.startswith("#"):
             continue
         try:
-            _check_length(line)
+            _check_length(stripped, HEADER_CHARACTERS)
             if line[0] not in " \t":
                 if len(rules) == MAX_HEADERS:
                     problems.append(
@@ -196,9 +230,9 @@ def _parse_header(line: str) -> tuple[str, str | None]:
     return name, value
 
 
-def _check_length(line: str) -> None:
-    if len(line) > MAX_LINE:
-        raise _BadLine(f"it has more than {MAX_LINE} characters")
+def _check_length(line: str, limit: int) -> None:
+    if len(line) > limit:
+        raise _BadLine(f"it has more than {limit} characters")
 
 
 # -- the template --------------------------------------------------------------------------------------------
@@ -227,12 +261,13 @@ def _write(release: Path, redirects: list[Redirect], headers: list[HeaderRule], 
     exact: dict[str, list[Redirect]] = {}
     for each in redirects:
         if not each.is_pattern:
-            exact.setdefault(each.source, []).append(each)
+            exact.setdefault(_bare(each.source), []).append(each)
     expressions = {each.number: re.compile(_pattern(each.source)) for each in patterns}
     for path, lines in exact.items():
-        own = _has_file(release / "files", path)
+        own, encoded = _has_file(release / "files", path), quote(path, safe=SIGNS)
         group = groups.get(_first_part(path), groups[None])
-        matching = [*lines, *(each for each in group if expressions[each.number].fullmatch(path))]
+        found = {each.number: expressions[each.number].fullmatch(encoded) for each in group}
+        matching = [*lines, *(each for each in group if (match := found[each.number]) and not _leads_back(each, match))]
         counting = [each for each in matching if each.overrides_files or not own]
         first_line = sorted(counting, key=lambda each: each.number)[:1]
         (parts / f"path-{_digest(path)}").write_text(_render_redirects(first_line))
@@ -241,15 +276,26 @@ def _write(release: Path, redirects: list[Redirect], headers: list[HeaderRule], 
     (release / FILE).write_text(_render(headers, version))
 
 
+def _bare(path: str) -> str:
+    """Returns the path without the slash at its end. Those of the path with and without it are one address."""
+    return path.removesuffix("/")
+
+
 def _first_part(path: str) -> str:
     return "/" + path[1:].partition("/")[0]
+
+
+def _leads_back(redirect: Redirect, match: re.Match[str]) -> bool:
+    """Returns whether a redirect leads to the path that it matches."""
+    path = _VARIABLE.sub(lambda name: match.groupdict("").get(name[0][1:], name[0]), _split(redirect.target)[1])
+    return redirect.can_lead_back and _bare(path) == _bare(match.string)
 
 
 def _has_file(top: Path, path: str) -> bool:
     if ".." in path.split("/"):
         return False
     try:
-        return any(Path(f"{top}{path}{end}").is_file() for end in ("", *OWN_ENDINGS))
+        return any(Path(f"{top}{path}{ending}").is_file() for ending in (*PAGES, INDEX))
     except OSError:  # a name that is too long for a file
         return False
 
@@ -260,12 +306,11 @@ def _digest(text: str) -> str:
 
 def _render(headers: Iterable[HeaderRule], version: str) -> str:
     parts = [
-        "{{$path := .Req.URL.Path}}",
+        PATHS,
         f'{{{{.RespHeader.Set "Capsule-Rules" "{version}"}}}}',
-        '{{.RespHeader.Set "Capsule-Path" .Req.URL.EscapedPath}}',
     ]
     for rule in headers:
-        parts.append(f"{{{{if {_render_match(rule.path, anywhere=True)}}}}}")
+        parts.append(f"{{{{if {_render_header_match(rule.path)}}}}}")
         for name, value in rule.lines:
             verb, name = ("Set", "capsule-type") if name == "content-type" else ("Add", name)
             action = f"Del {_quote(name)}" if value is None else f"{verb} {_quote(name)} {_quote(value)}"
@@ -274,7 +319,7 @@ def _render(headers: Iterable[HeaderRule], version: str) -> str:
     return (
         "\n".join(parts)
         + f"""
-{{{{$part := print "/{PARTS}/path-" (sha256sum $path)}}}}
+{{{{$part := print "/{PARTS}/path-" (sha256sum $bare)}}}}
 {{{{if not (fileExists $part)}}}}
 {{{{$part = print "/{PARTS}/first-" (sha256sum (regexFind "^/[^/]*" $path))}}}}
 {{{{end}}}}
@@ -286,23 +331,30 @@ def _render(headers: Iterable[HeaderRule], version: str) -> str:
 
 def _render_redirects(redirects: list[Redirect]) -> str:
     parts = [
-        "{{$path := .Req.URL.Path}}{{$own := false}}",
-        '{{$query := ""}}{{if .Req.URL.RawQuery}}{{$query = print "?" .Req.URL.RawQuery}}{{end}}',
+        PATHS,
+        '{{$query := ""}}{{if .Req.URL.RawQuery}}{{$query = print "?" .Req.URL.RawQuery}}{{end}}{{$own := false}}',
     ]
+    if any(each.is_pattern for each in redirects):
+        parts.append(ONE_SPELLING)
     if not all(each.overrides_files for each in redirects):
-        endings = " ".join(map(_quote, ("", *OWN_ENDINGS)))
+        endings = " ".join(map(_quote, (*PAGES, INDEX)))
         parts.append(
-            f'{{{{range list {endings}}}}}{{{{$file := print "/files" $path .}}}}'
+            f'{{{{range list {endings}}}}}{{{{$file := print "/files" $bare .}}}}'
             "{{if and (fileExists $file) (not (fileStat $file).IsDir)}}{{$own = true}}{{end}}{{end}}"
         )
     for number, redirect in enumerate(redirects):
-        condition = _render_match(redirect.source)
+        path, rest = _render_target(redirect)
+        conditions = [_render_match(redirect)]
         if not redirect.overrides_files:
-            condition = f"and {condition} (not $own)"
-        parts.append(f"{{{{{'else ' if number else ''}if {condition}}}}}")
+            conditions.append("(not $own)")
+        if redirect.can_lead_back:
+            conditions.append(f'(ne (trimSuffix "/" {path}) (trimSuffix "/" $encoded))')
+        parts.append(f"{{{{{'else ' if number else ''}if and {' '.join(conditions)}}}}}")
         parts.append(f'{{{{.RespHeader.Set "Capsule-Status" "{redirect.status}"}}}}')
-        name = "Location" if redirect.status in REDIRECT_STATUSES else "Path"
-        parts.append(f'{{{{.RespHeader.Set "Capsule-{name}" ({_render_target(redirect)})}}}}')
+        if redirect.status in REDIRECT_STATUSES:
+            parts.append(f'{{{{.RespHeader.Set "Capsule-Location" (print {path} {rest})}}}}')
+        else:
+            parts.append(f'{{{{.RespHeader.Set "Capsule-Path" {path}}}}}')
     if redirects:
         parts.append("{{end}}")
     return "\n".join(parts)
@@ -313,54 +365,72 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _pattern(path: str, *, anywhere: bool = False) -> str:
-    """Returns the regular expression of a path, with a named group for each placeholder.
-
-    With `anywhere`, a * may stand anywhere; otherwise only at the end.
-    """
-    written = []
-    for part in _VARIABLE.split(path):
-        if part == "*":
-            written.append(".*" if anywhere else "(?P<splat>.*)")
-        elif _PLACEHOLDER.fullmatch(part):
-            written.append("[^/]+" if anywhere else f"(?P<{part[1:]}>[^/]+)")
-        else:
-            written.append(re.escape(part))
+def _pattern(source: str) -> str:
+    """Returns the regular expression of the encoded paths that match, with a named group for each placeholder."""
+    start = source.removesuffix("*")
+    written = [
+        f"(?P<{part[1:]}>[^/]+)" if _PLACEHOLDER.fullmatch(part) else "".join(map(_escape, part.encode()))
+        for part in _VARIABLE.split(_bare(start))
+    ]
+    if start == source:
+        written.append("/?")
+    elif start.endswith("/"):
+        written.append(f"(?:{_escape(ord('/'))}(?P<splat>.*))?")
+    else:
+        written.append("(?P<splat>.*)")
     return f"(?s)^{''.join(written)}$"
 
 
-def _render_match(path: str, *, anywhere: bool = False) -> str:
+def _escape(byte: int) -> str:
+    """Returns the regular expression of a byte in an encoded path."""
+    sign, code = chr(byte), f"%{byte:02X}"
+    if sign in SIGNS:
+        return f"(?:{re.escape(sign)}|(?i:{code}))"
+    return re.escape(quote(sign)) if byte < 128 else code
+
+
+def _render_match(redirect: Redirect) -> str:
+    if not redirect.is_pattern:
+        return f"(eq $bare {_quote(_bare(redirect.source))})"
+    if _PLACEHOLDER.search(redirect.source):
+        return f"(regexMatch {_quote(_pattern(redirect.source))} $encoded)"
+    return f"(hasPrefix {_quote(redirect.source[:-1])} $path)"
+
+
+def _render_header_match(path: str) -> str:
+    """A * may stand anywhere."""
     if "*" not in path and not _PLACEHOLDER.search(path):
-        return f"(eq $path {_quote(path)})"
+        return f"(eq $bare {_quote(_bare(path))})"
     if path.endswith("*") and "*" not in path[:-1] and not _PLACEHOLDER.search(path):
         return f"(hasPrefix {_quote(path[:-1])} $path)"
-    return f"(regexMatch {_quote(_pattern(path, anywhere=anywhere))} $path)"
+    written = [
+        ".*" if part == "*" else "[^/]+" if _PLACEHOLDER.fullmatch(part) else re.escape(part)
+        for part in _VARIABLE.split(_bare(path))
+    ]
+    pattern = f"(?s)^{''.join(written)}/?$"
+    return f"(regexMatch {_quote(pattern)} $path)"
 
 
-def _render_target(redirect: Redirect) -> str:
-    """Returns the expression of the address to which a rule leads.
-
-    Captured parts are encoded for where they stand, so none can add a query, a header or another host.
-    """
+def _render_target(redirect: Redirect) -> tuple[str, str]:
+    """Returns the expressions of the address to which a rule leads: up to its path, and what follows."""
     names = {*_PLACEHOLDER.findall(redirect.source), *(["splat"] if redirect.source.endswith("*") else [])}
     pattern = _quote(_pattern(redirect.source))
     base, path, mark, tail = _split(redirect.target)
 
-    def render(text: str, encode: str) -> str:
+    def render(text: str, capture: str) -> str:
         parts = ['""']
         for part in _VARIABLE.split(text):
             if part.startswith(":") and part[1:] in names:
-                parts.append(encode.format(f'(regexReplaceAll {pattern} $path "${{{part[1:]}}}")'))
+                parts.append(capture.format(f'(regexReplaceAll {pattern} $encoded "${{{part[1:]}}}")'))
             else:
                 parts.append(_quote(quote(part, safe="/%:@!$&'()*+,;=-._~?#[]")))
         return " ".join(parts)
 
     # One slash at the start: two would lead to another host.
-    whole = f'(regexReplaceAll "^/+" (print {render(path, ENCODED_PATH)}) "/")'
-    if redirect.status not in REDIRECT_STATUSES:
-        return whole
-    query = "" if mark == "?" else "$query"
-    return f"print {_quote(base)} {whole} {query} {_quote(mark)} {render(tail, ENCODED_QUERY)}"
+    whole = f'(print {_quote(base)} (regexReplaceAll "^/+" (print {render(path, "{}")}) "/"))'
+    # A part of a path stays one value of a query.
+    query = render(tail, '(replace "&" "%26" (replace "+" "%2B" {}))')
+    return whole, f"{'' if mark == '?' else '$query'} {_quote(mark)} {query}"
 
 
 def _split(target: str) -> tuple[str, str, str, str]:

@@ -374,6 +374,21 @@ def test_a_missing_page(folder: Path) -> None:
     assert explain_missing_page(folder, "b").startswith("There is no index.html at the top of b; found: ")
     assert explain_missing_page(folder, "b/c") is None
     assert explain_missing_page(folder, "gone") is None, "the build says so"
+    redirects = folder / "_redirects"
+    for line, answers in {
+        "/ /en/ 302": True,
+        "  /*  /app.html 200 # all": True,
+        "/": False,
+        "/ /lost.html 404!": False,
+        "/en/ /": False,
+        "# / /en": False,
+    }.items():
+        redirects.write_text(f"/old /new\n{line}")
+        assert (line, explain_missing_page(folder) is None) == (line, answers)
+    redirects.unlink()
+    (folder / "200.html").touch()
+    assert explain_missing_page(folder) is None
+    (folder / "200.html").unlink()
     write(folder, {"index.html": ""})
     assert explain_missing_page(folder) is None
 

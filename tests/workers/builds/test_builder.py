@@ -127,12 +127,37 @@ async def test_each_failed_phase_is_reported_once_and_keeps_the_served_release(h
         assert await host.page(app) == "good\n"
 
 
+async def test_pages_are_checked_as_visitors_get_them(host: Host) -> None:
+    """By the rules of their release, before anybody gets it."""
+    app, headers = await host.app(), {}
+    headers["Host"] = f"{app}.{DOMAIN}"
+    files = {"en/index.html": "english", "_redirects": "/ /en/ 302"}
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
+    found = await host.web.get("/", headers=headers, follow_redirects=False)
+    assert (found.status_code, found.headers["location"]) == (302, "/en/")
+    for files in ({"200.html": "app"}, {"index.html": "home", "404.html": "lost", "_redirects": "/* /404.html 404"}):
+        deploy = await host.over(await host.publish(app, files))
+        assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
+        assert await host.page(app) in ("app", "home")
+    for files, error in [
+        ({"index.html": "home", "404.html": "lost", "_redirects": "/* /404.html 404!"}, "health: GET / returned 404"),
+        ({"index.html": "home", "_redirects": "/ /gone.html 410!"}, "health: GET / returned 410"),
+        ({"en/a.html": "a", "_redirects": "/ /none.html 200"}, "health: GET / returned 404"),
+        ({"api/data.json": "{}"}, "build: There is no index.html at the top of what you published"),
+    ]:
+        deploy = await host.over(await host.publish(app, files))
+        assert (deploy["state"], deploy["error"]) == ("failed", error)
+        assert await host.page(app) == "home"
+
+
 async def test_redirects_and_headers_go_live_with_their_release(host: Host) -> None:
     app = await host.app()
     files = {"index.html": "a page", "_redirects": "/old /new\n/a /b Country=de\n", "_headers": "/*\n  X-Own: yes\n"}
     deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", deploy
+    assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
     assert "_redirects:2 is skipped: conditions are not supported" in deploy["log"]
+    assert deploy["warning"] == "_redirects:2 is skipped: conditions are not supported; write: from to [status]."
     headers = {"Host": f"{app}.{DOMAIN}"}
     moved = await host.web.get("/old", headers=headers, follow_redirects=False)
     assert (moved.status_code, moved.headers["location"], moved.headers["x-own"]) == (301, "/new", "yes")

@@ -1,18 +1,22 @@
 """Sources without a manifest, from end to end: real projects with their packages from npm and PyPI."""
 
+import json
 import os
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from capsule_gateway.dev.registries import find_registries
+from gateway.accounts.records import Build
 from gateway.settings.addresses import read_build_registries
 from tests.fakes import FakeProvider
 from tests.support.deployment import Host, account_on, hosting
 from tests.support.fixtures import module_fixture
 from tests.support.frameworks import PROJECTS, TEXT, Project
+from workers.builds.recognition import is_built_by_tool
 from workers.builds.registries import Registries
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -120,3 +124,23 @@ async def test_a_published_output_folder_is_served(host: Host) -> None:
         deploy = await host.over(await host.publish(app, files))
         assert deploy["state"] == "live", deploy["log"]
         assert await host.page(app) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("package", "build", "expected"),
+    [
+        ({"devDependencies": {"vite": "7"}}, Build("npm ci && npm run build", "./dist/"), True),
+        ({"devDependencies": {"vite": "7"}}, Build("npm run build", "public"), False),
+        ({"devDependencies": {"vite": "7"}}, Build("", "dist"), False),
+        ({"devDependencies": {"vite": "7"}}, Build("npm run build", "dist", "node server.js"), False),
+        ({"devDependencies": {"@sveltejs/kit": "2"}}, Build("npm run build", "build"), False),
+        ({"dependencies": {"express": "5"}, "scripts": {"start": "node ."}}, Build("npm run build", "dist"), False),
+        ({}, Build("make", "."), False),
+    ],
+)
+async def test_whether_a_tool_writes_what_is_served(
+    tmp_path: Path, package: dict[str, object], build: Build, expected: bool
+) -> None:
+    """The command may be the app's own, as in a manifest that `capsule init` has written."""
+    (tmp_path / "package.json").write_text(json.dumps(package))
+    assert is_built_by_tool(tmp_path, build) is expected

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from workers.hosting import caddy
+from workers.hosting.archives import prepare
 from workers.hosting.driver import HostDriver
 
 SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
@@ -67,6 +69,52 @@ async def test_each_host_has_its_release(hosting: Hosting) -> None:
             assert "server" not in said.headers
 
 
+FOLDERS = ("100% dir", "what? dir", "c# dir", "a dir", "%41", "ü", "x&y;z", "[a]*{b}", '"q"')
+
+
+async def test_an_address_has_one_spelling(hosting: Hosting) -> None:
+    """The other one, with or without the slash at the end, leads there, whatever the name is."""
+    files = {f"{name}/index.html": f"folder {name}" for name in FOLDERS}
+    files |= {f"page {name}.html": f"page {name}" for name in FOLDERS}
+    files |= {"index.html": "home", "A/index.html": "folder A", "both.html": "page", "both/index.html": "folder"}
+    files |= {"deep/er.html": "deeper", "plain": "plain", "404.html": "nothing here"}
+    hosting.publish("dep_14", files, "slashes.apps.test", app_id="slashes")
+
+    async def follow(path: str) -> tuple[int, str, str]:
+        said = await hosting.ask(path, "Accept: text/html", host="slashes.apps.test")
+        location = said.headers.get("location", "")
+        if said.status == 308:
+            assert said.headers["cache-control"] == "no-cache"
+            said = await hosting.ask(location, host="slashes.apps.test")
+        return said.status, location, said.body.decode()
+
+    for name in FOLDERS:
+        folder, page = f"/{quote(name)}", f"/{quote(f'page {name}')}"
+        assert await follow(f"{folder}/?q=%3F") == (200, "", f"folder {name}")
+        status, location, body = await follow(f"{folder}?q=%3F/")
+        assert (status, location.endswith("/?q=%3F/"), body) == (200, True, f"folder {name}"), location
+        assert await follow(page) == (200, "", f"page {name}")
+        status, location, body = await follow(f"{page}/?q")
+        assert (status, location.endswith("?q"), body) == (200, True, f"page {name}"), location
+    for path, status, location, body in [
+        ("/both", 200, "", "page"),
+        ("/both/", 200, "/both", "page"),
+        ("/both/index.html", 200, "", "folder"),
+        ("/both.html", 200, "", "page"),
+        ("/%41", 200, "/%41/", "folder A"),
+        ("/deep/er/", 200, "/deep/er", "deeper"),
+        ("/deep%2Fer%2F", 200, "/deep%2Fer", "deeper"),
+        ("//evil.example/../both/", 200, "/evil.example/../both", "page"),
+        ("//evil.example/../A", 200, "/evil.example/../A/", "folder A"),
+        ("/%5Cevil.example/../both/", 200, "/%5Cevil.example/../both", "page"),
+        ("/plain/", 404, "", "nothing here"),
+        ("/both.html/", 404, "", "nothing here"),
+        ("/index.html/", 404, "", "nothing here"),
+        ("/deep", 404, "", "nothing here"),
+    ]:
+        assert (path, await follow(path)) == (path, (status, location, body))
+
+
 STATIC = {
     "index.html": "home",
     "404.html": "nothing here",
@@ -113,7 +161,8 @@ async def test_a_fallback_answers_for_every_unknown_path(hosting: Hosting) -> No
 
 
 async def test_files_with_a_digest_in_their_name_are_kept_by_browsers(hosting: Hosting) -> None:
-    hosting.publish("dep_12", STATIC, "digests.apps.test", app_id="digests")
+    site = hosting.publish("dep_12", STATIC, "digests.apps.test", app_id="digests")
+    await prepare(site.release("dep_12"))
     for path in STATIC:
         said = await hosting.ask(f"/{path}", host="digests.apps.test")
         hashed = path.startswith(("assets/index-", "_app", "_next"))
@@ -121,6 +170,34 @@ async def test_files_with_a_digest_in_their_name_are_kept_by_browsers(hosting: H
         assert said.headers["etag"]
     missing = await hosting.ask("/assets/gone-GpEN3EET.js", host="digests.apps.test")
     assert (missing.status, missing.headers["cache-control"]) == (404, "no-cache")
+
+
+TYPES = """
+rss application/rss+xml; charset=utf-8 | atom application/atom+xml; charset=utf-8
+ics text/calendar; charset=utf-8 | xhtml application/xhtml+xml; charset=utf-8
+jsonld application/ld+json; charset=utf-8 | toml application/toml; charset=utf-8
+geojson application/geo+json; charset=utf-8 | topojson application/json; charset=utf-8
+JSON application/json; charset=utf-8 | yaml application/yaml; charset=utf-8
+yml application/yaml; charset=utf-8 | gltf model/gltf+json; charset=utf-8 | ttf font/ttf | otf font/otf
+eot application/vnd.ms-fontobject | woff2 font/woff2 | m4a audio/mp4 | glb model/gltf-binary
+usdz model/vnd.usdz+zip | jxl image/jxl | apk application/vnd.android.package-archive
+log text/plain; charset=utf-8 | conf text/plain; charset=utf-8 | ndjson application/x-ndjson; charset=utf-8
+json5 application/json5; charset=utf-8 | asc application/pgp-signature | Jpg image/jpeg
+mjs text/javascript; charset=utf-8 | wasm application/wasm
+webmanifest application/manifest+json; charset=utf-8 | avif image/avif | svg image/svg+xml; charset=utf-8
+vtt text/vtt; charset=utf-8 | m3u8 application/vnd.apple.mpegurl | xml text/xml; charset=utf-8
+gz application/gzip | bin application/octet-stream | HTML text/html; charset=utf-8
+"""
+
+
+async def test_each_ending_has_its_type(hosting: Hosting) -> None:
+    expected = dict(each.split(maxsplit=1) for each in TYPES.strip().replace("\n", " | ").split(" | "))
+    files = {"index.html": "home", "LICENSE": "free", **{f"a.{ending}": "content" for ending in expected}}
+    hosting.publish("dep_15", files, "types.apps.test", app_id="types")
+    for ending, kind in expected.items():
+        said = await hosting.ask(f"/a.{ending}", host="types.apps.test")
+        assert (ending, said.status, said.headers["content-type"]) == (ending, 200, kind)
+    assert (await hosting.ask("/LICENSE", host="types.apps.test")).headers["content-type"] == "application/octet-stream"
 
 
 async def test_previews_ask_not_to_be_listed(hosting: Hosting) -> None:
@@ -174,8 +251,9 @@ ANSWERS: list[tuple[str, tuple[str, ...], int, bytes, dict[str, str]]] = [
     ("/some/v1.2", ("Accept: text/html",), 200, b"<h1>Shop</h1>", PAGE),
     ("/docs/", (), 200, b"docs", PAGE),
     ("//docs///index.html", (), 200, b"docs", PAGE),
-    ("/docs?a=b", (), 308, b"", {"content-type": "text/html; charset=utf-8", "location": "/docs/?a=b"}),
+    ("/docs?a=b", (), 308, b"", {"cache-control": "no-cache", "location": "/docs/?a=b"}),
     ("/about", (), 200, b"about", PAGE),
+    ("/about/?a=b", (), 308, b"", {"cache-control": "no-cache", "location": "/about?a=b"}),
     ("/trick-", (), 200, b"<h1>Shop</h1>", PAGE),
     ("/app.js", (), 200, "let x = 'ü'".encode(), {**PAGE, "content-type": "text/javascript; charset=utf-8"}),
     ("/%61pp%2Ejs", (), 200, "let x = 'ü'".encode(), {**PAGE, "content-type": "text/javascript; charset=utf-8"}),

@@ -10,7 +10,7 @@ import zstandard
 
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
-from workers.hosting.archives import compress, pack, unpack
+from workers.hosting.archives import pack, prepare, unpack
 
 TEXT = "".join(f"let value{number} = {number}\n" for number in range(200))
 FILES: dict[str, str | bytes] = {
@@ -34,7 +34,7 @@ async def test_text_is_served_as_it_was_compressed() -> None:
     with passable_folder() as folder:
         hosting = Hosting(folder)
         release = hosting.publish("dep_1", FILES).release("dep_1")
-        await compress(release)
+        await prepare(release)
         packed = {"UPPER.CSS", "data.json", "deep/er/app.js", "index.html"}
         expected = {f"{name}{ending}" for name in packed for ending in ("", ".gz", ".zst")} - {"data.json.gz"}
         assert list_compressed(release) == sorted(expected)
@@ -62,7 +62,7 @@ async def test_text_is_served_as_it_was_compressed() -> None:
 
 async def test_an_archive_keeps_the_compressed_files(tmp_path: Path) -> None:
     release = Hosting(tmp_path / "data").publish("dep_1", FILES, HOST).release("dep_1")
-    await compress(release)
+    await prepare(release)
     archive = await pack(release, tmp_path / "packed")
     (tmp_path / "copy").mkdir()
     await unpack(tmp_path / "packed", archive, tmp_path / "copy")
@@ -75,5 +75,5 @@ async def test_files_are_compressed_below_deep_folders(deep_path: Path) -> None:
     deep = deep_path / "files" / "/".join(["d"] * 1_200)
     subprocess.run(["mkdir", "-p", deep], check=True)
     (deep / "app.js").write_text(TEXT)
-    await compress(deep_path)
+    await prepare(deep_path)
     assert (deep_path / "compressed" / deep.relative_to(deep_path / "files") / "app.js.gz").is_file()

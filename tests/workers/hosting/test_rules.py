@@ -11,6 +11,7 @@ import pytest_asyncio
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from workers.hosting.rules import (
+    HEADER_CHARACTERS,
     HEADERS,
     MAX_BYTES,
     MAX_HEADERS,
@@ -18,6 +19,7 @@ from workers.hosting.rules import (
     MAX_REDIRECTS,
     REDIRECTS,
     compile_rules,
+    explain_problems,
     parse_headers,
     parse_redirects,
 )
@@ -96,11 +98,19 @@ async def hosting() -> AsyncIterator[Hosting]:
         ("/old-308?x=1", 308, "https://new.example/page?a=1"),
         ("/blog/2024/a%20b%0d%0aSet-Cookie:x%3f", 301, "/news/2024/a%20b%0D%0ASet-Cookie:x%3F"),
         ("/blog/", 301, "/news/"),
-        ("/posts/2024/it%26s", 307, "/archive/2024/it&s.html?from=it%26s#top"),
+        ("/posts/2024/it%26s", 307, "/archive/2024/it%26s.html?from=it%26s#top"),
+        ("/posts/20%2f24/a&b+c", 307, "/archive/20%2f24/a&b+c.html?from=a%26b%2Bc#top"),
+        ("/posts/2024/%74%68is/", 307, "/archive/2024/this.html?from=this#top"),
+        ("/%62log/100%25/%2525/(a)%28b%29/C%2B%2b", 301, "/news/100%25/%2525/(a)%28b%29/C%2B%2b"),
+        ("/blog%2fa%2Fb", 301, "/news/a%2Fb"),
+        ("/blog", 301, "/news/"),
+        ("/blog/a/?x=%2F", 301, "/news/a/?x=%2F"),
+        ("/old/", 301, "/new"),
+        ("/first/page/", 301, "/one"),
         ("/out/a/b", 303, "https://other.example/a/b"),
         ("/out//evil.example", 303, "https://other.example/evil.example"),
         ("/top//evil.example", 301, "/evil.example"),
-        ("/top/%2fevil.example", 301, "/evil.example"),
+        ("/top/%2fevil.example", 301, "/%2fevil.example"),
         ('/say/"quo`ted"', 301, "/a%22b%7B%7B.%7D%7D%60c"),
         ("/%c3%bc", 301, "/%C3%B6"),
         ("/first/page", 301, "/one"),
@@ -141,6 +151,68 @@ async def test_rewrites_and_files(hosting: Hosting, path: str, status: int, body
         assert not [name for name in said.headers if name.lower().startswith("capsule-")]
 
 
+async def test_a_line_for_what_is_lost_hides_no_file(hosting: Hosting) -> None:
+    files = {
+        "index.html": "home",
+        "404.html": "lost",
+        "en/index.html": "english",
+        "en/about.html": "about",
+        "en/404.html": "lost in english",
+        "shut/index.html": "shut",
+        "left.html": "left",
+        REDIRECTS: "/shut/* /404 410!\n/left /en/ 410\n/en/* /en/404.html 404\n/* /404.html 404",
+    }
+    site = hosting.publish("dep_7", files, "lost.apps.test", app_id="lost")
+    assert compile_rules(site.release("dep_7")) == []
+    for path, status, body in [
+        ("/", 200, "home"),
+        ("/en/", 200, "english"),
+        ("/en/about", 200, "about"),
+        ("/left", 200, "left"),
+        ("/en/none", 404, "lost in english"),
+        ("/none", 404, "lost"),
+        ("/shut", 410, "lost"),
+        ("/shut/", 410, "lost"),
+    ]:
+        said = await hosting.ask(path, "Accept: text/html", host="lost.apps.test")
+        assert (path, said.status, said.body.decode()) == (path, status, body)
+    assert (await hosting.ask("/en/about/", host="lost.apps.test")).headers["location"] == "/en/about"
+
+
+async def test_a_rewritten_path_leads_nowhere(hosting: Hosting) -> None:
+    """A rule may name a page with or without the slash at the end, and with what the visitor has sent."""
+    files = {
+        "docs/index.html": "docs",
+        "about.html": "about",
+        "100% a?b/index.html": "odd",
+        REDIRECTS: "/a /docs 200\n/b /about/ 200\n/c/* /:splat 200\n/about/ /docs 200",
+    }
+    site = hosting.publish("dep_8", files, "rewritten.apps.test", app_id="rewritten")
+    assert compile_rules(site.release("dep_8")) == []
+    for path, body in [("/a", "docs"), ("/a/", "docs"), ("/b", "about"), ("/c/100%25%20a%3fb", "odd")]:
+        said = await hosting.ask(path, host="rewritten.apps.test")
+        assert (path, said.status, said.body.decode()) == (path, 200, body)
+    assert (await hosting.ask("/about/", host="rewritten.apps.test")).status == 308, "the page wins over the line"
+
+
+async def test_no_redirect_leads_to_its_own_address(hosting: Hosting) -> None:
+    lines = (
+        "/blog/* /blog 301\n/blog /never 301\n/all/* /all/index.html 302\n/all/* /rest 302\n/:page/old /:page/old/ 301"
+    )
+    files = {"blog.html": "blog", "all/index.html": "all", "x/old.html": "old", REDIRECTS: lines}
+    site = hosting.publish("dep_9", files, "own.apps.test", app_id="own")
+    assert [each.split(":")[1] for each in compile_rules(site.release("dep_9"))] == ["5 is skipped"]
+    for path, status, said_location in [
+        ("/blog/a", 301, "/blog"),
+        ("/blog", 301, "/never"),
+        ("/all/x", 302, "/all/index.html"),
+        ("/all/index.html", 302, "/rest"),
+        ("/x/old", 200, None),
+    ]:
+        said = await hosting.ask(path, host="own.apps.test")
+        assert (path, said.status, said.headers.get("location")) == (path, status, said_location)
+
+
 async def test_headers(hosting: Hosting) -> None:
     said = await hosting.ask("/")
     home = said.headers
@@ -155,6 +227,10 @@ async def test_headers(hosting: Hosting) -> None:
     assert (data["access-control-allow-origin"], data["content-type"]) == ("*", "application/vnd.api+json")
     assert (await hosting.ask("/about")).headers["x-content-type-options"] == "sniff"
     assert (await hosting.ask("/%61.txt")).headers["x-text"] == "yes"
+    for path in ("/about/", "/assets", "/a.txt/"):
+        said = await hosting.ask(path)
+        assert {"/about/": "sniff"}.get(path, "nosniff") == said.headers.get("x-content-type-options", "nosniff")
+        assert ("x-frame-options" in said.headers, "x-text" in said.headers) == (path != "/assets", path == "/a.txt/")
     etag = home["etag"]
     assert (await hosting.ask("/", f"If-None-Match: {etag}")).status == 304
 
@@ -203,6 +279,10 @@ async def test_as_many_rules_as_allowed(hosting: Hosting) -> None:
         "/a javascript:alert(1) 301",
         "/a/:x/:x /b",
         "/a/:splat/* /b",
+        "/a /a/",
+        "/a/ /a 308",
+        "/a/* /a/:splat/ 301!",
+        "/:x/ /:x?y=1 302",
         f"/a /{'b' * 3000}",
     ],
 )
@@ -234,6 +314,22 @@ def test_a_header_that_cannot_be_set_is_named(line: str) -> None:
     assert [rule.lines for rule in rules] == [[("x-good", "1")]]
     assert len(problems) == 1
     assert problems[0].startswith("_headers:2 is skipped: ")
+
+
+def test_a_header_may_be_long() -> None:
+    """Such as a Content-Security-Policy with the digests of many scripts."""
+    policy = "Content-Security-Policy: script-src ".ljust(HEADER_CHARACTERS, "x")
+    problems: list[str] = []
+    rules = parse_headers(["/*", f"  {policy}", f"  {policy}x", "  X-Good: 1"], problems)
+    assert [name for name, _ in rules[0].lines] == ["content-security-policy", "x-good"]
+    assert problems == [f"_headers:3 is skipped: it has more than {HEADER_CHARACTERS} characters"]
+
+
+def test_a_warning_names_some_lines() -> None:
+    assert explain_problems([]) == ""
+    assert explain_problems(["_headers:3 is skipped"]) == "_headers:3 is skipped."
+    assert explain_problems([f"{number}{'x' * 200}" for number in range(12)]).count("x" * 99) == 10
+    assert explain_problems(["a"] * 12) == "; ".join(["a"] * 10) + "; and 2 more."
 
 
 def test_what_is_too_much_is_skipped(tmp_path: Path) -> None:

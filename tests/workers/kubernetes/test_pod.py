@@ -42,6 +42,7 @@ FILES: dict[str, str | bytes] = {
 PATHS = (
     "/",
     "/about",
+    "/about/?a=b",
     "/docs",
     "/docs/",
     "/none",
