@@ -163,6 +163,7 @@ PREFIXES = {
     *("npx", "pnpx", "bunx", "env", "exec", "cross-env", "cross-env-shell", "dotenv", "dotenvx", "env-cmd"),
     *("run", "run-script", "dlx", "x", "start"),
 }
+MAX_SCRIPTS = 50  # that run each other, from `start` on
 # A script that builds packages of a workspace.
 DELEGATES = re.compile(r"\b(?:turbo|nx|lerna)\b|\s(?:-r|-w|--recursive|--filter|--workspaces?)\b|\bworkspaces?\s")
 
@@ -271,12 +272,12 @@ class _Node:
 
     def _shows_pages(self, script: str, known: dict[str, bool]) -> bool:
         """Returns whether all that a script leaves running shows pages. `known`: the scripts that were asked for."""
-        if script not in known:
+        if script not in known and len(known) < MAX_SCRIPTS:
             known[script] = False  # a script that runs one of its own name means that of another package
             last = re.split(r"&&|\|\||;", self.scripts[script].rstrip("; "))[-1]
             commands = re.split(r"(?<![>&])&(?!>)", last)
             known[script] = all(self._is_page_server(command, known) for command in commands)
-        return known[script]
+        return known.get(script, False)
 
     def _is_page_server(self, command: str, known: dict[str, bool]) -> bool:
         managed = node = False
@@ -570,7 +571,7 @@ def _read_settings(files: Files, module: list[str]) -> Iterator[str]:
 
 
 class SourceFolder:
-    """The files of a source in a folder. Follows no link."""
+    """The files of a source in a folder. Follows no link, and does not leave the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -591,6 +592,8 @@ class SourceFolder:
         """Opens each folder on the way without following links. Returns None unless there is a plain file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         *folders, name = path.split("/")
+        if ".." in folders:
+            return None
         try:
             at = os.open(self._folder, flags | os.O_DIRECTORY)
             files.callback(os.close, at)

@@ -117,7 +117,7 @@ class Compiler:
                 output = "." if runs else spec.output
                 private = await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if private:
-                    job.write_line(f"Left out {', '.join(private)}: only a server needs what visitors must not read")
+                    job.write_line(f"Left out, because visitors must not read them: {', '.join(private)}")
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
                 else:

@@ -301,9 +301,11 @@ def test_a_server_whatever_builds_its_pages(
 
 
 def test_scripts_that_run_each_other(folder: Path) -> None:
-    many = {f"s{number}": " & ".join(f"npm run s{other}" for other in range(100)) for number in range(100)}
-    text = package("vite", scripts={"build": "x", **many, "start": "npm run s0"})
-    assert write(folder, {"package.json": text}).build.start == "npm start"
+    each_other = {f"s{number}": " & ".join(f"npm run s{other}" for other in range(100)) for number in range(100)}
+    chain = {f"s{number}": f"npm run s{number + 1}" for number in range(5_000)}
+    for many in (each_other, chain):
+        text = package("vite", scripts={"build": "x", **many, "start": "npm run s0"})
+        assert write(folder, {"package.json": text}).build.start == "npm start"
 
 
 @pytest.mark.parametrize(
@@ -666,6 +668,7 @@ def test_no_link_is_followed(folder: Path) -> None:
         assert not SourceFolder(folder / name).has("package.json")
         assert SourceFolder(folder / name).read("package.json") == ""
     assert not SourceFolder(folder / "links").has("inner/package.json")
+    assert not SourceFolder(folder / "links").has("../outside/package.json")
 
 
 def test_a_missing_page(folder: Path) -> None:
