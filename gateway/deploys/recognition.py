@@ -1,18 +1,20 @@
 """Recognizes what a source is by its files: how to build it, and what to serve or start.
 
-The rules are the rows of `NODE_RULES` and `PYTHON_RULES`; the first one that matches counts. The command line writes
-the result to a `capsule.toml`, and the worker builds a source that has none by it. So both read a source in the same
-way: plain files only, because links of a customer's source may point anywhere on the worker's machine.
+The rules are the rows of `NODE_RULES` and `PYTHON_RULES`; the first one that matches counts. The rows of `UNBUILT` are
+recognized, but not built (`unbuilt.py`). The command line writes the result to a `capsule.toml`, and the worker builds
+a source that has none by it. So both read a source in the same way: plain files only, because links of a customer's
+source may point anywhere on the worker's machine.
 
-In a build, only npm and `python3` are certain to be there. npm brings the other package managers of Node.js, and pip
-brings uv and Poetry. Start commands call Python's programs as modules, because the programs in a virtual environment
-contain its path.
+In a build, only npm and `python3` are certain to be there. npm installs the other package managers of Node.js into the
+release, and pip brings uv and Poetry. Start commands call Python's programs as modules, because the programs in a
+virtual environment contain its path.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import posixpath
 import re
 import stat
 from collections import deque
@@ -20,27 +22,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gateway.accounts.records import PREVIEW, Build
+from gateway.deploys.unbuilt import PAGE, Files, explain_unbuilt, write_settings
 from gateway.settings.toml import parse_toml
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63
-PAGE, FALLBACK, REDIRECTS = "index.html", "200.html", "_redirects"
+FALLBACK, REDIRECTS = "200.html", "_redirects"
 NAMED_PAGES = 3  # in a message
 
 
 class Unrecognizable(ValueError):
     """The source is of a known kind, but lacks what a build needs. Account holders see the message."""
-
-
-class Files(Protocol):
-    def read(self, path: str) -> str:
-        """Returns the text of a file, at most its first megabyte; an empty text if it is missing or no plain file."""
-
-    def has(self, path: str) -> bool:
-        """Returns whether there is a plain file."""
 
 
 class Recognition(NamedTuple):
@@ -66,12 +61,16 @@ class Recognition(NamedTuple):
 def recognize(files: Files) -> Recognition:
     """Returns how to build and serve the source. Raises Unrecognizable."""
     project = _Node(files) if files.has(PACKAGE) else None
-    return (
-        _recognize_django(files)
-        or (project and _recognize_node(project))
-        or _recognize_python(files)
-        or Recognition("static files", "", Build(output="."), project.name if project else "")
-    )
+    if project and (reason := explain_unbuilt(files, with_package=True)):
+        raise Unrecognizable(reason)
+    found = _recognize_django(files) or (project and _recognize_node(project)) or _recognize_python(files)
+    if found:
+        return found
+    if reason := explain_unbuilt(files):
+        raise Unrecognizable(reason)
+    if project:
+        _require_tool(project)
+    return Recognition("static files", "", Build(output="."), project.name if project else "")
 
 
 def make_label(name: str) -> str:
@@ -91,12 +90,18 @@ COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)|(?<![:\w])//[^\n]*", re.DOTALL)
 class NodeRule(NamedTuple):
     name: str
     packages: tuple[str, ...]  # one of them is a dependency
-    build: str  # the tool's own command, for projects without a `build` script
+    build: str  # the tool's own command, for projects without any of the scripts
     output: str = ""
-    start: str = ""  # without this and an output, the `start` script
-    configurations: tuple[str, ...] = ()  # the files, without suffixes, one of which contains the pattern
+    start: str = ""
+    scripts: tuple[str, ...] = ("build",)  # the first of these that a project has builds it; see `matches`
+    configurations: tuple[str, ...] = ()  # files without suffixes; one of them or the script contains the pattern
     pattern: str = ""
     problem: str = ""  # why the project can't be deployed
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether the `start` script starts the app."""
+        return not (self.output or self.start or self.problem)
 
 
 # Tools that are built on others come first: most projects here depend on Vite too.
@@ -109,33 +114,104 @@ NODE_RULES = [
              problem="SvelteKit needs an adapter for this service: use @sveltejs/adapter-node for a server, or"
                      " @sveltejs/adapter-static for files, in svelte.config.js or vite.config.ts"),
     NodeRule("Next.js", ("next",), "next build", "out",
-             configurations=("next.config",), pattern=r"\boutput['\"]?\s*:\s*['\"`]export['\"`]"),
+             configurations=("next.config",), pattern=r"\boutput['\"]?\s*:\s*['\"`]export['\"`]|\bnext export\b"),
     NodeRule("Next.js", ("next",), "next build", start='node_modules/.bin/next start -H $HOST -p $PORT'),
+    NodeRule("Nuxt", ("nuxt",), "nuxt generate", ".output/public", pattern=r"\b(?:nuxt|nuxi) generate\b"),
     NodeRule("Nuxt", ("nuxt",), "nuxt build", start="node .output/server/index.mjs"),
+    NodeRule("React Router", ("@react-router/dev",), "react-router build", "build/client",
+             configurations=("react-router.config",), pattern=r"\bssr\s*:\s*false\b"),
     NodeRule("React Router", ("@react-router/dev",), "react-router build"),
+    NodeRule("Remix", ("@remix-run/dev",), "remix vite:build", "build/client",
+             configurations=("vite.config",), pattern=r"\bssr\s*:\s*false\b"),
     NodeRule("Remix", ("@remix-run/dev", "@remix-run/serve"), "remix vite:build"),
+    NodeRule("TanStack Start", ("@tanstack/react-start", "@tanstack/solid-start"), "vite build"),
+    NodeRule("AdonisJS", ("@adonisjs/core",), "node ace build", start="cd build && exec node bin/server.js"),
     NodeRule("Gatsby", ("gatsby",), "gatsby build", "public"),
     NodeRule("Angular", ("@angular/build", "@angular-devkit/build-angular"), "ng build", "dist/{project}"),
+    NodeRule("Astro", ("astro",), "astro build", start="node dist/server/entry.mjs",
+             configurations=("astro.config",), pattern="@astrojs/node"),
+    NodeRule("Astro", ("astro",), "astro build",
+             configurations=("astro.config",), pattern="@astrojs/(?:vercel|netlify|cloudflare)",
+             problem="Astro needs an adapter for this service: use @astrojs/node for a server, or none for files, in"
+                     " astro.config"),
     NodeRule("Astro", ("astro",), "astro build", "dist"),
+    NodeRule("Docusaurus", ("@docusaurus/core",), "docusaurus build", "build"),
+    NodeRule("VitePress", ("vitepress",), "vitepress build docs", "{folder}/.vitepress/dist",
+             scripts=("docs:build", "build")),
+    NodeRule("VuePress", ("vuepress", "@vuepress/cli"), "vuepress build docs", "{folder}/.vuepress/dist",
+             scripts=("docs:build", "build")),
+    NodeRule("Hexo", ("hexo",), "hexo generate", "public"),
     NodeRule("Eleventy", ("@11ty/eleventy",), "eleventy", "_site"),
+    NodeRule("Ember", ("ember-source",), "ember build --environment=production", "dist"),
     NodeRule("Vue CLI", ("@vue/cli-service",), "vue-cli-service build", "dist"),
     NodeRule("Create React App", ("react-scripts",), "react-scripts build", "build"),
+    NodeRule("Rsbuild", ("@rsbuild/core",), "rsbuild build", "dist"),
+    NodeRule("Parcel", ("parcel", "parcel-bundler"), "parcel build", "dist"),
+    NodeRule("Storybook", ("storybook",), "storybook build", "storybook-static", scripts=("build-storybook",)),
     NodeRule("Vite", ("vite",), "vite build", "dist"),
+    NodeRule("webpack", ("webpack",), "webpack --mode production", "dist",
+             configurations=("webpack.config", "webpack.common", "webpack.prod"), pattern="html-webpack-plugin"),
 ]  # fmt: skip
+
+# A `start` script that runs one of these shows pages to those who work on them, and is no server of the project's own.
+PAGE_SERVERS = {rule.build.split()[0] for rule in NODE_RULES} | {
+    *("browser-sync", "http-server", "lite-server", "live-server", "serve", "sirv", "webpack-dev-server"),
+    *("craco", "nuxi", "react-app-rewired", "react-router-serve", "remix-serve", "start-storybook"),
+    *("electron", "expo", "ionic", "tauri"),
+}
+# What may come before the name of a program.
+PREFIXES = {
+    *("npx", "pnpx", "bunx", "env", "exec", "cross-env", "cross-env-shell", "dotenv", "dotenvx", "env-cmd"),
+    *("run", "run-script", "dlx", "x", "start"),
+}
+MAX_SCRIPTS = 50  # that run each other, from `start` on
+# A script that builds packages of a workspace.
+DELEGATES = re.compile(r"\b(?:turbo|nx|lerna)\b|\s(?:-r|-w|--recursive|--filter|--workspaces?)\b|\bworkspaces?\s")
+
+ENTRY = re.compile(r"\w[\w./-]{0,200}\.[jt]sx?", re.ASCII)
+MANAGER = ".capsule"  # the folder of the package manager, in that of the project
+LOCKS = {
+    "pnpm": ("pnpm-lock.yaml",),
+    "yarn": ("yarn.lock",),
+    "bun": ("bun.lock", "bun.lockb"),
+    "npm": ("package-lock.json", "npm-shrinkwrap.json"),
+}
 
 
 class Manager(NamedTuple):
-    """A package manager of Node.js."""
+    """A package manager of Node.js. npm installs the others into the release, where start commands find them too."""
 
     install: str
-    package: str = ""  # that npm brings it with; empty: npm itself
     program: str = "npm"
-    environment: str = ""
+    package: str = ""  # that npm installs; empty: npm itself
+    variable: str = ""  # that the manager needs whenever it runs
 
-    def command(self, *scripts: str) -> str:
-        """Returns a command that installs the packages, then runs the scripts with the manager."""
-        steps = " && ".join([self.install, *(f"{self.program} run {script}" for script in scripts)])
-        return f"{self.environment}npx -y -p {self.package} -c '{steps}'" if self.package else steps
+    def build(self, *steps: str) -> str:
+        """Returns a command that installs the packages, then runs the steps."""
+        manager = [f"npm install -g --prefix {MANAGER} {self.package}", self._path] if self.package else []
+        variable = [f"export {self.variable}"] if self.variable else []
+        return " && ".join([*manager, *variable, self.install, *steps])
+
+    def run(self, script: str) -> str:
+        return f"{self.program} run {script}"
+
+    def build_package(self, name: str) -> str:
+        """Returns a command that runs the `build` script of a package of the workspace."""
+        words = {
+            "npm": f"run build -w {name}",
+            "pnpm": f"--filter {name} run build",
+            "yarn": f"workspace {name} run build",
+            "bun": f"run --filter {name} build",
+        }
+        return self.build(f"{self.program} {words[self.program]}")
+
+    def start(self, command: str) -> str:
+        """Returns a start command that finds the manager."""
+        return " ".join(filter(None, [self._path, self.variable, command])) if self.package else command
+
+    @property
+    def _path(self) -> str:
+        return f"PATH=$PWD/{MANAGER}/bin:$PATH"
 
 
 class _Node:
@@ -147,70 +223,200 @@ class _Node:
             package = json.loads(files.read(PACKAGE))
         except (ValueError, RecursionError) as error:
             raise Unrecognizable(f"{PACKAGE} is not valid JSON: {error}") from None
-        package = package if isinstance(package, dict) else {}
-        self.packages = {*_table(package, "dependencies"), *_table(package, "devDependencies")}
-        self.scripts = {name for name, script in _table(package, "scripts").items() if isinstance(script, str)}
+        self.package = package if isinstance(package, dict) else {}
+        self.packages = {**_table(package, "devDependencies"), **_table(package, "dependencies")}
+        self.scripts = {name: text for name, text in _table(package, "scripts").items() if isinstance(text, str)}
         self.name = make_label(_text(package, "name").rpartition("/")[2])
-        self.manager = _choose_manager(files, _text(package, "packageManager"))
+        self.manager = self._choose_manager()
 
     def matches(self, rule: NodeRule) -> bool:
-        if self.packages.isdisjoint(rule.packages):
+        if self.packages.keys().isdisjoint(rule.packages):
             return False
+        if "build" not in rule.scripts and ("build" in self.scripts or not self.find_script(rule)):
+            return False  # a tool beside the one that builds the project
         names = [f"{name}.{suffix}" for name in rule.configurations for suffix in SUFFIXES]
-        texts = (COMMENT.sub("", self.files.read(name)) for name in names)
-        return not rule.pattern or any(re.search(rule.pattern, text) for text in texts)
+        texts = [self.read_script(rule), *map(self.files.read, names)]
+        return not rule.pattern or any(re.search(rule.pattern, COMMENT.sub("", text)) for text in texts)
 
-    def build_with(self, tool: str) -> str:
+    def find_script(self, rule: NodeRule) -> str | None:
+        """Returns the name of the script that builds the project, if there is one."""
+        return next((name for name in rule.scripts if name in self.scripts), None)
+
+    def read_script(self, rule: NodeRule) -> str:
+        return self.scripts.get(self.find_script(rule) or "", "")
+
+    def build_with(self, rule: NodeRule) -> str:
         """Returns the command that builds the project, with its own script or else with the tool."""
-        if "build" in self.scripts:
-            return self.manager.command("build")
-        return f"{self.manager.command()} && npx {tool}"
+        script = self.find_script(rule)
+        return self.manager.build(self.manager.run(script) if script else f"npx {rule.build}")
+
+    def start(self) -> str:
+        """Returns the command that runs the `start` script."""
+        return self.manager.start("npm start" if self.manager.program == "npm" else self.manager.run("start"))
+
+    @property
+    def workspace(self) -> str:
+        """The file that makes this the root of a workspace; empty if there is none."""
+        if "workspaces" in self.package:
+            return PACKAGE
+        if re.search(r"^packages:", self.files.read("pnpm-workspace.yaml"), re.MULTILINE):
+            return "pnpm-workspace.yaml"
+        return "lerna.json" if self.files.has("lerna.json") else ""
+
+    def has_server(self, rule: NodeRule | None) -> bool:
+        """Returns whether the `start` script runs a server of the project's own."""
+        if "start" not in self.scripts:
+            return False
+        if rule is None:
+            return not self.files.has(PAGE) or not self._shows_pages("start", {})
+        return not rule.start.endswith(self.scripts["start"].strip()) and not self._shows_pages("start", {})
+
+    def _shows_pages(self, script: str, known: dict[str, bool]) -> bool:
+        """Returns whether all that a script leaves running shows pages. `known`: the scripts that were asked for."""
+        if script not in known and len(known) < MAX_SCRIPTS:
+            known[script] = False  # a script that runs one of its own name means that of another package
+            last = re.split(r"&&|\|\||;", self.scripts[script].rstrip("; "))[-1]
+            commands = re.split(r"(?<![>&])&(?!>)", last)
+            known[script] = all(self._is_page_server(command, known) for command in commands)
+        return known.get(script, False)
+
+    def _is_page_server(self, command: str, known: dict[str, bool]) -> bool:
+        managed = node = False
+        for word in command.replace('"', "").replace("'", "").split():
+            folder, _, name = word.rpartition("/")
+            if managed and word in self.scripts:
+                return self._shows_pages(word, known)
+            if word in LOCKS:
+                managed = True
+            elif word == "node":
+                node = True
+            elif "node_modules" in folder:
+                return name.removesuffix(".js") in PAGE_SERVERS
+            elif word not in PREFIXES and not word.startswith(("-", ".env")) and "=" not in word:
+                return name in PAGE_SERVERS and not node and folder[:1] in ("", "@")
+        return True
+
+    def find_entry(self) -> str | None:
+        """Returns the file that Bun runs in a project without a `start` script."""
+        named = [_text(self.package, key).removeprefix("./") for key in ("module", "main")]
+        entries = [*(name for name in named if ENTRY.fullmatch(name)), "src/index.ts", "index.ts"]
+        return next(filter(self.files.has, entries), None) if self.manager.program == "bun" else None
+
+    def _choose_manager(self) -> Manager:
+        """Returns the package manager by the field `packageManager`, the lock file, or what the project runs."""
+        files, field = self.files, _text(self.package, "packageManager")
+        found = re.match(r"(npm|pnpm|yarn|bun)@(\d[\w.-]{0,40})", field, re.ASCII)
+        name, version = found.groups() if found else (self._guess_manager(), "")
+        locked = any(map(files.has, LOCKS[name]))
+        if name == "pnpm":
+            lock = files.read("pnpm-lock.yaml")
+            frozen = "--frozen-lockfile" if lock else "--no-frozen-lockfile"
+            return Manager(f"pnpm install {frozen}", name, f"pnpm@{version or _find_pnpm(lock)}")
+        if name == "yarn":
+            lock = files.read("yarn.lock")
+            if version.startswith(("0.", "1.")) or (not version and "__metadata:" not in lock):
+                return Manager(f"yarn install{' --frozen-lockfile' * bool(lock)}", name, f"yarn@{version or 1}")
+            # Start commands find packages in node_modules, whichever way of linking the project uses elsewhere.
+            install, linker = f"yarn install --{'' if lock else 'no-'}immutable", "YARN_NODE_LINKER=node-modules"
+            return Manager(install, name, f"@yarnpkg/cli-dist@{version or 4}", linker)
+        if name == "bun":
+            return Manager(f"bun install{' --frozen-lockfile' * locked}", name, f"bun@{version or 1}")
+        return Manager("npm ci" if locked else "npm install")
+
+    def _guess_manager(self) -> str:
+        locked = next((name for name, locks in LOCKS.items() if any(map(self.files.has, locks))), "")
+        called = re.search(r"(?:^|[\s;&|])(pnpm|yarn|bun)x?\s", self.scripts.get("start", ""))
+        if locked in ("", "npm") and called:
+            return called[1]
+        return locked or ("npm" if self.packages.keys().isdisjoint({"@types/bun", "bun-types"}) else "bun")
 
 
 def _recognize_node(project: _Node) -> Recognition | None:
-    rule = next(filter(project.matches, NODE_RULES), None)
+    _require_workspace(project)
+    rule, manager = next(filter(project.matches, NODE_RULES), None), project.manager
+    if project.workspace and DELEGATES.search(project.scripts.get("build", "")):
+        rule = None
+    if project.has_server(rule):
+        return _recognize_server(project, rule)
     if rule is None:
-        if "start" not in project.scripts:
-            return None
-        command = project.manager.command(*{"build"} & project.scripts)
-        return Recognition("Node.js", PACKAGE, Build(command, start="npm start"), project.name)
+        if entry := project.find_entry():
+            build = Build(manager.build(), start=manager.start(f"bun {entry}"))
+            return Recognition("Bun", PACKAGE, build, project.name)
+        return None
     if rule.problem:
         raise Unrecognizable(rule.problem)
-    if not rule.output and not rule.start and "start" not in project.scripts:
+    if rule.needs_start and "start" not in project.scripts:
         raise Unrecognizable(f"{rule.name} needs a `start` script in {PACKAGE}")
-    command = project.build_with(rule.build)
+    command = project.build_with(rule)
     if not rule.output:
-        return Recognition(rule.name, PACKAGE, Build(command, start=rule.start or "npm start"), project.name)
-    output = rule.output if "{" not in rule.output else _find_angular_output(project)
-    return Recognition(rule.name, PACKAGE, Build(command, output), project.name)
+        return Recognition(rule.name, PACKAGE, Build(command, start=rule.start or project.start()), project.name)
+    return Recognition(rule.name, PACKAGE, Build(command, _find_output(project, rule)), project.name)
 
 
-def _choose_manager(files: Files, field: str) -> Manager:
-    """Returns the package manager by the field `packageManager` of package.json, or else by the lock file."""
-    found = re.match(r"(npm|pnpm|yarn|bun)@(\d[\w.-]{0,40})", field, re.ASCII)
-    name, version = found.groups() if found else ("", "")
-    if name == "pnpm" or (not name and files.has("pnpm-lock.yaml")):
-        lock = files.read("pnpm-lock.yaml")
-        frozen = "--frozen-lockfile" if lock else "--no-frozen-lockfile"
-        return Manager(f"pnpm install {frozen}", f"pnpm@{version or _find_pnpm(lock)}", "pnpm")
-    if name == "yarn" or (not name and files.has("yarn.lock")):
-        lock = files.read("yarn.lock")
-        if version.startswith(("0.", "1.")) or (not version and "__metadata:" not in lock):
-            return Manager(f"yarn install{' --frozen-lockfile' * bool(lock)}", f"yarn@{version or 1}", "yarn")
-        # Start commands find packages in node_modules, whichever way of linking the project uses elsewhere.
-        install, linker = f"yarn install --{'' if lock else 'no-'}immutable", "YARN_NODE_LINKER=node-modules "
-        return Manager(install, f"@yarnpkg/cli-dist@{version or 4}", "yarn", linker)
-    if name == "bun" or (not name and (files.has("bun.lock") or files.has("bun.lockb"))):
-        is_locked = files.has("bun.lock") or files.has("bun.lockb")
-        return Manager(f"bun install{' --frozen-lockfile' * is_locked}", f"bun@{version or 1}", "bun")
-    locked = files.has("package-lock.json") or files.has("npm-shrinkwrap.json")
-    return Manager("npm ci" if locked else "npm install")
+def _recognize_server(project: _Node, rule: NodeRule | None) -> Recognition:
+    """Returns how to build and start an app with a server of its own, whatever builds its pages."""
+    name, command = "Node.js", project.manager.build()
+    if rule and (not rule.output or "build" in project.scripts):
+        name = rule.name if rule.needs_start else f"{rule.name} with a server of its own"
+    if "build" in project.scripts:
+        command = project.manager.build(project.manager.run("build"))
+    elif rule and not rule.output:
+        command = project.build_with(rule)
+    return Recognition(name, PACKAGE, Build(command, start=project.start()), project.name)
+
+
+def _require_workspace(project: _Node) -> None:
+    """Raises Unrecognizable for a package that was published without the workspace around it."""
+    if project.workspace or any(map(project.files.has, ("pnpm-workspace.yaml", ".yarnrc.yml"))):
+        return
+    for name, version in project.packages.items():
+        if isinstance(version, str) and version.startswith(("workspace:", "file:..", "link:..", "portal:..")):
+            raise Unrecognizable(
+                f"{PACKAGE} requires {name} at {version}, which is outside of what you published. Publish the root of"
+                f" the workspace. {_ask_for_package(project)}"
+            )
+
+
+def _require_tool(project: _Node) -> None:
+    """Raises Unrecognizable for a project that has to be built by what is not known, if it has no page."""
+    if project.files.has(PAGE):
+        return
+    if project.workspace:
+        raise Unrecognizable(f"This is the root of a workspace ({project.workspace}). {_ask_for_package(project)}")
+    if "build" in project.scripts:
+        settings = write_settings(Build(project.manager.build(project.manager.run("build")), "dist"))
+        raise Unrecognizable(
+            f"{PACKAGE} has a `build` script, but the service does not know what it makes. Write it into capsule.toml,"
+            f" for example: {settings}"
+        )
+
+
+def _ask_for_package(project: _Node) -> str:
+    settings = write_settings(Build(project.manager.build_package("web"), "apps/web/dist"))
+    return f"Write into its capsule.toml which package to build, for example: {settings}"
 
 
 def _find_pnpm(lock: str) -> str:
     """Returns the version of pnpm that reads this format of its lock file."""
     found = re.search(r"^lockfileVersion:\s*['\"]?(\d+)", lock, re.MULTILINE)
     return {"5": "7", "6": "8"}.get(found[1] if found else "", "10")
+
+
+def _find_output(project: _Node, rule: NodeRule) -> str:
+    if "{folder}" in rule.output:
+        return _find_documentation(project, rule)
+    return _find_angular_output(project) if "{project}" in rule.output else rule.output
+
+
+def _find_documentation(project: _Node, rule: NodeRule) -> str:
+    """Returns the output in the folder that the command of VitePress or VuePress names."""
+    command = re.compile(rf"\b{rule.build.split()[0]}(?:-\w+)? build(?: +(?:\./)?(\w[\w./-]*))?")
+    commands = map(command.search, [project.read_script(rule), *project.scripts.values(), rule.build])
+    folder = next(filter(None, commands))[1] or "."
+    configurations = (project.files.read(f"{folder}/.vitepress/config.{suffix}") for suffix in SUFFIXES)
+    texts = (COMMENT.sub("", text) for text in configurations)
+    named = next(filter(None, (re.search(r"\boutDir\s*:\s*['\"`]([\w./-]+)", text) for text in texts)), None)
+    return posixpath.normpath(f"{folder}/{named[1]}" if named else rule.output.format(folder=folder))
 
 
 def _find_angular_output(project: _Node) -> str:
@@ -366,7 +572,7 @@ def _read_settings(files: Files, module: list[str]) -> Iterator[str]:
 
 
 class SourceFolder:
-    """The files of a source in a folder. Follows no link."""
+    """The files of a source in a folder. Follows no link, and does not leave the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -387,6 +593,8 @@ class SourceFolder:
         """Opens each folder on the way without following links. Returns None unless there is a plain file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         *folders, name = path.split("/")
+        if ".." in folders:
+            return None
         try:
             at = os.open(self._folder, flags | os.O_DIRECTORY)
             files.callback(os.close, at)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from gateway.deploys import manifest
 from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.states import DeployError
+from gateway.deploys.unbuilt import is_private
 from workers.builds.registries import PUBLIC, Registries
 from workers.hosting.links import replace_link
 from workers.sandbox.output import make_concealer
@@ -60,6 +61,9 @@ async def run_build_command(
         write_line(line)
     environment = {**sandbox.prepend_path(versions.folders), "CI": "true", **DOWNLOADS, **trusted, **variables}
     environment |= {"HOME": HOME, "TMPDIR": TMP, "DATA_DIR": DATA}
+    # It is for the start command. With `production`, package managers would leave out the tools that build the app.
+    if environment.pop("NODE_ENV", None) is not None:
+        write_line("NODE_ENV is for the start command: the build sets its own")
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url
     outcome = await sandbox.run(
@@ -82,18 +86,26 @@ async def run_build_command(
         raise DeployError(outcome.describe("the build command", limits))
 
 
-def collect_output(source: Path, output: str, release: Path, uid: int | None, *, runs: bool) -> None:
-    """Moves the output into the release, after all processes of the build have ended. Raises DeployError."""
+def collect_output(source: Path, output: str, release: Path, uid: int | None, *, runs: bool) -> list[str]:
+    """Moves the output into the release, after all processes of the build have ended. Raises DeployError.
+
+    Returns the names of files that visitors must not see, and which are left out of a source that is served as it is.
+    """
+    private: list[str] = []
     try:
         found = _find_output(source, output)
         remove_folder(found / ".git")
         if found == source and not runs:  # the files are public
             (found / manifest.FILE).unlink(missing_ok=True)
+            private = sorted(path.name for path in found.iterdir() if is_private(path.name) and not path.is_dir())
+            for name in private:
+                (found / name).unlink()
         _take_ownership(found, source, os.geteuid() if uid is None else uid, runs=runs)
     except OSError as error:  # such as too long a path
         raise DeployError(f"the output can't be read: {error.strerror}") from None
     release.mkdir(mode=0o755)
     found.rename(release / ("app" if runs else "files"))
+    return private
 
 
 def _find_output(source: Path, output: str) -> Path:

@@ -118,7 +118,9 @@ class Compiler:
                         await self.caches.set_aside(job.deploy.id, origin, folder)
                 runs = spec.start is not None
                 output = "." if runs else spec.output
-                await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
+                private = await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
+                if private:
+                    job.write_line(f"Left out, because visitors must not read them: {', '.join(private)}")
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
                 else:

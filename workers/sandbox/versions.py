@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from semantic_version import NpmSpec, Version  # type: ignore[import-untyped]
 
-from gateway.deploys.recognition import Files
+from gateway.deploys.unbuilt import Files
 from workers.sandbox.tools import NODE, PYTHON, Program
 
 WISH_CHARACTERS = 100

@@ -62,6 +62,16 @@ async def test_a_project_that_lacks_something(offline: Tool, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["package.json"]
 
 
+@pytest.mark.parametrize("page", [(), ("index.html",)])
+async def test_a_project_that_is_not_built(offline: Tool, tmp_path: Path, page: tuple[str, ...]) -> None:
+    write(tmp_path, {"go.mod": "", "main.go": "", **dict.fromkeys(page, "")})
+    for command in (("init",), ("init", "--json"), ("deploy", "--yes")):
+        fault = await offline.refused(*command, str(tmp_path))
+        assert "Found Go (go.mod), which the service builds only with settings." in fault
+        assert 'into capsule.toml, for example: build = {start = "./server"}' in fault
+    assert sorted(os.listdir(tmp_path)) == sorted(["go.mod", "main.go", *page])
+
+
 # -- the first deploy of a folder ----------------------------------------------------------------------------
 
 

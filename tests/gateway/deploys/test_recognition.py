@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.accounts.records import Build
+from gateway.deploys.manifest import parse_manifest
 from gateway.deploys.recognition import (
     NODE_RULES,
     PYTHON_RULES,
@@ -17,7 +18,7 @@ from gateway.deploys.recognition import (
     make_label,
     recognize,
 )
-from tests.support.frameworks import FOLDER, PROJECTS, Project
+from tests.support.frameworks import FOLDER, NPM, PROJECTS, Project, own
 
 
 @pytest.fixture
@@ -53,8 +54,8 @@ def test_each_project(project: Project) -> None:
 
 
 def test_each_rule_has_a_project() -> None:
-    rules = {rule.name for rule in (*NODE_RULES, *PYTHON_RULES)} | {"Node.js", "Django", "static files"}
-    assert {project.rule for project in PROJECTS} == rules
+    rules = {rule.name for rule in (*NODE_RULES, *PYTHON_RULES)} | {"Node.js", "Bun", "Django", "static files"}
+    assert {project.rule.removesuffix(" with a server of its own") for project in PROJECTS} == rules
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_descriptions(rule: str, file: str, build: Build, line: str, summary: st
 def test_a_tool_that_is_built_on_another_one_comes_first(
     folder: Path, dependencies: tuple[str, ...], rule: str
 ) -> None:
-    text = package(scripts={"build": "x", "start": "y"}, devDependencies=dict.fromkeys(dependencies, "*"))
+    text = package(scripts={"build": "x", "start": "vite"}, devDependencies=dict.fromkeys(dependencies, "*"))
     assert write(folder, {"package.json": text}).rule == rule
 
 
@@ -177,9 +178,296 @@ def test_the_output_of_angular(folder: Path, target: dict[str, Any], output: str
     assert write(folder, files).build.output == output
 
 
+# -- projects with a server of their own ---------------------------------------------------------------------
+
+TOOL_SERVERS = [
+    "",
+    "vite",
+    "vite --host 0.0.0.0 --port $PORT",
+    "vite build && vite preview",
+    "rimraf dist; vite preview > log 2>&1",
+    "PORT=3000 vite & ng serve",
+    "set PORT=3000&& vite",
+    "cross-env NODE_ENV=production npx vite preview",
+    "cross-env-shell 'vite --port $PORT'",
+    "dotenv -e .env.local -- vite",
+    "env-cmd -f .env vite",
+    "NODE_OPTIONS='--max-old-space-size=4096 --trace' vite",
+    "./node_modules/.bin/vite",
+    "node --max-old-space-size=4096 node_modules/vite/bin/vite.js preview",
+    "npm run dev",
+    "npm run dev -- --host",
+    "yarn dev",
+    "pnpm vite",
+    "pnpm exec vite",
+    "bunx --bun vite",
+    "bun --bun run vite",
+    "react-scripts start",
+    "craco start",
+    "docusaurus start",
+    "ng serve",
+    "npx @11ty/eleventy --serve",
+    "gatsby develop",
+    "ember serve",
+    "parcel src/index.html",
+    "webpack serve --mode development",
+    "live-server",
+    "npx -y serve -s dist",
+]
+OWN_SERVERS = [
+    "node server.js",
+    "node dist/index.js",
+    "node serve",
+    "node ./vite.js",
+    "scripts/serve",
+    "NODE_ENV=production node server.js",
+    "cross-env NODE_ENV=production node server.js",
+    "vite build && node server.js",
+    "npm run build && npm run serve",
+    "vite & node server.js",
+    "concurrently 'vite' 'node server.js'",
+    "tsx watch src/server.ts",
+    "bun run src/index.ts",
+    "npx nodemon server.js",
+    "vite-node server.ts",
+    "npm start -w api",
+    "pnpm --filter api start",
+    "yarn workspace api start",
+    "python3 app.py",
+]
+SCRIPTS = {"build": "vite build", "dev": "vite", "serve": "node server.js"}
+
+
+def start_of_vite(folder: Path, script: str) -> str | None:
+    text = package("express", devDependencies={"vite": "*"}, scripts={**SCRIPTS, "start": script})
+    found = write(folder, {"package.json": text})
+    assert found.rule == ("Vite with a server of its own" if found.build.start else "Vite")
+    return found.build.start
+
+
+@pytest.mark.parametrize("script", TOOL_SERVERS)
+def test_the_server_of_a_tool_is_not_started(folder: Path, script: str) -> None:
+    assert start_of_vite(folder, script) is None
+
+
+@pytest.mark.parametrize("script", OWN_SERVERS)
+def test_a_server_of_its_own_is_started(folder: Path, script: str) -> None:
+    started = "PATH=$PWD/.capsule/bin:$PATH {} run start"
+    manager = next((name for name in ("pnpm", "yarn", "bun") if name in script), None)
+    assert start_of_vite(folder, script) == (started.format(manager) if manager else "npm start")
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "scripts", "files", "rule", "build"),
+    [
+        (("express", "vite"), {"start": "node s.js"}, {}, "Node.js", Build("npm install", start="npm start")),
+        (("next",), {"start": "node s.js"}, {}, "Next.js with a server of its own", "npx next build"),
+        (("@vue/cli-service",), {"build": "x", "start": "node s.js"}, {}, "Vue CLI with a server of its own", NPM),
+        (("@tanstack/react-start", "vite"), {"build": "x", "start": "node s.js"}, {}, "TanStack Start", NPM),
+        (("astro",), {"build": "x", "start": "node s.js"}, {}, "Astro with a server of its own", NPM),
+        (
+            ("@adonisjs/core", "vite"),
+            {"build": "x", "start": "node bin/server.js"},
+            {},
+            "AdonisJS",
+            Build(NPM, start="cd build && exec node bin/server.js"),
+        ),
+        (
+            ("@sveltejs/kit", "vite"),
+            {"build": "x", "start": "node build"},
+            {"svelte.config.js": "'@sveltejs/adapter-node'"},
+            "SvelteKit",
+            Build(NPM, start="node build"),
+        ),
+        (
+            ("@sveltejs/kit", "vite"),
+            {"build": "x", "start": "bun build/index.js"},
+            {"svelte.config.js": "'svelte-adapter-bun'"},
+            "SvelteKit with a server of its own",
+            f"{own('bun@1')} && bun install && bun run build",
+        ),
+    ],
+)
+def test_a_server_whatever_builds_its_pages(
+    folder: Path, dependencies: tuple[str, ...], scripts: dict[str, str], files: dict[str, str], rule: str, build: Any
+) -> None:
+    found = write(folder, {"package.json": package(*dependencies, scripts=scripts), **files})
+    assert found.rule == rule
+    if isinstance(build, Build):
+        assert found.build == build
+    else:
+        assert found.build.start
+        assert found.build.command.endswith(build)
+
+
+def test_scripts_that_run_each_other(folder: Path) -> None:
+    each_other = {f"s{number}": " & ".join(f"npm run s{other}" for other in range(100)) for number in range(100)}
+    chain = {f"s{number}": f"npm run s{number + 1}" for number in range(5_000)}
+    for many in (each_other, chain):
+        text = package("vite", scripts={"build": "x", **many, "start": "npm run s0"})
+        assert write(folder, {"package.json": text}).build.start == "npm start"
+
+
+@pytest.mark.parametrize(
+    ("dependency", "scripts", "files", "output"),
+    [
+        ("nuxt", {"build": "nuxt generate"}, {}, ".output/public"),
+        ("nuxt", {"build": "nuxi generate"}, {}, ".output/public"),
+        ("nuxt", {"build": "nuxt build", "generate": "nuxt generate"}, {}, None),
+        ("next", {"build": "next build && next export"}, {}, "out"),
+        (
+            "@react-router/dev",
+            {"start": "react-router-serve x"},
+            {"react-router.config.ts": "ssr: false"},
+            "build/client",
+        ),
+        ("@react-router/dev", {"start": "react-router-serve x"}, {"react-router.config.ts": "ssr: true"}, None),
+        ("@react-router/dev", {"start": "react-router-serve x"}, {"react-router.config.ts": "// ssr: false"}, None),
+        ("@remix-run/dev", {}, {"vite.config.ts": "remix({ ssr: false })"}, "build/client"),
+        ("astro", {}, {"astro.config.mjs": "import node from '@astrojs/node'"}, None),
+        ("astro", {}, {"astro.config.mjs": "// import node from '@astrojs/node'"}, "dist"),
+        ("vitepress", {"docs:build": "vitepress build docs"}, {}, "docs/.vitepress/dist"),
+        ("vitepress", {"build": "exit 1", "docs:build": "vitepress build"}, {}, ".vitepress/dist"),
+        ("vitepress", {"build": "npm run x && exit", "x": "vitepress build ./www --base /"}, {}, "www/.vitepress/dist"),
+        ("vitepress", {}, {}, "docs/.vitepress/dist"),
+        (
+            "vitepress",
+            {"docs:build": "vitepress build docs"},
+            {"docs/.vitepress/config.mts": "outDir: '../public'"},
+            "public",
+        ),
+        ("vuepress", {"build": "vuepress-vite build src"}, {}, "src/.vuepress/dist"),
+        ("storybook", {"build-storybook": "x"}, {}, "storybook-static"),
+    ],
+)
+def test_what_decides_between_a_server_and_files(
+    folder: Path, dependency: str, scripts: dict[str, str], files: dict[str, str], output: str | None
+) -> None:
+    build = write(folder, {"package.json": package(dependency, "vite", scripts=scripts), **files}).build
+    assert (build.output if not build.start else None) == output
+
+
+def test_storybook_is_beside_what_builds_the_project(folder: Path) -> None:
+    scripts = {"build": "x", "build-storybook": "y"}
+    assert write(folder, {"package.json": package("storybook", "vite", scripts=scripts)}).rule == "Vite"
+
+
+def test_astro_with_the_adapter_of_another_service(folder: Path) -> None:
+    files = {"package.json": package("astro"), "astro.config.mjs": "import vercel from '@astrojs/vercel'"}
+    with pytest.raises(Unrecognizable, match="use @astrojs/node for a server"):
+        write(folder, files)
+
+
+# -- workspaces ----------------------------------------------------------------------------------------------
+
+TURBO = {"scripts": {"build": "turbo run build"}, "packageManager": "pnpm@9.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            {"package.json": package("vite", dependencies={"vite": "1", "@acme/ui": "workspace:*"})},
+            'requires @acme/ui at workspace:., which is outside .* Publish the root .*npm run build -w web"',
+        ),
+        ({"package.json": package(dependencies={"ui": "file:../ui"})}, r"requires ui at file:\.\./ui"),
+        (
+            {"package.json": package("turbo", **TURBO), "pnpm-workspace.yaml": "packages:\n  - apps/*"},
+            r"the root of a workspace \(pnpm-workspace.yaml\).*pnpm --filter web run build",
+        ),
+        (
+            {"package.json": package("vite", "turbo", **TURBO, workspaces=["apps/*"]), "yarn.lock": ""},
+            r"the root of a workspace \(package.json\)",
+        ),
+        (
+            {"package.json": package(scripts={"build": "gulp"})},
+            'has a `build` script, .*command = "npm install && npm run',
+        ),
+    ],
+)
+def test_which_part_to_build(folder: Path, files: dict[str, str], reason: str) -> None:
+    with pytest.raises(Unrecognizable, match=reason) as raised:
+        write(folder, files)
+    read_settings(str(raised.value))
+
+
+def read_settings(message: str) -> Build:
+    """Returns the build that a message says to write."""
+    line = message[message.index("build = {") : message.rindex("}") + 1]
+    build = parse_manifest(line.encode()).record_build
+    assert build
+    return build
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"package.json": package("vite", dependencies={"vite": "1", "ui": "workspace:*"}, workspaces=["ui"])},
+        {"package.json": package("vite", scripts={"build": "x"}), "pnpm-workspace.yaml": "onlyBuiltDependencies: []"},
+        {"package.json": package("vite", scripts={"build": "x"}, workspaces=["ui"])},
+    ],
+)
+def test_the_root_of_a_workspace_may_be_the_app(folder: Path, more: dict[str, str]) -> None:
+    assert write(folder, more).rule == "Vite"
+
+
+# -- what is not built ---------------------------------------------------------------------------------------
+
+LARAVEL = {"package.json": package("laravel-vite-plugin", "vite", scripts={"build": "vite build"})}
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("Laravel", {**LARAVEL, "composer.json": "{}", "artisan": "", "index.html": ""}),
+        ("Rails", {"Gemfile": "", "config/application.rb": "", "package.json": package("vite")}),
+        ("Hugo", {"hugo.toml": "", "package.json": package(scripts={"start": "hugo server"})}),
+        ("Hugo", {"config.toml": 'title = "x"\nbaseURL = "/"'}),
+        ("Hugo", {"config.json": '{"baseURL": "/"}'}),
+        ("Zola", {"config.toml": 'base_url = "/"'}),
+        ("Jekyll", {"_config.yml": "", "Gemfile": "gem 'jekyll'", "index.md": ""}),
+        ("Jekyll", {"_config.yml": "", "index.html": "---\nlayout: home\n---"}),
+        ("MkDocs", {"mkdocs.yml": "", "docs/index.md": ""}),
+        ("mdBook", {"book.toml": ""}),
+        ("Sphinx", {"docs/conf.py": "extensions = []"}),
+        ("Deno", {"deno.json": "{}", "main.ts": "", "index.html": ""}),
+        ("Go", {"go.mod": "", "main.go": "", "index.html": ""}),
+        ("Rust", {"Cargo.toml": "", "index.html": ""}),
+        ("PHP", {"composer.json": "{}", "public/index.php": ""}),
+        ("PHP", {"index.php": ""}),
+        ("Ruby", {"Gemfile": "", "config.ru": ""}),
+        ("Java", {"pom.xml": ""}),
+        ("Elixir", {"mix.exs": "", "package.json": package("vite")}),
+        ("Streamlit", {"requirements.txt": "pandas\nStreamlit==1.2\n"}),
+        ("Gradio", {"pyproject.toml": "[project]\ndependencies = ['a', 'gradio>4']"}),
+        ("Quart", {"Pipfile": '[packages]\nquart = "*"'}),
+        ("Python", {"requirements.txt": "numpy\nstreamlit-extras\n"}),
+        ("Python", {"Pipfile": "", "index.html": ""}),
+        ("Python", {"app.py": "import bottle"}),
+        ("Node.js", {"server.js": "", "site/index.html": ""}),
+        ("Node.js", {"index.js": "", "package.json": package("express")}),
+        ("Procfile", {"Procfile": "web: ./run"}),
+        ("Docker", {"Dockerfile": "FROM x", "site/index.html": ""}),
+        ("Docker", {"compose.yaml": ""}),
+    ],
+)
+def test_what_is_not_built_is_named(folder: Path, name: str, files: dict[str, str]) -> None:
+    with pytest.raises(Unrecognizable, match=rf"Found {name} \(") as raised:
+        write(folder, files)
+    build = read_settings(str(raised.value))
+    assert build.start or f"publish the folder {build.output} that you have built" in str(raised.value)
+
+
+def test_a_dockerfile_does_not_hide_what_is_built(folder: Path) -> None:
+    files = {"Dockerfile": "", "Procfile": "", "Gemfile": "", "mkdocs.yml": "", "package.json": package("vite")}
+    assert write(folder, files).rule == "Vite"
+    (folder / "package.json").unlink()
+    assert write(folder, {"requirements.txt": "flask", "app.py": "app = 1"}).rule == "Flask"
+
+
 # -- package managers ----------------------------------------------------------------------------------------
 
-BERRY = "YARN_NODE_LINKER=node-modules npx -y -p @yarnpkg/cli-dist"
+LINKER = "export YARN_NODE_LINKER=node-modules"
 
 
 @pytest.mark.parametrize(
@@ -192,44 +480,64 @@ BERRY = "YARN_NODE_LINKER=node-modules npx -y -p @yarnpkg/cli-dist"
         (
             "",
             {"pnpm-lock.yaml": "lockfileVersion: '9.0'"},
-            "npx -y -p pnpm@10 -c 'pnpm install --frozen-lockfile && pnpm run build'",
+            f"{own('pnpm@10')} && pnpm install --frozen-lockfile && pnpm run build",
         ),
         (
             "",
             {"pnpm-lock.yaml": "lockfileVersion: 5.4"},
-            "npx -y -p pnpm@7 -c 'pnpm install --frozen-lockfile && pnpm run build'",
+            f"{own('pnpm@7')} && pnpm install --frozen-lockfile && pnpm run build",
         ),
         (
             "pnpm@9.1.0+sha512.abc",
             {"pnpm-lock.yaml": "lockfileVersion: '6.0'", "package-lock.json": "{}"},
-            "npx -y -p pnpm@9.1.0 -c 'pnpm install --frozen-lockfile && pnpm run build'",
+            f"{own('pnpm@9.1.0')} && pnpm install --frozen-lockfile && pnpm run build",
         ),
-        ("pnpm@10.0.0", {}, "npx -y -p pnpm@10.0.0 -c 'pnpm install --no-frozen-lockfile && pnpm run build'"),
+        ("pnpm@10.0.0", {}, f"{own('pnpm@10.0.0')} && pnpm install --no-frozen-lockfile && pnpm run build"),
         (
             "",
             {"yarn.lock": "# yarn lockfile v1"},
-            "npx -y -p yarn@1 -c 'yarn install --frozen-lockfile && yarn run build'",
+            f"{own('yarn@1')} && yarn install --frozen-lockfile && yarn run build",
         ),
         (
             "",
             {"yarn.lock": "__metadata:\n  version: 8"},
-            f"{BERRY}@4 -c 'yarn install --immutable && yarn run build'",
+            f"{own('@yarnpkg/cli-dist@4')} && {LINKER} && yarn install --immutable && yarn run build",
         ),
         (
             "yarn@3.6.4",
             {},
-            f"{BERRY}@3.6.4 -c 'yarn install --no-immutable && yarn run build'",
+            f"{own('@yarnpkg/cli-dist@3.6.4')} && {LINKER} && yarn install --no-immutable && yarn run build",
         ),
-        ("yarn@1.22.22", {}, "npx -y -p yarn@1.22.22 -c 'yarn install && yarn run build'"),
-        ("", {"bun.lock": "{}"}, "npx -y -p bun@1 -c 'bun install --frozen-lockfile && bun run build'"),
-        ("", {"bun.lockb": ""}, "npx -y -p bun@1 -c 'bun install --frozen-lockfile && bun run build'"),
-        ("pnpm@1;rm -r x", {}, "npx -y -p pnpm@1 -c 'pnpm install --no-frozen-lockfile && pnpm run build'"),
+        ("yarn@1.22.22", {}, f"{own('yarn@1.22.22')} && yarn install && yarn run build"),
+        ("", {"bun.lock": "{}"}, f"{own('bun@1')} && bun install --frozen-lockfile && bun run build"),
+        ("", {"bun.lockb": ""}, f"{own('bun@1')} && bun install --frozen-lockfile && bun run build"),
+        ("pnpm@1;rm -r x", {}, f"{own('pnpm@1')} && pnpm install --no-frozen-lockfile && pnpm run build"),
         ("cargo@1", {}, "npm install && npm run build"),
+        ("", {"START": "bun x"}, f"{own('bun@1')} && bun install && bun run build"),
+        ("", {"START": "PORT=1 pnpm x"}, f"{own('pnpm@10')} && pnpm install --no-frozen-lockfile && pnpm run build"),
+        ("", {"START": "bun x", "yarn.lock": ""}, f"{own('yarn@1')} && yarn install && yarn run build"),
     ],
 )
 def test_the_package_manager(folder: Path, manager: str, locks: dict[str, str], command: str) -> None:
-    text = package("vite", packageManager=manager, scripts={"build": "vite build"})
+    scripts = {"build": "vite build", "start": locks.pop("START", "vite")}
+    text = package("vite", packageManager=manager, scripts=scripts)
     assert write(folder, {"package.json": text, **locks}).build.command == command
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "entry"),
+    [
+        ({"module": "index.ts"}, {"index.ts": "", "src/index.ts": ""}, "index.ts"),
+        ({"module": "src/index.js"}, {"src/index.ts": ""}, "src/index.ts"),
+        ({"main": "./a.ts"}, {"a.ts": ""}, "a.ts"),
+        ({"main": "a.ts; rm x"}, {"a.ts; rm x": "", "index.ts": ""}, "index.ts"),
+        ({"main": "a.ts"}, {"bun.lock": ""}, None),
+    ],
+)
+def test_what_bun_starts(folder: Path, fields: dict[str, str], files: dict[str, str], entry: str | None) -> None:
+    text = package("hono", devDependencies={"@types/bun": "*"}, scripts={"dev": "bun run --hot x"}, **fields)
+    found = write(folder, {"package.json": text, **files})
+    assert found.build.start == (f"PATH=$PWD/.capsule/bin:$PATH bun {entry}" if entry else None)
 
 
 SYNC = ".venv/bin/pip install uv && .venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads"
@@ -315,7 +623,9 @@ def test_what_is_missing_is_named(folder: Path, files: dict[str, str], reason: s
         {"index.html": "x", "package.json": package("prettier")},
         {"package.json": "[]"},
         {"package.json": '{"dependencies": [], "scripts": {"start": 1}, "name": {}}'},
-        {"requirements.txt": "numpy\n"},
+        {"index.html": "x", "requirements.txt": "numpy\n", "Dockerfile": "", "Procfile": "", "_config.yml": ""},
+        {"index.html": "x", "package.json": package(scripts={"start": "live-server"})},
+        {"index.html": "x", "package.json": package(scripts={"start": "npm run dev", "dev": "npx serve ."})},
         {"manage.py": "print()"},
         {},
     ],
@@ -361,6 +671,7 @@ def test_no_link_is_followed(folder: Path) -> None:
         assert not SourceFolder(folder / name).has("package.json")
         assert SourceFolder(folder / name).read("package.json") == ""
     assert not SourceFolder(folder / "links").has("inner/package.json")
+    assert not SourceFolder(folder / "links").has("../outside/package.json")
 
 
 def test_a_missing_page(folder: Path) -> None:
@@ -403,6 +714,11 @@ def test_files_that_are_made_to_take_long(folder: Path) -> None:
     with pytest.raises(Unrecognizable, match="does not set"):
         write(folder, django)
     (folder / "manage.py").unlink()
+    (folder / "package.json").unlink()
+    (folder / "config.toml").write_text("\n" * many + " \t'" * many)
+    calls = 30_000
+    scripts = {"build": "x", "start": "npm run a & " * calls, "a": "npm run b & " * calls, "b": "vite"}
+    assert write(folder, {"package.json": package("vite", scripts=scripts)}).build.output == "dist"
     (folder / "package.json").unlink()
     entries = {"main.py": "app\n" * many, "app.py": "app" + "\n" * many, "wsgi.py": f"app:{' ' * many}"}
     with pytest.raises(Unrecognizable, match="no app or create_app"):

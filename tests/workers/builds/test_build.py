@@ -54,6 +54,35 @@ async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path
     assert not [value for value in seen.values() if str(room.top) in value], "no path of the host is visible"
 
 
+async def test_the_mode_of_node_is_for_the_start_command(room: Room, made: Path) -> None:
+    command, variables = (
+        "echo ${NODE_ENV-unset}; NODE_ENV=test; echo $NODE_ENV $MODE",
+        {"NODE_ENV": "production", "MODE": "x"},
+    )
+    await build.run_build_command(
+        room.sandbox, room.uid, room.build, command, None, room.lines.append, variables=variables
+    )
+    assert room.lines[1:] == ["NODE_ENV is for the start command: the build sets its own", "unset", "test x"]
+
+
+async def test_files_of_a_server_beside_a_page_are_left_out(room: Room, made: Path) -> None:
+    private = ["Dockerfile", "Procfile", "config.py", "contact.php", "db.sqlite3", "docker-compose.yml", "server.js"]
+    public = ["app.js", "data.json", "index.html", "main.py", "notes"]
+    await run(room, f"touch {' '.join([*private, *public])}; ln -s /etc/passwd wsgi.py")
+    await run(room, "mkdir docs; touch docs/server.js; mkdir server.ts; touch server.ts/note")
+    release = room.top / "release"
+    assert collect_output(made, ".", release, room.uid, runs=False) == sorted([*private, "wsgi.py"])
+    found = {path.relative_to(release).as_posix() for path in release.rglob("*") if path.is_file()}
+    assert found == {f"files/{name}" for name in (*public, "docs/server.js", "server.ts/note")}
+
+
+@pytest.mark.parametrize(("output", "runs"), [("dist", False), (".", True)])
+async def test_an_output_and_a_start_command_keep_all_files(room: Room, made: Path, output: str, runs: bool) -> None:
+    await run(room, f"mkdir -p {output}; touch {output}/server.js")
+    assert collect_output(made, output, room.top / "release", room.uid, runs=runs) == []
+    assert (room.top / "release" / ("app" if runs else "files") / "server.js").exists()
+
+
 async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
     (made / "page.txt").write_text("hello")
     await run(

@@ -13,6 +13,7 @@ from capsule_gateway.dev.registries import find_registries
 from gateway.accounts.records import Build
 from gateway.settings.addresses import read_build_registries
 from tests.fakes import FakeProvider
+from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, account_on, hosting
 from tests.support.fixtures import module_fixture
 from tests.support.frameworks import PROJECTS, TEXT, Project
@@ -70,6 +71,8 @@ async def test_a_project_is_built_and_served_as_it_is(host: Host, project: Proje
         ({"notes.txt": ""}, None, "There is no index.html at the top of what you published"),
         ({"site/a.txt": "", "index.html": ""}, {"output": "site"}, "There is no index.html at the top of site"),
         ({"package.json": '{"dependencies": {"@sveltejs/kit": "2"}}'}, None, "SvelteKit needs an adapter"),
+        ({"hugo.toml": "", "index.html": ""}, None, "Found Hugo (hugo.toml)"),
+        ({"Dockerfile": ""}, None, "Found Docker (Dockerfile)"),
     ],
 )
 async def test_what_can_not_be_served_fails_at_once(
@@ -100,6 +103,16 @@ async def test_a_manifest_and_the_setting_of_the_app_come_first(
     assert deploy["state"] == "live", deploy["log"]
     assert "Recognised" not in deploy["log"]
     assert await host.page(app) == TEXT
+
+
+async def test_files_of_a_server_beside_a_page_are_not_served(host: Host) -> None:
+    app = await host.app()
+    files = {"index.html": TEXT, "Dockerfile": "FROM x", "Procfile": "web: x", "server.js": "secret()", "app.js": "x"}
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", deploy["log"]
+    assert "Left out, because visitors must not read them: Dockerfile, Procfile, server.js\n" in deploy["log"]
+    answers = {name: await host.web.get(f"/{name}", headers={"Host": f"{app}.{DOMAIN}"}) for name in files}
+    assert [name for name, answer in answers.items() if answer.text == files[name]] == ["index.html", "app.js"]
 
 
 async def test_the_output_of_a_recognized_start_command(host: Host) -> None:

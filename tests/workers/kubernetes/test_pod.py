@@ -311,7 +311,9 @@ async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.Monkey
 async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_containers() -> None:
     with passable_folder() as folder:
         hosting = Hosting(folder / "host")
-        pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")
+        pod = await make_pod(
+            hosting, folder, {"server.py": SERVER}, start="PATH=$PWD/.capsule/bin:$PATH exec python3 $PWD/server.py"
+        )
         AppData(pod.folder, "shop").unmark_stale()  # as the worker does, by the container `data`
         app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
         scratch.mkdir()
