@@ -7,10 +7,12 @@ worker may be killed at any time, and the host keeps serving without Redis and t
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import structlog
 
 from gateway import storage
@@ -24,14 +26,15 @@ from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.engine.driver import Place, ReleaseMissing, Target
+from workers.engine.health import Listening, NotUp, request_health, until_up
 from workers.engine.packing import DataError
-from workers.engine.steps import request_root
 from workers.hosting import archives, caddy, disk
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.release_files import read_release_manifest, write_environment, write_url
 from workers.hosting.releases import Releases, Site, link_folder
-from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
+from workers.hosting.sleep import ask_listening
+from workers.hosting.watchdog import LIMITS, control_path, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
@@ -209,19 +212,25 @@ class HostDriver:
         if not (release / "start").exists():
             if not (release / "files" / "index.html").is_file():
                 raise DeployError("GET / returned 404")
-            return None
-        why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + self._start_seconds
-        while time.monotonic() < ends:
-            state = read_state(self._releases.folder, target.deploy)
-            if state.exits:
+            return
+
+        async def request() -> None:
+            if not (socket := read_state(self._releases.folder, target.deploy).socket):
+                raise NotUp("the app was not started; is the `sites` worker running?")
+            await self._request_health(target, Path(socket))
+
+        def require_running() -> None:
+            if (state := read_state(self._releases.folder, target.deploy)).exits:
                 raise DeployError(state.last)
-            if state.socket:
-                try:
-                    return await _request_root(Path(state.socket), target.host(self._domain))
-                except DeployError as error:
-                    why = str(error)
-            await asyncio.sleep(self._poll_seconds)
-        raise DeployError(f"the start command did not answer within {self._start_seconds:.0f} seconds: {why}")
+
+        await until_up(
+            target.release,
+            request,
+            lambda: _find_listening(control_path(self._releases.folder, target.deploy)),
+            require_running,
+            seconds=self._start_seconds,
+            poll_seconds=self._poll_seconds,
+        )
 
     async def read_output(self, target: Target) -> list[str]:
         path = output_path(self._releases.folder, target.deploy)
@@ -299,7 +308,12 @@ class HostDriver:
         await until(partial(caddy.is_listening, socket), self._poll_seconds, SERVER_SECONDS)
         if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
-        await _request_root(socket, target.host(self._domain))
+        await self._request_health(target, socket)
+
+    async def _request_health(self, target: Target, socket: Path) -> None:
+        with caddy.connectable(socket) as path:
+            host, connector = target.host(self._domain), aiohttp.UnixConnector(path)
+            await request_health(target.release, "http://localhost", host, connector)
 
     def count_exits(self, target: Target) -> int:
         return read_state(self._releases.folder, target.deploy).exits
@@ -310,9 +324,11 @@ class HostDriver:
         await run_in_thread(self._releases.tidy, gone, deploys)
 
 
-async def _request_root(socket: Path, host: str) -> None:
-    with caddy.connectable(socket) as path:
-        await request_root("http://localhost/", host, aiohttp.UnixConnector(path))
+async def _find_listening(control: Path) -> Listening | None:
+    """Asks the relay of an app where the app listens. Returns None if it does not say."""
+    with suppress(OSError, ValueError, msgspec.MsgspecError):
+        return msgspec.json.decode(await ask_listening(control), type=Listening)
+    return None
 
 
 def _require_memory(site: Site) -> None:
