@@ -70,7 +70,7 @@ class HostPlaces:
         found = [
             Place(site.account, site.app_id, site.variant, frozenset(names.pop(site.folder, ())))
             for site in sites
-            if site.current is not None
+            if site.current is not None or not site.is_preview
         ]
         left = [Site(folder) for folder in names if app_id in ("", Site(folder).app_id)]  # which serve nothing
         return found + [Place("", site.app_id, site.variant, frozenset(names[site.folder])) for site in left]
@@ -80,8 +80,12 @@ class HostPlaces:
         return [] if site is None else [Place(site.account, site.app_id, site.variant)]
 
     async def rename(self, place: Place, hosts: Collection[str]) -> None:
+        """An app that was never live gets a site without a release."""
         site = self._releases.find_site(place.app, place.address)
-        if site.current is not None:
+        if hosts and not site.is_preview:
+            site = self._releases.site(place.account, place.app)
+            site.mark_unpublished()
+        if site.current is not None or not site.is_preview:
             for name in hosts:
                 self._releases.serve_as(name, site)
         await run_in_thread(self._releases.serve_no_more, site, place.hosts.difference(hosts))
