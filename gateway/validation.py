@@ -26,6 +26,7 @@ Sealed = Annotated[str, Meta(max_length=8_192)]  # an encrypted secret
 UserToken = Annotated[str, Meta(min_length=1, max_length=16_384)]  # twice as long as one that is accepted
 Command = Annotated[str, Meta(max_length=8_192)]
 Folder = Annotated[str, Meta(max_length=1_024)]
+Path = Annotated[str, Meta(max_length=1_024)]  # of a URL
 Branch = Annotated[str, Meta(max_length=250)]
 Text = Annotated[str, Meta(max_length=1_024)]  # a reason, for people
 Euro = Annotated[str, Meta(max_length=32)]

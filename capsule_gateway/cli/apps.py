@@ -45,6 +45,7 @@ KINDS = {
     "auth_secret": ("secret", "secret", CLAIMS),
 }
 AUTH_OPTIONS = KINDS.keys() | CLAIMS.keys() | BACKEND.keys()
+BUILD_OPTIONS = {"command", "output", "start", "health"}
 
 
 apps = Group("apps", help="Create, change, list and delete your apps. Operators put, show and delete any app.")
@@ -247,6 +248,7 @@ apps.sends(
 @click.option("--build", "command", metavar="COMMAND", help="Command that builds the app.")
 @click.option("--output", metavar="DIR", help="Folder to serve, inside the source.")
 @click.option("--start", metavar="COMMAND", help="Command that runs the app. Without it, files are served.")
+@click.option("--health", metavar="PATH", help="Path that answers with 2xx or 3xx while the app works.")
 @as_json
 def apps_set(app: str, **options: Any) -> None:
     """Change how APP verifies tokens and how it is built. The value 'none' clears an option.
@@ -310,8 +312,8 @@ def _collect_changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
         changes["auth"] = _change_auth(given, settings["auth"])
     if given.keys() & {"repository", "branch"}:
         changes["repository"] = _change_repository(given, settings.get("repository"))
-    if given.keys() & {"command", "output", "start"}:
-        merged = dict(settings.get("build") or {}) | _pick(given, "command", "output", "start")
+    if given.keys() & BUILD_OPTIONS:
+        merged = dict(settings.get("build") or {}) | _pick(given, *BUILD_OPTIONS)
         after = {name: value for name, value in merged.items() if value not in (CLEAR, None)}
         changes["build"] = after or None
     return changes

@@ -1,5 +1,6 @@
 """Checks the fields of an app's record that account holders set, through the API or in an app's manifest."""
 
+import re
 from pathlib import PurePosixPath
 
 import msgspec
@@ -12,6 +13,7 @@ from gateway.validation import SigningSecret
 
 SECRET_BYTES = 32
 OWN_ADDRESS = "https://app.example.com"  # stands for the address of an app
+HEALTH_PATH = re.compile(r"/(?!/)[!$-;=?-Z\[\]_a-z~]*")  # with a query, if need be
 
 
 class NewSecretAuth(SecretAuth, frozen=True, tag="secret"):
@@ -97,4 +99,9 @@ def check_build(build: Build | None) -> Build | None:
             raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
     if build.start is not None and not build.start.strip():
         raise RequestMalformed("build.start: write a command, or leave it out to serve files.")
+    if build.health is not None:
+        if not HEALTH_PATH.fullmatch(build.health):
+            raise RequestMalformed("build.health: write a path at the app's own address, such as /healthz.")
+        if build.start is None:
+            raise RequestMalformed("build.health: files have no health check; add a start command, or leave it out.")
     return build

@@ -15,7 +15,7 @@ from gateway.ids import Time
 from gateway.keys import account_key
 from gateway.redis.client import Store
 from gateway.settings import NANO, Plan
-from gateway.validation import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
+from gateway.validation import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Path, Rate, Sealed, Url
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 PREVIEW = re.compile(r".+-preview")  # `<app>-preview` is the host name of that app's previews
@@ -77,6 +77,7 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     command: Command = ""
     output: Folder = "dist"
     start: Command | None = None
+    health: Path | None = None  # of its start command: it must answer 2xx or 3xx
 
 
 class AllowedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -22,7 +22,7 @@ from gateway.accounts.records import App, Auth, Build, ReplacedFields
 from gateway.accounts.vault import Vault
 from gateway.errors import RequestMalformed
 from gateway.settings.toml import parse_toml
-from gateway.validation import Command, Folder, Id, explain
+from gateway.validation import Command, Folder, Id, Path, explain
 
 FILE = "capsule.toml"
 MAX_BYTES = 16_384
@@ -49,6 +49,9 @@ class ManifestBuild(Build, frozen=True):
     overlap: Annotated[
         bool, Meta(description="Whether the former release may run beside the new one while that is checked.")
     ] = True
+    health: (
+        Annotated[Path, Meta(description="The path that answers 2xx or 3xx while the app's own backend works.")] | None
+    ) = None
 
 
 class ManifestDev(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,7 +76,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def record_build(self) -> Build | None:
         """The build for the app's record."""
-        return None if self.build is None else Build(self.build.command, self.build.output, self.build.start)
+        build = self.build
+        return None if build is None else Build(build.command, build.output, build.start, build.health)
 
 
 class _Text(Manifest, frozen=True):

@@ -7,7 +7,7 @@ has the current step.
 | step | action of what serves the apps |
 | --- | --- |
 | `check` | fetches the release, checks its digest, starts it and checks it; visitors still get `served` |
-| `canary` | serves the release, and requests `/` at the public address repeatedly |
+| `canary` | serves the release, and repeats its check at the public address |
 | `live` | serves the release, and stops and prunes the releases that it replaced |
 | `undo` | serves `served` again, and removes the release |
 

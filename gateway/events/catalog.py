@@ -66,8 +66,8 @@ class AppUnhealthy(Event, frozen=True, kw_only=True):
 
     Live apps on the Starter plan and above are probed once a minute, from outside.
 
-    - `reason` describes the last failure: `dns`, `connect`, `tls`, `timeout` (10 seconds) or `status` (5xx). Redirects
-      and 4xx count as success.
+    - `reason` describes the last failure: `dns`, `connect`, `tls`, `timeout` (10 seconds) or `status`: the answer to
+      the app's [health check](deploys.md#health-check) is not what it should be. Of files, only a 5xx is.
     - An app gets at most one `app.unhealthy` every 15 minutes. If it fails again within that time, the next event is
       sent only if the app is still failing when the 15 minutes are over. Otherwise neither `app.unhealthy` nor
       `app.recovered` is sent.

@@ -52,7 +52,7 @@ AUTH = (
 REPOSITORY = 'a git repository, such as {"url": "https://…", "branch": "main"}'
 BUILD = (
     'how to build it, such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command '
-    "of its backend. Applies from the next deploy on"
+    'of its backend, and "health", a path that shows that it works. Applies from the next deploy on'
 )
 
 

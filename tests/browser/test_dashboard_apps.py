@@ -32,6 +32,18 @@ async def live(holder: Holder, app: str) -> str:
     return deploy
 
 
+async def test_an_app_is_visited_once_it_is_live(holder: Holder) -> None:
+    app = await holder.app()
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    await expect(holder.heading(app)).to_be_visible()
+    visit = holder.page.get_by_role("link", name="Visit")
+    await expect(holder.page.get_by_role("button", name="Publish")).to_be_visible()
+    await expect(visit).to_have_count(0)
+    await live(holder, app)
+    await expect(visit).to_be_visible()
+
+
 async def test_the_page_of_an_app(holder: Holder) -> None:
     page, gw = holder.page, holder.gateway
     await holder.hurry()

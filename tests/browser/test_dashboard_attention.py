@@ -28,7 +28,8 @@ async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
     for field, value, build in (
         ("Build command", "npm run build", {"command": "npm run build"}),
         ("Start command", "node server.js", {"command": "npm run build", "start": "node server.js"}),
-        ("Branch", "main", {"command": "npm run build", "start": "node server.js"}),
+        ("Health check path", "/up", {"command": "npm run build", "start": "node server.js", "health": "/up"}),
+        ("Branch", "main", {"command": "npm run build", "start": "node server.js", "health": "/up"}),
     ):
         await source.get_by_label(field).fill(value)
         await source.get_by_role("button", name="Save source and build").click()
@@ -36,7 +37,7 @@ async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
         settings = (await account.get(f"/account/apps/{app}/settings")).json()
         assert settings.get("repository") is None
         assert {name: value for name, value in settings["build"].items() if name in build} == build
-    for field in ("Build command", "Folder to serve", "Start command", "Branch"):
+    for field in ("Build command", "Folder to serve", "Start command", "Health check path", "Branch"):
         await source.get_by_label(field).fill("")
     await source.get_by_role("button", name="Save source and build").click()
     await expect(source.get_by_text("Saved.")).to_be_visible()

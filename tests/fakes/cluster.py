@@ -33,7 +33,7 @@ from tests.support.redis_servers import free_port
 from workers.kubernetes.cluster import SERVICE_LABEL
 from workers.kubernetes.objects import Object, object_name
 from workers.kubernetes.places import CONTROLLER_LABEL, FROM_ENDPOINTS, FROM_PODS
-from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, TOKEN, WEB_PORT, PodRelease
+from workers.kubernetes.pod import RECEIVE_PORT, RELAY_PORT, TOKEN, WEB_PORT, PodRelease
 
 LOOK_SECONDS = 0.01  # between the rounds of the controllers
 READY_SECONDS = 0.03  # after a pod answers, until Services lead to it
@@ -337,7 +337,7 @@ class FakePod:
         if self.runs:
             commands.begin(deploy)
         await self._listen(http_server(self._serve), WEB_PORT)
-        await self._listen(_say_idle, IDLE_PORT)
+        await self._listen(self._say_state, RELAY_PORT)
         self._answers = True
         self._note()
         await asyncio.sleep(READY_SECONDS)
@@ -352,8 +352,14 @@ class FakePod:
         self._has_ended = True
         self._note()
 
-    async def _serve(self, _: str) -> tuple[int, str]:
-        return (502, "") if self._has_ended else self._cluster.commands.answer(self.release.deploy)
+    async def _serve(self, _: str, path: str) -> tuple[int, str]:
+        deploy, commands = self.release.deploy, self._cluster.commands
+        return (502, "") if self._has_ended or deploy in commands.elsewhere else commands.answer(deploy, path)
+
+    async def _say_state(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            listening = self._cluster.commands.describe_listening(self.release.deploy)
+            writer.write(b"%f\n%b\n" % (IDLE_SECONDS, listening))
 
     async def _receive(self) -> None:
         """Waits for the archive of the release, from who knows the token."""
@@ -378,11 +384,6 @@ class FakePod:
             await received.wait()
         finally:
             await runner.cleanup()
-
-
-async def _say_idle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.closing(writer):
-        writer.write(f"{IDLE_SECONDS}\n".encode())
 
 
 def _close(request: web.Request) -> web.Response:

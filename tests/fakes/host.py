@@ -14,7 +14,8 @@ from tests.fakes.start_commands import END_SECONDS, ENDED, StartCommands, ask, h
 from tests.support.background import cancel
 from workers.hosting import caddy
 from workers.hosting.releases import Releases, Site
-from workers.hosting.watchdog import AppState, start_time, state_path
+from workers.hosting.watchdog import AppState, control_path, start_time, state_path
+from workers.sandbox.relay import MESSAGE_BYTES
 
 LOOK_SECONDS = 0.01  # between looks at the links
 HELD_SECONDS = 10.0  # that a request waits
@@ -27,6 +28,7 @@ class FakeHost:
         self.releases.create_folders()
         self._folder = self.releases.folder
         self._servers: dict[str, asyncio.Server] = {}  # by deploy
+        self._controls: list[asyncio.Server] = []
         self._asleep: set[str] = set()
         self._ended: set[str] = set()  # start commands that have ended by themselves
         self._restarted: set[str] = set()  # and those of them that run again
@@ -46,7 +48,7 @@ class FakeHost:
         self._process.kill()
         await cancel(self._supervising, *self._ending.values())
         await self._process.wait()
-        for server in (self._web, *self._servers.values()):
+        for server in (self._web, *self._servers.values(), *self._controls):
             server.close()
 
     # -- in place of Caddy -----------------------------------------------------------------------------------
@@ -54,10 +56,10 @@ class FakeHost:
     async def visit(self, host: str) -> tuple[int, str]:
         return await ask(await asyncio.open_unix_connection(str(caddy.canary_socket(self._folder))), host)
 
-    async def answer(self, host: str) -> tuple[int, str]:
+    async def answer(self, host: str, path: str) -> tuple[int, str]:
         if host.endswith(".check"):
             deploy, address, app, _ = host.split(".")
-            return self._answer_with_files(self.releases.find_site(app, address).release(deploy))
+            return self._answer_with_files(self.releases.find_site(app, address).release(deploy), path)
         for _ in range(SWAPS):
             site = self.releases.site_at(host)
             if site is None or not (site.folder / "current").is_dir():
@@ -67,26 +69,26 @@ class FakeHost:
             if url := self.releases.read_redirect(host):
                 return 308, url
             with contextlib.suppress(OSError, EOFError):
-                return await self._answer_for(site, host)
+                return await self._answer_for(site, host, path)
         return 502, ""
 
-    async def _answer_for(self, site: Site, host: str) -> tuple[int, str]:
+    async def _answer_for(self, site: Site, host: str, path: str) -> tuple[int, str]:
         """Raises OSError and EOFError if the app does not answer."""
         ends, is_held = asyncio.get_running_loop().time() + HELD_SECONDS, (site.folder / "held").is_dir()
         while True:
             release = site.release(site.current or "")
             if not (release / "start").exists():
-                return self._answer_with_files(release)
+                return self._answer_with_files(release, path)
             try:
-                return await ask(await asyncio.open_unix_connection(str(release / "sock")), host)
+                return await ask(await asyncio.open_unix_connection(str(release / "sock")), host, path)
             except (OSError, EOFError):
                 if not is_held or asyncio.get_running_loop().time() > ends:
                     raise
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _answer_with_files(self, release: Path) -> tuple[int, str]:
+    def _answer_with_files(self, release: Path, path: str) -> tuple[int, str]:
         found = (release / "files" / "index.html").is_file()
-        return self.commands.answer(release.name) if found else (404, "")
+        return self.commands.answer(release.name, path) if found else (404, "")
 
     # -- in place of the watchdog ----------------------------------------------------------------------------
 
@@ -121,14 +123,23 @@ class FakeHost:
         if deploy in self.commands.ending:
             return self._end_by_itself(deploy)
 
-        async def answer(_: str) -> tuple[int, str]:
+        async def answer(_: str, path: str) -> tuple[int, str]:
             if deploy in self._asleep:
                 self._asleep.discard(deploy)
                 (self.releases.running / f"{deploy}.asleep").unlink(missing_ok=True)
                 self.commands.begin(deploy)
                 self._write(deploy, AppState(str(self._socket(deploy))))
-            return self.commands.answer(deploy)
+            if deploy in self.commands.elsewhere:
+                raise EOFError
+            return self.commands.answer(deploy, path)
 
+        async def say_listening(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer):
+                await reader.read(MESSAGE_BYTES)
+                writer.write(self.commands.describe_listening(deploy))
+
+        control = control_path(self._folder, deploy)
+        self._controls.append(await asyncio.start_unix_server(say_listening, str(control)))
         self._servers[deploy] = await asyncio.start_unix_server(http_server(answer), str(self._socket(deploy)))
         self._write(deploy, AppState(str(self._socket(deploy))))
 

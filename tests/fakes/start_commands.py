@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable
+
+from workers.hosting.watchdog import PORT
 
 ENDED = "the start command ended with status 3"  # how a watchdog describes one of `ending`
 END_SECONDS = 0.05  # that a command takes to end when it is told to
@@ -15,6 +18,8 @@ class StartCommands:
     def __init__(self) -> None:
         self.ending: set[str] = set()  # those that end with status 3
         self.failing: set[str] = set()  # those that answer 500
+        self.statuses: dict[tuple[str, str], int] = {}  # what else than 200 they answer, by deploy and path
+        self.elsewhere: dict[str, list[str]] = {}  # where they listen instead, and so give no answer
         self.restarted: set[str] = set()  # those that have ended with status 3, and run again
         self.running: set[str] = set()
         self.ended: dict[str, float] = {}  # when, by `time.monotonic`
@@ -28,25 +33,31 @@ class StartCommands:
         self.running.discard(deploy)
         self.ended[deploy] = time.monotonic()
 
-    def answer(self, deploy: str) -> tuple[int, str]:
-        return (500, "") if deploy in self.failing else (200, deploy)
+    def answer(self, deploy: str, path: str) -> tuple[int, str]:
+        status = 500 if deploy in self.failing else self.statuses.get((deploy, path), 200)
+        return status, deploy if status == 200 else ""
+
+    def describe_listening(self, deploy: str) -> bytes:
+        """Says where a command listens, as its relay does."""
+        found = self.elsewhere.get(deploy)
+        return json.dumps({"port": PORT, "reached": found is None, "addresses": found or []}).encode()
 
     def ran_together(self, *deploys: str) -> bool:
         return any(each.issuperset(deploys) for each in self.together)
 
 
-Answer = Callable[[str], Awaitable[tuple[int, str]]]
+Answer = Callable[[str, str], Awaitable[tuple[int, str]]]
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def http_server(answer: Answer) -> Accept:
-    """Returns what accepts connections, each for one request. `answer` gets the host name."""
+    """Returns what accepts connections, each for one request. `answer` gets the host name and the path."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             host = next(line for line in head.split("\r\n") if line.lower().startswith("host:"))
-            status, text = await answer(host.partition(":")[2].strip())
+            status, text = await answer(host.partition(":")[2].strip(), head.split(" ")[1])
             lines = f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}"
             writer.write(lines.encode())
             await writer.drain()
@@ -54,11 +65,13 @@ def http_server(answer: Answer) -> Accept:
     return accept
 
 
-async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], host: str) -> tuple[int, str]:
-    """Requests `/` of a host name. Raises OSError and EOFError if there is no answer."""
+async def ask(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], host: str, path: str = "/"
+) -> tuple[int, str]:
+    """Requests a path of a host name. Raises OSError and EOFError if there is no answer."""
     reader, writer = connection
     with contextlib.closing(writer):
-        writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         head, _, text = (await reader.read()).decode().partition("\r\n\r\n")
         if not head:
             raise EOFError

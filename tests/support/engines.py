@@ -52,6 +52,7 @@ POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,
     "workers.hosting.suspensions.POLL_SECONDS": LOOK_SECONDS,
+    "workers.engine.health.ELSEWHERE_SECONDS": 0.2,
 }
 
 
@@ -144,7 +145,9 @@ class Engine:
 
     # -- what it works on ------------------------------------------------------------------------------------
 
-    async def store_release(self, app: App, deploy: str, *, runs: bool, overlap: bool, page: bool) -> Release:
+    async def store_release(
+        self, app: App, deploy: str, *, runs: bool, overlap: bool, page: bool, health: str
+    ) -> Release:
         """Makes a release, and stores its archive. Without a `page`, nothing is to be served."""
         build = ManifestBuild(start="serve" if runs else None, overlap=overlap)
         manifest = msgspec.json.encode(Manifest(build=build)).decode()
@@ -154,7 +157,8 @@ class Engine:
         await open_storage(self.settings).put(archive_key(app.id, deploy), archive)
         if not page:
             self.commands.failing.add(deploy)
-        return Release(hashlib.sha256(archive).hexdigest(), len(archive), runs, manifest=manifest)
+        digest = hashlib.sha256(archive).hexdigest()
+        return Release(digest, len(archive), runs, manifest=manifest, health=health)
 
     async def lose_release(self, app: App, deploy: str) -> None:
         await open_storage(self.settings).delete([archive_key(app.id, deploy)])

@@ -138,7 +138,7 @@ class Compiler:
                 await run_in_thread(remove_folder, folder)
         text = msgspec.json.encode(manifest).decode() if manifest is not None else ""
         environment = self.seal_variables(variables) if runs else ""
-        return Release(archive.digest, archive.size, runs, environment, text)
+        return Release(archive.digest, archive.size, runs, environment, text, spec.health or "")
 
     async def open_variables(self, app: App) -> dict[str, str]:
         """Returns the app's environment variables. Raises DeployError."""

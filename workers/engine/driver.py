@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.accounts.records import App
 from gateway.deploys.addresses import host_of
+from gateway.deploys.release import Release
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 
@@ -31,6 +32,11 @@ class Target(msgspec.Struct, frozen=True):
     def is_new(self) -> bool:
         """Whether the release has not passed its checks."""
         return self.wanted.step in ("check", "canary") and self.deploy == self.wanted.deploy
+
+    @property
+    def release(self) -> Release:
+        """The record of the release. That of an `undo` does not have its own any more: then one like most others."""
+        return self.wanted.releases.get(self.deploy, Release("", 0, runs=True))
 
     def host(self, domain: str) -> str:
         """Returns the service's own host name of the address."""
@@ -93,7 +99,7 @@ class Driver(Protocol):
         """Runs the release. An app that sleeps stays asleep."""
 
     async def until_answers(self, target: Target) -> None:
-        """Waits until the release answers `/`, and could be routed to. Ends as soon as it can't."""
+        """Waits until the release is up (`health.py`), and could be routed to. Ends as soon as it can't."""
 
     async def read_output(self, target: Target) -> list[str]:
         """Returns the last lines that the start command has written."""
@@ -143,7 +149,7 @@ class Driver(Protocol):
         """Gives visitors no release."""
 
     async def visit(self, target: Target) -> None:
-        """Requests `/` as visitors do."""
+        """Requests what shows that the release is up, as visitors do."""
 
     def count_exits(self, target: Target) -> int:
         """Returns how often the start command has ended by itself."""

@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import NoReturn
 
 import msgspec
@@ -19,7 +19,8 @@ from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.addresses import host, hosts_of
 from gateway.deploys.states import AppGone, DeployError
-from gateway.keys import ALIAS, APP
+from gateway.errors import BackboneUnavailable
+from gateway.keys import ALIAS, APP, PARTITION_TAGS, apps_key
 from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -102,6 +103,8 @@ class Names:
         async with self._lock:
             app = await self._find_app(app_id)
             (self.gone.add if app is None else self.gone.discard)(app_id)
+            if app is not None and all(place.address != "live" for place in places):
+                places = [*places, Place(app.account, app.id, "live")]  # it was never live
             for place in places:
                 if app is None or app.account != place.account:
                     await self._places.leave(place)
@@ -129,12 +132,23 @@ async def find_plan(registry: Registry, account_id: str) -> Plan:
     return "free" if account is None else account.plan
 
 
-async def follow_changes(store: Store, *followers: Callable[[str], Awaitable[None]]) -> NoReturn:
+async def list_apps(store: Store) -> set[str]:
+    """Returns the ids of all apps, or of none while Redis is unavailable."""
+    with suppress(BackboneUnavailable):
+        pages = await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.zrange(apps_key(tag), 0, -1))
+        return {app_id for page in pages for app_id in page}
+    return set()
+
+
+async def follow_changes(
+    store: Store, *followers: Callable[[str], Awaitable[None]], first: Collection[str] = ()
+) -> NoReturn:
     """Calls the followers with the id or name of an app whose record has changed: its name, domain or account.
 
-    What is announced while there is no subscription, `Names.follow_some` finds.
+    Begins with the apps in `first`. What is announced while there is no subscription, `Names.follow_some` finds.
     """
-    changed, woken = set[str](), asyncio.Event()
+    changed, woken = {*first}, asyncio.Event()
+    woken.set()
 
     def note(_: str, key: str) -> None:
         prefix, _, name = key.partition(":")

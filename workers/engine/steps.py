@@ -8,15 +8,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import aiohttp
-
 from gateway.accounts.records import App
 from gateway.deploys.states import DeployError
 from workers.engine.driver import Driver, Target
 from workers.engine.names import Names
 
 DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is stopped
-REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 
 
 class ReleaseSteps:
@@ -73,7 +70,7 @@ class ReleaseSteps:
             await self.driver.route(target, hosts)
 
     async def probe(self, target: Target) -> None:
-        """Requests `/` as visitors do. Raises DeployError unless it succeeds, and the start command keeps running."""
+        """Raises DeployError unless the release is up for visitors, and its start command keeps running."""
         failure: DeployError | None = None
         try:
             await self.driver.visit(target)
@@ -120,18 +117,3 @@ class ReleaseSteps:
         if former not in ("", target.deploy) and self.driver.excludes(target, former):
             await self.driver.hold(target, former)
             await self.driver.stop(target, former)
-
-
-async def request_root(url: str, host: str, connector: aiohttp.BaseConnector | None = None) -> None:
-    """Requests an app's `/`. Raises DeployError unless the status is 2xx or 3xx."""
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
-            client.get(url, headers={"Host": host}, allow_redirects=False) as answer,
-        ):
-            status = answer.status
-    except (aiohttp.ClientError, TimeoutError) as error:
-        late = isinstance(error, TimeoutError)
-        raise DeployError("GET / timed out" if late else "GET / got no answer") from None
-    if not 200 <= status < 400:
-        raise DeployError(f"GET / returned {status}")

@@ -360,9 +360,7 @@ def render_configuration(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),
         gateway=_render_gateway(settings) + _render_ask(settings, ask),
-        no_app_page=render_error_page(
-            "There is no app at this address", "The address may be mistyped, or the app may have been deleted."
-        ),
+        no_page=render_error_page("{args[1]}", "{args[2]}"),
     )
 
 

@@ -7,11 +7,13 @@ worker may be killed at any time, and the host keeps serving without Redis and t
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import structlog
 
 from gateway import storage
@@ -25,14 +27,15 @@ from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
+from workers.engine.health import Listening, NotUp, request_health, until_up
 from workers.engine.packing import DataError
-from workers.engine.steps import request_root
 from workers.hosting import archives, caddy, disk
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.release_files import read_release_manifest, write_environment, write_url
 from workers.hosting.releases import Releases, Site, link_folder
-from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
+from workers.hosting.sleep import ask_listening
+from workers.hosting.watchdog import LIMITS, control_path, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
@@ -68,7 +71,7 @@ class HostPlaces:
         found = [
             Place(site.account, site.app_id, site.variant, self._read_hosts(names.pop(site.folder, ())))
             for site in sites
-            if site.current is not None
+            if site.current is not None or not site.is_preview
         ]
         left = [Site(folder) for folder in names if app_id in ("", Site(folder).app_id)]  # which serve nothing
         return found + [Place("", site.app_id, site.variant, self._read_hosts(names[site.folder])) for site in left]
@@ -81,8 +84,12 @@ class HostPlaces:
         return [] if site is None else [Place(site.account, site.app_id, site.variant)]
 
     async def rename(self, place: Place, hosts: Hosts) -> None:
+        """An app that was never live gets a site without a release."""
         site = self._releases.find_site(place.app, place.address)
-        if site.current is not None:
+        if hosts and not site.is_preview:
+            site = self._releases.site(place.account, place.app)
+            site.mark_unpublished()
+        if site.current is not None or not site.is_preview:
             self.name(site, hosts)
         await run_in_thread(self._releases.serve_no_more, site, place.hosts.keys() - hosts.keys())
 
@@ -219,20 +226,26 @@ class HostDriver:
         _, release = self._find_release(target)
         if not (release / "start").exists():
             if target.is_new and target.wanted.step == "check":  # a host that begins with a later step has no Caddy yet
-                await self._visit(caddy.check_host(release))
-            return None
-        why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + self._start_seconds
-        while time.monotonic() < ends:
-            state = read_state(self._releases.folder, target.deploy)
-            if state.exits:
+                await self._visit(target, caddy.check_host(release))
+            return
+
+        async def request() -> None:
+            if not (socket := read_state(self._releases.folder, target.deploy).socket):
+                raise NotUp("the app was not started; is the `sites` worker running?")
+            await self._request_health(target, Path(socket), target.host(self._domain))
+
+        def require_running() -> None:
+            if (state := read_state(self._releases.folder, target.deploy)).exits:
                 raise DeployError(state.last)
-            if state.socket:
-                try:
-                    return await _request_root(Path(state.socket), target.host(self._domain))
-                except DeployError as error:
-                    why = str(error)
-            await asyncio.sleep(self._poll_seconds)
-        raise DeployError(f"the start command did not answer within {self._start_seconds:.0f} seconds: {why}")
+
+        await until_up(
+            target.release,
+            request,
+            lambda: _find_listening(control_path(self._releases.folder, target.deploy)),
+            require_running,
+            seconds=self._start_seconds,
+            poll_seconds=self._poll_seconds,
+        )
 
     async def read_output(self, target: Target) -> list[str]:
         path = output_path(self._releases.folder, target.deploy)
@@ -304,15 +317,19 @@ class HostDriver:
         self._site(target.wanted).undo(target.deploy)
 
     async def visit(self, target: Target) -> None:
-        await self._visit(target.host(self._domain))
+        await self._visit(target, target.host(self._domain))
 
-    async def _visit(self, host: str) -> None:
+    async def _visit(self, target: Target, host: str) -> None:
         """Raises DeployError unless Caddy, which starts after this process, answers for the host name."""
         socket = caddy.canary_socket(self._releases.folder)
         await until(partial(caddy.is_listening, socket), self._poll_seconds, SERVER_SECONDS)
         if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
-        await _request_root(socket, host)
+        await self._request_health(target, socket, host)
+
+    async def _request_health(self, target: Target, socket: Path, host: str) -> None:
+        with caddy.connectable(socket) as path:
+            await request_health(target.release, "http://localhost", host, aiohttp.UnixConnector(path))
 
     def count_exits(self, target: Target) -> int:
         return read_state(self._releases.folder, target.deploy).exits
@@ -323,9 +340,11 @@ class HostDriver:
         await run_in_thread(self._releases.tidy, gone, deploys)
 
 
-async def _request_root(socket: Path, host: str) -> None:
-    with caddy.connectable(socket) as path:
-        await request_root("http://localhost/", host, aiohttp.UnixConnector(path))
+async def _find_listening(control: Path) -> Listening | None:
+    """Asks the relay of an app where the app listens. Returns None if it does not say."""
+    with suppress(OSError, ValueError, msgspec.MsgspecError):
+        return msgspec.json.decode(await ask_listening(control), type=Listening)
+    return None
 
 
 def _require_memory(site: Site) -> None:

@@ -11,6 +11,7 @@
     releases/<app id>/<variant>/held             link to a release, while its deploy stops one app and starts another
     releases/<app id>/<variant>/stopped          the app does not run for now: its data are full, or are being replaced
     releases/<app id>/<variant>/suspended        the app is suspended: it does not run, and Caddy answers 503
+    releases/<app id>/<variant>/unpublished      the app has this address, even without `current`: Caddy says so
     releases/<app id>/<variant>/noindex          in previews: Caddy asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
     running/<deploy id>.sock                     where that app is reached; `sock` in its release links here
@@ -153,6 +154,10 @@ class Site:
         return (
             self.release(current) if self.read_link("held") == deploy_id and current not in (None, deploy_id) else None
         )
+
+    def mark_unpublished(self) -> None:
+        """Answers requests with a page that says so, while there is no release to serve."""
+        (self.folder / "unpublished").touch()
 
     def mark_stopped(self) -> None:
         """Answers the app's requests with 503."""

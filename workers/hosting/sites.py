@@ -31,7 +31,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from workers.engine.data import DataAgent
-from workers.engine.names import find_app, follow_changes
+from workers.engine.names import find_app, follow_changes, list_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
@@ -111,7 +111,9 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await reconciler.catch_up()
         await start(_follow(hold, reconciler))
         await start(HostWatch(settings, store, releases, reconciler, hold).run())
-        await start(follow_changes(store, steps.names.follow_app))
+        await start(
+            follow_changes(store, steps.names.follow_app, first=await list_apps(store) - releases.list_apps().keys())
+        )
         await start(suspensions.run())
         await start(_run_caddy(settings, folder))
         if data is not None:

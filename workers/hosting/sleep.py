@@ -6,10 +6,11 @@ before the worker stops the app, and both have it open, so no connection is lost
 
 import asyncio
 import socket
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from workers.sandbox.relay import MESSAGE_BYTES
+from workers.sandbox.relay import LISTENING, MESSAGE_BYTES
 
 ANSWER_SECONDS = 5.0  # in which a relay must answer
 
@@ -41,6 +42,15 @@ async def ask_relay(control: Path, seconds: float) -> Idle | float:
         raise
     relay.close()
     return float(text)
+
+
+async def ask_listening(control: Path) -> bytes:
+    """Asks where an app listens, and returns the answer (`Relay.describe_listening`). Raises OSError."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        reader, writer = await asyncio.open_unix_connection(control)
+        with closing(writer):
+            writer.write(LISTENING)
+            return await reader.read()
 
 
 async def until_readable(waiting: socket.socket) -> None:

@@ -272,7 +272,7 @@ class Watchdog:
 
     async def _sleep_when_idle(self, release: Path, state: AppState) -> None:
         """Stops the app once it is idle, and keeps its listener."""
-        app_id, control = Site(release.parent).app_id, self._path(release, "control")
+        app_id, control = Site(release.parent).app_id, control_path(self._folder, release.name)
         while True:
             pause = IDLE_CHECK_SECONDS
             if (limit := await self._find_sleep_limit(app_id)) is not None:
@@ -349,7 +349,7 @@ class Watchdog:
             link=self._releases.running / release.name,
             socket=self._path(release, "sock"),
             listener=None if listener is None else listener.fileno(),
-            control=self._path(release, "control"),
+            control=control_path(self._folder, release.name),
             port=PORT,
             output=output_path(self._folder, release.name),
             report=self._path(release, "ended"),
@@ -437,6 +437,11 @@ async def stay_awake(_: str) -> None:
 
 def output_path(folder: Path, deploy_id: str) -> Path:
     return folder / "running" / f"{deploy_id}.output"
+
+
+def control_path(folder: Path, deploy_id: str) -> Path:
+    """Returns the socket at which the relay of an app answers."""
+    return folder / "running" / f"{deploy_id}.control"
 
 
 async def _until_ended(state: AppState) -> None:

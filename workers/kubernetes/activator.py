@@ -23,7 +23,7 @@ from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.pod_quota import PodQuotaReached
 from workers.kubernetes.sleep import Sleep
-from workers.sandbox.network import Connection, splice
+from workers.sandbox.network import Connection, connect_to_server, splice
 from workers.sandbox.relay import FROM_MONITOR
 
 logger = structlog.get_logger()
@@ -128,7 +128,7 @@ class Activator:
             try:
                 with self._holding(key[0], account):
                     async with asyncio.timeout(self._hold_seconds):
-                        app = await asyncio.open_connection(*await self._sleep.wake(key))
+                        app = await connect_to_server(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
                 return await refuse(writer, *(QUOTA_REACHED if isinstance(error, PodQuotaReached) else NOT_AWAKE))

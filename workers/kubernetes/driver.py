@@ -31,7 +31,7 @@ from gateway.errors import StorageUnavailable
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
-from workers.engine.steps import request_root
+from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
 from workers.hosting.releases import KEPT_PREVIEWS
@@ -47,6 +47,7 @@ from workers.kubernetes.objects import (
 from workers.kubernetes.places import ClusterPlaces
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.pod_quota import Address, PodQuota
+from workers.kubernetes.pod_relay import ask_relay
 from workers.kubernetes.pod_status import (
     address_of,
     explain_waiting,
@@ -197,7 +198,7 @@ class ClusterDriver:
         if self._sleeps(target):
             return
         pod = await self._until_pod(target.deploy, self._place_seconds + self._start_seconds)
-        await self._until_it_answers(target, pod)
+        await self._until_up(target, pod)
         # An app may answer before the cluster counts its pod. The Service would lead nowhere meanwhile.
         await self.until_ready(target.deploy, self._start_seconds)
 
@@ -235,22 +236,32 @@ class ClusterDriver:
         logger.error("kubernetes.no_pod", deploy=deploy, reason=failures[0])
         return explain_refusal(failures[0], "start")
 
-    async def _until_it_answers(self, target: Target, pod: Any) -> None:
-        """Requests `/` until the start command answers. Raises DeployError."""
-        ends, runs = time.monotonic() + self._start_seconds, bool(statuses_of(pod, APP_CONTAINER))
-        while True:
-            try:
-                return await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
-            except DeployError as error:
-                if not runs:
-                    raise
-                if time.monotonic() > ends:
-                    limit = f"{self._start_seconds:.0f} seconds"
-                    raise DeployError(f"the start command did not answer within {limit}: {error}") from None
+    async def _until_up(self, target: Target, pod: Any) -> None:
+        """Raises DeployError."""
+        if not statuses_of(pod, APP_CONTAINER):
+            return await self._request_health(target, pod)
+
+        async def find_listening() -> Listening | None:
+            with contextlib.suppress(OSError, ValueError):
+                return (await ask_relay(pod.status.podIP)).listening
+            return None
+
+        def require_running() -> None:
             now = self._cluster.present.get(("Pod", pod.metadata.name))
             if now is not None and (outcome := find_end(now)):
                 raise DeployError(outcome.describe("the start command", LIMITS))
-            await asyncio.sleep(self._poll_seconds)
+
+        await until_up(
+            target.release,
+            lambda: self._request_health(target, pod),
+            find_listening,
+            require_running,
+            seconds=self._start_seconds,
+            poll_seconds=self._poll_seconds,
+        )
+
+    async def _request_health(self, target: Target, pod: Any) -> None:
+        await request_health(target.release, f"http://{address_of(pod)}", target.host(self._domain))
 
     async def read_output(self, target: Target) -> list[str]:
         found: list[str] = []
@@ -397,8 +408,7 @@ class ClusterDriver:
         await self._cluster.delete(*[(kind, name) for kind in ("Ingress", "Service", "Secret")])
 
     async def visit(self, target: Target) -> None:
-        pod = await self._until_pod(target.deploy, self._start_seconds)
-        await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
+        await self._request_health(target, await self._until_pod(target.deploy, self._start_seconds))
 
     def count_exits(self, target: Target) -> int:
         pods = [pod for pod in self._cluster.select("Pod", deploy=target.deploy) if not has_ended(pod)]

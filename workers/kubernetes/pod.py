@@ -22,7 +22,7 @@ from gateway.deploys.release import ReleaseArchive
 FOLDER, SECRETS = Path("/capsule"), Path("/capsule-secrets")
 # Not usual ones: a start command may listen at others than $PORT.
 WEB_PORT, RECEIVE_PORT, DATA_PORT = 61080, 61081, 61082
-IDLE_PORT = RECEIVE_PORT  # which is free by then
+RELAY_PORT = RECEIVE_PORT  # where the relay answers the worker; it is free by then
 TOKEN, VARIABLES = "token", "variables"  # files in `SECRETS`
 
 

@@ -9,7 +9,7 @@ from gateway.settings import Settings
 from workers.hosting import caddy
 from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site
 from workers.hosting.watchdog import PORT
-from workers.kubernetes.pod import FOLDER, IDLE_PORT, WEB_PORT, PodRelease, start_address
+from workers.kubernetes.pod import DATA_PORT, FOLDER, RELAY_PORT, WEB_PORT, PodRelease, start_address
 
 SITE = "app"  # the name of the only site, in place of a host name: the Ingress decides which names lead here
 
@@ -30,7 +30,7 @@ def serve(
     port: int = WEB_PORT,
     host: str = "::",
     app_port: int = PORT,
-    idle_port: int = IDLE_PORT,
+    relay_port: int = RELAY_PORT,
 ) -> NoReturn:
     """Becomes Caddy, or a smaller process that runs Caddy and the relay (`web.py`)."""
     site = lay_out(folder, release)
@@ -50,7 +50,8 @@ def serve(
     words = [caddy.find_binary(), "run", "--config", str(configuration), "--adapter", "caddyfile"]
     if release.runs:
         path = folder / "running" / f"{release.deploy}.sock"
-        relay = [str(path), str(app_port), start_address(release)[1:], str(idle_port)]
+        ports = f"{relay_port},{port},{DATA_PORT}"
+        relay = [str(path), str(app_port), start_address(release)[1:], ports]
         words = [sys.executable, "-IS", "-c", _WEB, *relay, *words]
     os.execve(words[0], words, caddy.environment(own))  # noqa: S606
 

@@ -11,15 +11,15 @@ from gateway.accounts.suspended import SuspendedList
 from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.driver import ClusterDriver, SleepState
-from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
+from workers.kubernetes.pod import WEB_PORT
 from workers.kubernetes.pod_quota import Address
+from workers.kubernetes.pod_relay import ask_relay
 from workers.kubernetes.pod_status import has_ended, is_ready
 
 logger = structlog.get_logger()
 
 WAKE_SECONDS = 180.0  # in which an app must be ready that is woken
 ENDING_SECONDS = 20.0  # in which the cluster begins to end the pod of an app that sleeps
-IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
 
 
 class Sleep:
@@ -133,10 +133,7 @@ class Sleep:
         left = seconds
         for pod in pods[:1]:
             with suppress(OSError, ValueError):
-                async with asyncio.timeout(IDLE_ANSWER_SECONDS):
-                    reader, writer = await asyncio.open_connection(pod.status.podIP, IDLE_PORT)
-                    left = seconds - float(await reader.readline())
-                    writer.close()
+                left = seconds - (await ask_relay(pod.status.podIP)).idle_seconds
         return left
 
     # -- waking up -------------------------------------------------------------------------------------------

@@ -23,23 +23,25 @@ CADDY_FILES = 1_000  # and connections
 CADDY_MEMORY = "128MiB"  # beyond which Caddy frees memory at once
 
 
-async def serve(path: str, port: int, start_address: str, idle_port: int, command: list[str]) -> int:
+async def serve(
+    path: str, port: int, start_address: str, relay_port: int, ignored: set[int], command: list[str]
+) -> int:
     """Relays connections of the Unix socket to the port, and runs Caddy until SIGTERM. Returns the exit code.
 
-    A connection to the idle port gets the number of seconds without a visitor.
+    A connection to the relay's port gets two lines: the seconds without a visitor, and where the app listens.
     """
     with socket.socket(socket.AF_UNIX) as starts:
         starts.bind(start_address)
         starts.listen()
         starts.setblocking(False)
-        relay = Relay(listen_for_visitors(path), port)
+        relay = Relay(listen_for_visitors(path), port, ignored=ignored)
         relay.begin()
 
         async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"%f\n" % relay.idle_seconds)
+            writer.write(b"%f\n%b\n" % (relay.idle_seconds, relay.describe_listening()))
             writer.close()
 
-        await asyncio.start_server(tell, None, idle_port)
+        await asyncio.start_server(tell, None, relay_port)
         serving, noting = asyncio.create_task(keep_running(command)), asyncio.create_task(note_starts(starts, relay))
         await asyncio.wait([serving, noting], return_when=asyncio.FIRST_COMPLETED)
         noting.cancel()
@@ -90,6 +92,7 @@ async def note_starts(starts: socket.socket, relay: Relay) -> NoReturn:
 
 def main() -> None:
     raise_file_limit()
-    path, port, start_address, idle_port, *command = sys.argv[1:]
-    code = asyncio.run(serve(path, int(port), f"\0{start_address}", int(idle_port), command))
+    path, port, start_address, ports, *command = sys.argv[1:]
+    relay_port, *others = map(int, ports.split(","))
+    code = asyncio.run(serve(path, int(port), f"\0{start_address}", relay_port, {relay_port, *others}, command))
     sys.exit(code if code >= 0 else 128 - code)

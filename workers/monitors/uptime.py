@@ -1,9 +1,10 @@
 """Probes every live app at its public address.
 
 A probe is one GET request within a budget, on a new connection. It does not follow redirects, and does not read the
-body. A status of 5xx and a missing answer are failures. Any other status is an answer. `gateway.monitors.health`
-decides the consequences. A probe has a User-Agent of its own, so that it neither wakes an app nor keeps it awake: for
-an app that sleeps, Caddy answers.
+body. A missing answer is a failure, and so is one that does not show that a start command is up (`Release.is_up`).
+Files are probed like a start command without a health check of its own. `gateway.monitors.health` decides the
+consequences. A probe has a User-Agent of its own, so that it neither wakes an app nor keeps it awake: for an app that
+sleeps, Caddy answers.
 
 A probe that proves nothing about the app is discarded: a probe of an address that must not be called, and a failure on
 a worker without a network. After a failure the worker calls `GATEWAY_PROBE_CHECK_URL` to find out whether it has a
@@ -19,6 +20,8 @@ import structlog
 
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
+from gateway.deploys.release import Release
+from gateway.deploys.serving import Records
 from gateway.events.catalog import AppRecovered
 from gateway.events.notices import Notices
 from gateway.ids import day_of, new_id, now_iso
@@ -33,6 +36,7 @@ from workers.sandbox.relay import MONITOR
 logger = structlog.get_logger()
 
 PROBES = 500  # at a time, per worker
+USUAL = Release("", 0, runs=True)  # a release without a health check of its own
 REASONS: dict[str, health.Reason] = {"dns": "dns", "tls": "tls", "timeout": "timeout"}
 
 
@@ -80,7 +84,7 @@ class Uptime:
         url = health.public_address(app.name, settings)
         again = settings.probe_interval
         try:
-            reason = await probe(self._http, url, settings.probe_timeout)
+            reason = await probe(self._http, url, settings.probe_timeout, await self._find_release(app))
             if reason:
                 await self._network.check()
         except (BlockedAddress, NoNetwork) as error:
@@ -105,6 +109,18 @@ class Uptime:
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
         counts = self._mark_of_today(target, now) | history.count_ended_outage(before, after, now)
         return Inspection(changed, events, again, partial(self._note, target, before, after, url, counts, now))
+
+    async def _find_release(self, app: App) -> Release:
+        """Returns the release that visitors get, if it has a health check of its own, or else one like most others.
+
+        The setting of the app's record may be of an earlier or a later release.
+        """
+        if app.build is None or app.build.health is None:
+            return USUAL
+        records = await Records(self._store).read(app.account, app.id)
+        _, wanted = records.get("live", ("", None))
+        found = None if wanted is None else wanted.releases.get(wanted.serves)
+        return found if found is not None and found.health else USUAL
 
     async def _note(
         self,
@@ -143,16 +159,22 @@ class Uptime:
             await self._store.client.zrem(unhealthy, target.app.id)
 
 
-async def probe(http: Client, url: str, budget: float) -> health.Reason:
-    """Returns the reason why the address does not answer, or '' if it does. Raises BlockedAddress."""
+async def probe(http: Client, url: str, budget: float, release: Release = USUAL) -> health.Reason:
+    """Returns the reason why the release is not up at the address, or '' if it is. Raises BlockedAddress."""
     try:
         # The names are the operator's own.
-        answer = await http.send("GET", url, tenant="", headers={"User-Agent": MONITOR}, budget=budget)
+        answer = await http.send(
+            "GET",
+            f"{url.rstrip('/')}{release.health}" if release.health else url,
+            tenant="",
+            headers={"User-Agent": MONITOR},
+            budget=budget,
+        )
     except BlockedAddress:
         raise
     except CallFailed as error:
         return REASONS.get(error.reason, "connect")
-    return "status" if answer.status >= 500 else ""
+    return "" if release.is_up(answer.status) else "status"
 
 
 class Network:

@@ -74,7 +74,8 @@ def enter_sandbox(
         own = os.getpid()
         if sockets and os.fork() == 0:
             network.end_with_parent(own)
-            asyncio.run(relay.relay(spec["port"], *sockets))
+            ports = {*spec["connect"], *(port for _, port in spec["endpoints"])}  # of the listeners above
+            asyncio.run(relay.relay(spec["port"], *sockets, ignored=ports))
         if keeper.recv(8):  # the keeper has put this process into its control group
             restore_signals()
             os.execve(words[0], words, {})  # noqa: S606

@@ -48,6 +48,8 @@ GIVE_UP_SECONDS = 25.0  # after which a build without its registry ends
 CHECK_SECONDS = 1.0  # between checks whether that byte is late
 RACE_SECONDS = 0.25  # that one address of an endpoint has before the next one is tried too
 CHUNK_BYTES = 65_536
+LAST_CHUNKS = 16  # of an answer that are read after its connection was reset
+DROPPED_BYTES, DROP_SECONDS = 64 << 20, 30.0  # of a request whose server has closed the connection
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 NO_SUCH_NAME, SERVER_FAILURE = 3, 2
 TTL_SECONDS = 30
@@ -281,6 +283,39 @@ def _explain(error: OSError) -> str:
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+class LastWords(asyncio.StreamReaderProtocol):
+    """Reads what the other side sent before it closed the connection, even if it did not read all that it got.
+
+    The kernel resets such a connection, and asyncio would drop what has arrived. The reader finds an end, not an error.
+    """
+
+    _socket: int  # descriptor
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._socket = transport.get_extra_info("socket").fileno()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for _ in range(LAST_CHUNKS if isinstance(error, ConnectionError) else 0):
+            try:
+                data = os.read(self._socket, CHUNK_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                error = None
+                break
+            self.data_received(data)
+        super().connection_lost(error)
+
+
+async def connect_to_server(host: str, port: int) -> Connection:
+    """Connects to a server that may answer before it has read the whole request. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(loop=loop)
+    transport, protocol = await loop.create_connection(lambda: LastWords(reader, loop=loop), host, port)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
 class NoAnswer(TimeoutError):
     """The other side of a connection has sent nothing."""
 
@@ -296,7 +331,9 @@ async def splice(
 ) -> None:
     """Copies bytes in both directions until both have ended.
 
-    `filter_answer` changes what `other` sends, or raises OSError.
+    `filter_answer` changes what `other` sends, or raises OSError. If `other` has closed its connection before `one` has
+    sent all (`LastWords`), the rest is dropped: `one` may read the answer only afterwards, or not at all if it cannot
+    send.
 
     Aborts both connections if one side aborts its own, if nothing has moved for `idle_seconds`, or if `other` has not
     ended `end_seconds` after `one`. Raises NoAnswer if `other` sends nothing within `answer_seconds` of the first bytes
@@ -319,7 +356,20 @@ async def splice(
             moved_at = loop.time()
         writer.write_eof()
 
-    directions = [asyncio.create_task(carry(one[0], other[1])), asyncio.create_task(carry(other[0], one[1]))]
+    async def carry_request() -> None:
+        nonlocal moved_at
+        try:
+            return await carry(one[0], other[1])
+        except OSError:
+            if not other[1].is_closing():
+                raise
+        left = DROPPED_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DROP_SECONDS):
+                while left > 0 and (data := await one[0].read(CHUNK_BYTES)):
+                    moved_at, left = loop.time(), left - len(data)
+
+    directions = [asyncio.create_task(carry_request()), asyncio.create_task(carry(other[0], one[1]))]
     try:
         pending: Iterable[asyncio.Task[None]] = directions
         while pending:
@@ -334,7 +384,7 @@ async def splice(
             )
             for direction in done:
                 direction.result()
-            if directions[0] in done:
+            if directions[0] in done and not other[1].is_closing():
                 ends = loop.time() + end_seconds
     except (OSError, RuntimeError) as error:  # RuntimeError: the other direction has just closed the connection
         abort(one[1])

@@ -6,16 +6,19 @@ that hangs holds up no other. Requests that arrive while the app is starting wai
 
 A worker asks at the control socket whether the app has been idle for some seconds. If so, the relay accepts no more
 connections and answers with its listener, where new connections wait while the worker stops the app. When the worker
-closes its connection instead, or dies, the relay accepts again.
+closes its connection instead, or dies, the relay accepts again. The worker asks there too where the app listens.
 """
 
 import asyncio
 import contextlib
+import json
 import re
 import socket
+from collections.abc import Container
 from typing import NamedTuple
 
-from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, splice
+from workers.sandbox.listeners import find_listeners
+from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, connect_to_server, splice
 from workers.sandbox.trailers import ResponseReader
 
 BACKLOG = 4_096  # connections that wait to be accepted
@@ -29,6 +32,7 @@ NO_FILES_SECONDS = 1.0  # between attempts to accept while no descriptor is left
 STOP_SECONDS = 30.0  # in which a worker must stop an idle app
 MESSAGE_BYTES = 64  # of a message at the control socket
 ASLEEP = b"asleep"
+LISTENING = b"listening"  # the question where the app listens
 MONITOR = "capsule-uptime"  # the User-Agent of requests that do not keep an app awake
 FROM_MONITOR = re.compile(rb"\r\nuser-agent: *%b\r\n" % MONITOR.encode(), re.I)
 BUSY = b"""HTTP/1.1 503 Service Unavailable\r
@@ -54,9 +58,16 @@ class RelayLimits(NamedTuple):
 LIMITS = RelayLimits()
 
 
-async def relay(port: int, listener: socket.socket, control: socket.socket, *, limits: RelayLimits = LIMITS) -> None:
+async def relay(
+    port: int,
+    listener: socket.socket,
+    control: socket.socket,
+    *,
+    limits: RelayLimits = LIMITS,
+    ignored: Container[int] | None = None,
+) -> None:
     """Connects the Unix socket to a port of this namespace. Runs until killed."""
-    relaying = Relay(listener, port, limits)
+    relaying = Relay(listener, port, limits, ignored)
     relaying.begin()
     try:
         await relaying.answer_workers(control)
@@ -65,9 +76,17 @@ async def relay(port: int, listener: socket.socket, control: socket.socket, *, l
 
 
 class Relay:
-    def __init__(self, listener: socket.socket, port: int, limits: RelayLimits = LIMITS) -> None:
+    """`ignored` are ports at which others listen. None stands for a machine whose ports everybody shares."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        port: int,
+        limits: RelayLimits = LIMITS,
+        ignored: Container[int] | None = None,
+    ) -> None:
         self._loop, self._limits = asyncio.get_running_loop(), limits
-        self._listener, self._port = listener, port
+        self._listener, self._port, self._ignored = listener, port, ignored
         listener.setblocking(False)
         self._connections: Tasks = set()
         self._requests: Tasks = set()  # the connections that keep the app awake
@@ -152,7 +171,7 @@ class Relay:
         async with contextlib.nullcontext() if self._has_listened else self._starting:
             while True:
                 try:
-                    connection = await asyncio.open_connection("127.0.0.1", self._port)
+                    connection = await connect_to_server("127.0.0.1", self._port)
                 except ConnectionRefusedError:
                     if self._has_listened or self._loop.time() > self._began + START_SECONDS:
                         raise
@@ -166,6 +185,11 @@ class Relay:
         """For how long no visitor has used the app."""
         return 0.0 if self._requests or self._connections else self._loop.time() - self._used_at
 
+    def describe_listening(self) -> bytes:
+        """Says as JSON where the app should listen, whether it has been reached there, and where it listens."""
+        addresses = [] if self._ignored is None else find_listeners(self._ignored)
+        return json.dumps({"port": self._port, "reached": self._has_listened, "addresses": addresses}).encode()
+
     # -- sleep -----------------------------------------------------------------------------------------------
 
     async def answer_workers(self, control: socket.socket) -> None:
@@ -178,7 +202,10 @@ class Relay:
 
     async def _answer(self, worker: socket.socket) -> None:
         """Answers how many seconds are left until the app has been idle for the seconds that the worker names."""
-        seconds = float(await self._loop.sock_recv(worker, MESSAGE_BYTES))
+        question = await self._loop.sock_recv(worker, MESSAGE_BYTES)
+        if question == LISTENING:
+            return await self._loop.sock_sendall(worker, self.describe_listening())
+        seconds = float(question)
         self._accept()
         idle = 0.0 if self._requests else self._loop.time() - self._used_at
         if self._connections or idle < seconds:

@@ -43,7 +43,7 @@ export async function draw(signal, { app: name }) {
     redraw(health, [app.health, app.healthDays], () => healthDays(app.healthDays));
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
     redraw(troubles, [lists[0], lists[1], app.openFindings], () => troubleCards(lists[0], lists[1], app.openFindings));
-    redraw(buttons, lists[2].some(isReplaced), (can) => actions(app, at, can, line, signal));
+    redraw(buttons, [lists[2].some(isReplaced), app.liveDeploy], ([can]) => actions(app, at, can, line, signal));
     await check(account, capabilities, [app], changed);
   };
   await follow(["apps", "deploys", "requests", "usage"], signal, refresh);
@@ -71,7 +71,7 @@ function actions(app, at, canRollBack, line, signal) {
     return `#/deploys/${deployId}`;
   });
   const publish = h("button", { type: "button", class: "main", "data-focus": "publish", onclick: () => openPublish(app.name, signal) }, "Publish");
-  return [link(app.url, "Visit", "button"), canRollBack && may("roll_back") && back, may("publish") && publish];
+  return [app.liveDeploy && link(app.url, "Visit", "button"), canRollBack && may("roll_back") && back, may("publish") && publish];
 }
 
 function openPublish(name, signal) {

@@ -151,9 +151,10 @@ function source(at, { repository, build }, draw) {
   const command = input("build-command", build?.command, { placeholder: "npm run build" });
   const output = input("output", build?.output, { placeholder: "dist" });
   const start = input("start", build?.start, { placeholder: "node server.js" });
+  const health = input("health", build?.health, { placeholder: "/healthz" });
   const work = () => {
     const tracked = withoutEmpty({ url: url.value, branch: branch.value });
-    const built = withoutEmpty({ command: command.value, output: output.value, start: start.value });
+    const built = withoutEmpty({ command: command.value, output: output.value, start: start.value, health: health.value });
     return save(at, { repository: tracked?.url ? tracked : null, build: built }, draw, "save-source");
   };
   const button = may("change_app") && h("button", { class: "main", id: "save-source", "aria-label": "Save source and build" }, "Save");
@@ -163,6 +164,7 @@ function source(at, { repository, build }, draw) {
     field("Build command", command),
     field("Folder to serve", output),
     field("Start command (for an app with a server)", start),
+    field("Health check path (optional)", health),
   ];
   return card(
     "Source and build",

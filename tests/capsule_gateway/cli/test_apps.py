@@ -77,6 +77,8 @@ async def test_settings_change_one_by_one(capsule: Tool, account: Account, name:
     assert settings["build"] == {"command": "make", "output": "out"}
     settings = (await capsule("apps", "set", name, "--build", "none", "--start", "node .", "--json")).json
     assert settings["build"] == {"output": "out", "start": "node ."}
+    settings = (await capsule("apps", "set", name, "--health", "/up", "--json")).json
+    assert settings["build"] == {"output": "out", "start": "node .", "health": "/up"}
     url = "https://git.example.com/a.git"
     settings = (await capsule("apps", "set", name, "--repository", url, "--branch", "next", "--json")).json
     assert settings["repository"] == {"url": url, "branch": "next", "hasCredentials": False}

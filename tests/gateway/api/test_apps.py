@@ -198,7 +198,7 @@ async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) 
     secret = secrets.token_hex(32)
     gw.confidential.add(secret)
     auth = {"kind": "secret", "secret": secret, "issuer": "https://issuer.example"}
-    build = {"command": "make", "output": "out", "start": "node server.js"}
+    build = {"command": "make", "output": "out", "start": "node server.js", "health": "/up?deep=1"}
     repository = {"url": "https://user:hunter2-hunter2@git.example.com/a.git", "branch": "main"}
     gw.confidential.add("hunter2-hunter2")
     assert (await call(account, "PATCH", f"/{name}", {})).status_code == 200
@@ -234,6 +234,7 @@ async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) 
         {"auth": {"kind": "secret", "secret": "short"}},
         {"build": {"output": "../.."}},
         {"build": {"command": "a\0b"}},
+        {"build": {"start": "a", "health": "healthz"}},
         {"repository": {"url": "https://git.example.com/a", "branch": "--upload-pack=x"}},
         {"repository": {"url": "https://git.example.com/a", "credentials": "a:b"}},
         [],

@@ -28,6 +28,7 @@ name = "notes"
 command = "npm ci && npm run build"
 start = "node server.ts"
 overlap = false
+health = "/healthz"
 [auth]
 kind = "jwks"
 url = "/api/auth/jwks"
@@ -42,11 +43,12 @@ def seal(text: bytes, vault: Vault | None = None, *, allow_private: bool = False
 
 
 def test_a_whole_manifest() -> None:
-    build = ManifestBuild("npm ci && npm run build", "dist", "node server.ts", False)
+    build = ManifestBuild("npm ci && npm run build", "dist", "node server.ts", "/healthz", False)
     expected = Manifest("notes", build, JwksAuth("/api/auth/jwks"), ManifestDev("npm run dev"))
     assert seal(WHOLE) == expected
     assert seal(b"\xef\xbb\xbf" + WHOLE.replace(b"\n", b"\r\n")) == expected
     assert not expected.overlap
+    assert expected.record_build == Build("npm ci && npm run build", "dist", "node server.ts", "/healthz")
     assert seal(b"") == Manifest()
     assert Manifest().overlap
 
@@ -67,6 +69,8 @@ TEXT = "must be text, not a whole number"
 LABEL = "an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends"
 FOLDER = "name a folder inside the source, such as dist, without '..'"
 CHARACTER = "The address contains a space, a backslash or a control character; remove it"
+PATH = "write a path at the app's own address, such as /healthz"
+PATHS = ["", "up", "//up", "https://example.com/up", "/a b", "/a#b", "/é", "/a\\nb", "/a\\\\b"]  # that are refused
 SLASH = "begin a path at the app's own address with one slash"
 
 # A manifest; its fault, with line and column.
@@ -107,6 +111,8 @@ FAULTS = [
     ('[build]\noutput = "../x"', 2, 1, f"build.output: {FOLDER}"),
     ('[build]\ncommand = "a\\u0000"', 2, 1, "build.command: a command cannot contain a NUL character"),
     ('[build]\nstart = " "', 2, 1, "build.start: write a command, or leave it out to serve files"),
+    *[(f'[build]\nstart = "a"\nhealth = "{path}"', 3, 1, f"build.health: {PATH}") for path in PATHS],
+    ('[build]\nhealth = "/up"', 2, 1, "build.health: files have no health check; add a start command, or leave it out"),
     ('[auth]\nkind = "jwks"\nurl = "http://a.com"', 3, 1, "auth.url: The address must start with https://"),
     ('[auth]\nkind = "jwks"\nurl = "//127.0.0.1/keys"', 3, 1, f"auth.url: {SLASH}"),
     ('[auth]\nkind = "backend"\nurl = "/a\\\\b"', 3, 1, f"auth.url: {CHARACTER}"),
@@ -160,7 +166,7 @@ def test_what_the_manifest_names_replaces_the_record_until_the_deploy_fails() ->
     both = seal(WHOLE)
     changed = apply_manifest(app, "dep_1", both)
     assert changed.auth == JwksAuth("/api/auth/jwks")
-    assert changed.build == Build("npm ci && npm run build", "dist", "node server.ts")
+    assert changed.build == Build("npm ci && npm run build", "dist", "node server.ts", "/healthz")
     assert apply_manifest(changed, "dep_1", both) == changed, "a repetition keeps what was replaced first"
     assert undo_manifest(changed, "dep_1") == app
     assert undo_manifest(changed, "dep_2") == changed, "only the deploy itself is undone"

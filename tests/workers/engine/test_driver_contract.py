@@ -37,8 +37,12 @@ class Builder:
         self.engine, self.app, self.address, self._records = engine, app, address, Records(store)
         self._made: dict[str, Release] = {}
 
-    async def make(self, deploy: str, *, runs: bool = True, overlap: bool = True, page: bool = True) -> None:
-        self._made[deploy] = await self.engine.store_release(self.app, deploy, runs=runs, overlap=overlap, page=page)
+    async def make(
+        self, deploy: str, *, runs: bool = True, overlap: bool = True, page: bool = True, health: str = ""
+    ) -> None:
+        self._made[deploy] = await self.engine.store_release(
+            self.app, deploy, runs=runs, overlap=overlap, page=page, health=health
+        )
 
     async def write(self, step: Step, deploy: str) -> Wanted:
         found = await self._records.read(self.app.account, self.app.id)
@@ -243,6 +247,88 @@ async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overla
     answer = await shop.builder.deploy(SECOND)
     assert not answer.ok
     assert REASONS[fault] in answer.reason
+    await shop.until_served(FIRST)
+
+
+# What a release answers at the path of its health check, and whether it is up.
+ANSWERS = [
+    *[("", "/", status, True) for status in (200, 302, 401, 404, 405, 429)],
+    *[("", "/", status, False) for status in (500, 503)],
+    *[("/healthz", "/healthz", status, True) for status in (204, 301)],
+    *[("/healthz", "/healthz", status, False) for status in (401, 404, 500)],
+    ("/healthz", "/", 500, True),
+]
+
+
+@pytest.mark.parametrize(("health", "path", "status", "is_up"), ANSWERS)
+async def test_a_start_command_is_up_as_its_health_check_says(
+    shop: Shop, health: str, path: str, status: int, is_up: bool
+) -> None:
+    shop.engine.start_seconds = 0.3
+    await shop.open()
+    await close_to_visitors(shop)
+    await shop.builder.make(SECOND, health=health)
+    shop.commands.statuses[SECOND, path] = status
+    answer = await shop.builder.deploy(SECOND)
+    assert answer.ok == is_up, answer
+    if not is_up:
+        assert f"answered {status} to GET {path} after" in answer.reason
+        assert ("2xx or 3xx" in answer.reason) == bool(health)
+        assert await shop.engine.visit(HOST) == (200, FIRST)
+    elif path == "/":
+        assert await shop.engine.visit(HOST) == (status, SECOND if status == 200 else "")
+
+
+@pytest.mark.parametrize(("health", "before", "after"), [("", 404, 500), ("/healthz", 200, 404)])
+async def test_a_canary_notices_an_app_that_breaks(shop: Shop, health: str, before: int, after: int) -> None:
+    await shop.open()
+    await close_to_visitors(shop)
+    await shop.builder.make(SECOND, health=health)
+    path = health or "/"
+    shop.commands.statuses[SECOND, path] = before
+    await shop.go_on("check")
+    canary = await shop.builder.write("canary", SECOND)
+    assert (await shop.builder.watch(canary)).ok
+    shop.commands.statuses[SECOND, path] = after
+    answer = await wait_until(lambda: shop.builder.read_answer(canary), holds=lambda answer: not answer.ok)
+    assert answer.reason == f"GET {path} returned {after}"
+    await wait_until(lambda: shop.engine.visit(HOST), holds=lambda answer: answer == (200, FIRST))
+
+
+ELSEWHERE = {
+    "It listens at 9999; listen at $PORT (8080).": ["127.0.0.1:9999"],
+    "It listens at 3000 and 9229; listen at $PORT (8080).": ["0.0.0.0:3000", "[::]:3000", "127.0.0.1:9229"],
+    "It listens at [::1]:8080; listen at $HOST (127.0.0.1).": ["[::1]:8080", "127.0.0.1:9229"],
+}
+
+
+@pytest.mark.parametrize("reason", ELSEWHERE)
+async def test_a_check_fails_as_soon_as_the_command_listens_elsewhere(shop: Shop, reason: str) -> None:
+    await shop.begin()
+    shop.commands.elsewhere[SECOND] = ELSEWHERE[reason]
+    began = time.monotonic()
+    answer = await shop.builder.deploy(SECOND)
+    assert (answer.ok, answer.reason) == (False, reason)
+    assert time.monotonic() - began < 10
+    await shop.until_served(FIRST)
+
+
+async def test_a_command_may_listen_at_other_ports_first(shop: Shop) -> None:
+    await shop.begin()
+    shop.commands.elsewhere[SECOND] = ["127.0.0.1:9229"]
+    wanted = await shop.builder.write("check", SECOND)
+    await wait_until(lambda: SECOND in shop.commands.running)
+    del shop.commands.elsewhere[SECOND]
+    answer = await wait_until(lambda: shop.builder.read_answer(wanted))
+    assert answer.ok, answer
+
+
+async def test_a_check_says_that_nothing_listens(shop: Shop) -> None:
+    shop.engine.start_seconds = 0.5
+    await shop.begin()
+    shop.commands.elsewhere[SECOND] = []
+    answer = await shop.builder.deploy(SECOND)
+    assert answer.reason.endswith("nothing listens at $PORT (8080)")
     await shop.until_served(FIRST)
 
 

@@ -227,7 +227,13 @@ async def test_a_host_without_a_release_has_nothing(hosting: Hosting) -> None:
     site = hosting.publish("dep_9", {"index.html": "first"}, "empty.apps.test", app_id=app_id)
     assert (await hosting.ask("/", host="empty.apps.test")).status == 200
     site.undo("dep_9")
-    assert (await hosting.ask("/", host="empty.apps.test")).status == 404
+    assert (await hosting.ask("/", host="empty.apps.test")).body == b"There is no app at this address.\n"
+    site.mark_unpublished()
+    said = await hosting.ask("/", host="empty.apps.test")
+    assert (said.status, said.body) == (404, b"This app has not been published yet.\n")
+    said = await hosting.ask("/", "Accept: text/html", host="empty.apps.test")
+    assert (said.status, said.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert b"<h1>This app has not been published yet</h1>" in said.body
 
 
 async def test_a_browser_gets_a_page_where_there_is_no_app(hosting: Hosting) -> None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from tests.fakes.shop import Shop
 from tests.support.background import in_background
 from tests.support.hosted_apps import HOST, Hosting, hosted
 from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from workers.hosting import caddy
 from workers.hosting.sites import listen
 from workers.sandbox import relay
@@ -317,6 +319,87 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
     assert received.startswith(b"HTTP/1.1 ")
     if name != "101":
         assert b"ok" in received
+
+
+NODE = """\
+require('http').createServer((request, answer) => {
+  const headers = request.url === '/keep' ? {} : { connection: 'close' }
+  answer.writeHead(request.url === '/read' ? 201 : 413, headers)
+  const end = () => answer.end('too large', () => request.url === '/destroy' && request.destroy())
+  request.url === '/read' ? request.resume().on('end', end) : end()
+}).listen(process.env.PORT, '127.0.0.1', () => console.log('listening'))
+"""
+PYTHON = """\
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.send_response(413)
+        self.send_header("Content-Length", "9")
+        self.end_headers()
+        self.wfile.write(b"too large")
+        self.close_connection = True
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler)
+print("listening", flush=True)
+server.serve_forever()
+"""
+EARLY_APPS = {"node": ["node", "-e", NODE], "python": [sys.executable, "-c", PYTHON]}
+UPLOAD = b"x" * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("app", "path"), [("node", "/close"), ("node", "/destroy"), ("node", "/keep"), ("python", "/")]
+)
+async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Hosting, app: str, path: str) -> None:
+    """On a new connection, and on one that was kept after a small upload."""
+    async with relaying(hosting, EARLY_APPS[app]):
+        for is_kept in [False, True] * 10:
+            reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+            with contextlib.closing(writer):
+                for body in [b"abc", UPLOAD] if is_kept else [UPLOAD]:
+                    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n"
+                    writer.write(head.encode() + body)
+                    received = await asyncio.wait_for(reader.readuntil(b"too large"), 10)
+                    assert received.startswith(b"HTTP/1.1 413 "), received
+                    if b"chunked" in received:
+                        await reader.readuntil(b"0\r\n\r\n")
+                writer.transport.abort()
+
+
+async def test_an_upload_that_the_app_reads_arrives_whole(hosting: Hosting, visitor: aiohttp.ClientSession) -> None:
+    async with relaying(hosting, EARLY_APPS["node"]):
+        for _ in range(5):
+            async with visitor.post("/read", data=io.BytesIO(UPLOAD)) as answer:
+                assert (answer.status, await answer.text()) == (201, "too large")
+
+
+@contextlib.asynccontextmanager
+async def relaying(hosting: Hosting, command: list[str]) -> AsyncIterator[None]:
+    """Runs a server beside the test, with the relay of an app before it."""
+    path = socket_of(hosting)
+    with contextlib.ExitStack() as stack:
+        listener, control = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        for each, where in ((listener, path), (control, f"{path}-control")):
+            each.bind(where)
+            each.listen(10)
+        os.chmod(path, 0o666)
+        stack.callback(os.unlink, f"{path}-control")
+        port = free_port()
+        environment = {**os.environ, "PORT": str(port)}
+        pipe = asyncio.subprocess.PIPE
+        app = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+        )
+        assert app.stdout is not None
+        try:
+            assert await asyncio.wait_for(app.stdout.readline(), 20) == b"listening\n"
+            before = asyncio.all_tasks()
+            async with in_background(relay.relay(port, listener, control)) as running:
+                yield
+                await wait_until(lambda: asyncio.all_tasks() <= before | {running})
+        finally:
+            app.kill()
+            await app.communicate()
 
 
 @pytest.mark.parametrize("trusted", ["private", "off", "192.0.2.0/24 ::1/128"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import os
 import secrets
@@ -17,9 +18,11 @@ from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
 from tests.support.watched_apps import USERS, Watch
+from workers.engine.health import Listening
 from workers.hosting import watchdog as watchdog_module
 from workers.hosting.release_files import write_environment
-from workers.hosting.watchdog import LIMITS, AppState, Watchdog, output_path
+from workers.hosting.sleep import ask_listening
+from workers.hosting.watchdog import LIMITS, AppState, Watchdog, control_path, output_path
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.sandbox import MIB, Sandbox
 
@@ -45,6 +48,22 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     assert await watch.ask("dep_1", "/write") == "kept"
     assert await watch.ask("dep_1", "/deface") == "EROFS"
     await wait_until(lambda: output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9999", "0.0.0.0:9999", "[::]:9999", "[::1]:8080", "127.0.0.2:8080"])
+async def test_the_relay_says_where_an_app_listens_instead(watch: Watch, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    script = f"require('net').createServer().listen({port}, '{host.strip('[]')}')"
+    watch.publish("dep_1", f'exec node -e "{script}"')
+    watch.start()
+
+    async def find_listening() -> Listening | None:
+        with contextlib.suppress(OSError):
+            return msgspec.json.decode(await ask_listening(control_path(watch.hosting.folder, "dep_1")), type=Listening)
+        return None
+
+    found = await wait_until(find_listening, 20, holds=lambda found: found and found.addresses)
+    assert found == Listening(8080, False, [address])
 
 
 async def test_only_crashes_of_live_releases_are_reported(watch: Watch) -> None:

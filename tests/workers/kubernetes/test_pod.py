@@ -22,6 +22,7 @@ from workers.engine.app_data import AppData
 from workers.engine.packing import DataError
 from workers.hosting.archives import pack
 from workers.hosting.releases import PREVIOUS_SECONDS, replace_link
+from workers.kubernetes import pod_relay
 from workers.kubernetes.data_client import DataClient
 from workers.kubernetes.pod import DATA_PORT, PodRelease
 from workers.kubernetes.receive import receive
@@ -81,7 +82,7 @@ class Pod:
 
     def __init__(self, folder: Path, release: PodRelease, archive: Path) -> None:
         self.folder, self.release, self.archive = folder, release, archive
-        self.port, self.app_port = free_port(), free_port()
+        self.port, self.app_port, self.relay_port = free_port(), free_port(), free_port()
 
     async def fill(self, previous: Path | None = None, previous_digest: str = "") -> None:
         """Sends the release to the container that waits for it, and before it the archive of the previous one."""
@@ -119,9 +120,8 @@ class Pod:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        call = (
-            f"serve.serve(r, folder=folder, port={self.port}, host='127.0.0.1', app_port={self.app_port}, idle_port=0)"
-        )
+        ports = f"port={self.port}, host='127.0.0.1', app_port={self.app_port}, relay_port={self.relay_port}"
+        call = f"serve.serve(r, folder=folder, {ports})"
         async with self.container(call) as process:
             await self.until(200)
             yield process
@@ -308,7 +308,9 @@ async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.Monkey
             assert (await pod.ask("/before.js")).status == 404
 
 
-async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_containers() -> None:
+async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_containers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with passable_folder() as folder:
         hosting = Hosting(folder / "host")
         pod = await make_pod(
@@ -325,6 +327,11 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
             said = await pod.ask("/")
             assert said.body == f"https://{HOST} good day to you 127.0.0.1 1000".encode()
             assert said.headers["set-cookie"] == "a=b; Path=/"
+            monkeypatch.setattr(pod_relay, "RELAY_PORT", pod.relay_port)
+            state = await pod_relay.ask_relay("127.0.0.1")
+            assert state.listening is not None
+            assert (state.listening.port, state.listening.reached) == (pod.app_port, True)
+            assert 0 <= state.idle_seconds < 10
             async with single_machine(hosting, pod):
                 for path in ("/", "/trailers", "/cut"):
                     await assert_same(hosting, pod, path)

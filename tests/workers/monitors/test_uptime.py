@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.records import App, Suspension
+from gateway.accounts.records import App, Build, Suspension
+from gateway.deploys.release import Release
+from gateway.deploys.serving import Records, Wanted
 from gateway.ids import now_iso
 from gateway.keys import (
     PARTITION_TAGS,
@@ -86,6 +88,23 @@ async def test_an_incident(shared: Fleet) -> None:
     assert [day.downMs for day in days[:-2]] == [None] * 88
     assert sum(day.downMs or 0 for day in days) == up["downMs"]
     assert max(day.outages for day in days) == 1
+
+
+@pytest.mark.parametrize(("setting", "health", "asked"), [("/up", "/up", "/up"), ("/up", "", ""), (None, "/up", "")])
+async def test_the_release_that_visitors_get_has_the_health_check(
+    shared: Fleet, setting: str | None, health: str, asked: str
+) -> None:
+    """Not the one that the app's record names for the next deploy."""
+    app = await shared.app(build=Build(start="node .", health=setting))
+    release = Release("", 1, runs=True, health=health)
+    wanted = Wanted(app.account.id, app.app.id, "live", "live", "dep_1", releases={"dep_1": release})
+    await Records(shared.queue.store).write("", wanted, "")
+    app.fails(answer(404))
+    shared.site.plays(f"{app.path}{asked}", answer(404))
+    if asked:
+        await app.receives("app.unhealthy")
+        shared.site.plays(f"{app.path}{asked}", answer(302))
+    await app.until("healthy")
 
 
 async def test_two_failures_are_no_incident(shared: Fleet) -> None:

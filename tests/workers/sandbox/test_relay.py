@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background import cancel
+from tests.support.background import cancel, in_background
 from tests.support.polling import wait_until
 from workers.hosting.sleep import Idle, ask_relay, until_readable
-from workers.sandbox import relay
+from workers.sandbox import network, relay
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Running = Callable[..., contextlib.AbstractAsyncContextManager["App"]]
@@ -128,6 +128,72 @@ async def test_a_connection_without_progress_ends(app: Running) -> None:
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(from_app.read(), 5) == REQUEST
         writer.close()
+
+
+# -- an app that has closed its connection before it has read all --------------------------------------------
+
+
+async def early_app(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers, and closes the connection with unread bytes of the request, which resets it."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(EARLY)
+    await writer.drain()
+    writer.close()
+
+
+EARLY = b"HTTP/1.1 413 Too Large\r\nContent-Length: 10000\r\nConnection: close\r\n\r\n" + b"x" * 10_000
+
+
+@pytest.mark.parametrize("reads", ["at once", "at the end"])
+async def test_an_early_answer_reaches_a_visitor_that_goes_on_sending(tmp_path: Path, reads: str) -> None:
+    async with relaying_to(early_app, tmp_path) as path:
+        for _ in range(20):
+            reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
+            writer.write(REQUEST)
+            answer = asyncio.create_task(reader.read(-1)) if reads == "at once" else None
+            for _ in range(50):
+                writer.write(b"x" * 100_000)
+                await writer.drain()
+            writer.write_eof()
+            assert await asyncio.wait_for(answer or reader.read(-1), 10) == EARLY
+            writer.close()
+
+
+@pytest.mark.parametrize("limit", ["DROPPED_BYTES", "DROP_SECONDS"])
+async def test_what_an_app_does_not_read_is_dropped_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(network, limit, 1)
+    async with relaying_to(early_app, tmp_path) as path:
+        _, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
+        writer.write(REQUEST)
+
+        async def send() -> None:
+            while True:
+                writer.write(b"x" * 1_000)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await asyncio.wait_for(send(), 10)
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def relaying_to(
+    app: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object], folder: Path
+) -> AsyncIterator[Path]:
+    with contextlib.ExitStack() as stack:
+        listener, control = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        for each, name in ((listener, "sock"), (control, "control")):
+            each.bind(str(folder / name))
+            each.listen(10)
+        async with await asyncio.start_server(app, "127.0.0.1", 0) as server:
+            before = asyncio.all_tasks()
+            port = server.sockets[0].getsockname()[1]
+            async with in_background(relay.relay(port, listener, control)) as relaying:
+                yield folder / "sock"
+                await wait_until(lambda: asyncio.all_tasks() <= before | {relaying})
 
 
 # -- sleep ---------------------------------------------------------------------------------------------------
