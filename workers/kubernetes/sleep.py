@@ -135,8 +135,10 @@ class Sleep:
             with suppress(OSError, ValueError):
                 async with asyncio.timeout(IDLE_ANSWER_SECONDS):
                     reader, writer = await asyncio.open_connection(pod.status.podIP, IDLE_PORT)
-                    left = seconds - float(await reader.readline())
+                    idle = float(await reader.readline())
                     writer.close()
+                left = seconds - idle
+                self._driver.note_visit(address, idle)
         return left
 
     # -- waking up -------------------------------------------------------------------------------------------
@@ -175,6 +177,7 @@ class Sleep:
 
     async def _wake(self, address: Address) -> tuple[str, int]:
         began = time.monotonic()
+        self._driver.note_visit(address, 0.0)
         async with self._lock:
             if (target := await self._driver.find_target(address)) is None:
                 raise AppGone

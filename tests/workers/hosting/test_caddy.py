@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from gateway.accounts.records import App
 from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
+from tests.support.polling import wait_until
+from workers.engine.driver import Place
 from workers.hosting import caddy
 from workers.hosting.driver import HostDriver
 
@@ -65,6 +68,20 @@ async def test_each_host_has_its_release(hosting: Hosting) -> None:
             said = await hosting.ask("/", host=written)
             assert said.kept == (200, text.encode(), PAGE), written
             assert "server" not in said.headers
+
+
+async def test_visits_of_previews_are_noted_and_nothing_else(hosting: Hosting) -> None:
+    driver = HostDriver(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"))
+    await driver.read_visits()  # of the other tests
+    began = time.time()
+    for host in (HOST, "Shop--p-Fix.apps.test.:80", "none.apps.test"):
+        await hosting.ask("/?token=secret", "Cookie: session=secret", host=host)
+    [(place, at)] = (await wait_until(driver.read_visits)).items()
+    assert place == Place("acc_1", "shop", "p-fix")
+    assert began - 1 < at < time.time() + 1
+    assert await driver.read_visits() == {}
+    written = (hosting.folder / "caddy/previews.log").read_text()
+    assert not [word for word in ("secret", "token", "session", "127.0.0.1", HOST) if word in written]
 
 
 STATIC = {
