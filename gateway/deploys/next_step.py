@@ -7,6 +7,7 @@ import msgspec
 from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.records import Deploy
 
+SEARCHED = 65_536  # characters at the end of a log, where the failure is
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 NAME = r"([A-Z][A-Z0-9_]+)"
 QUOTED = rf"[\"'`]?{NAME}[\"'`]?"
@@ -15,12 +16,12 @@ MISSING = re.compile(
     "|".join(
         [
             rf"\bKeyError: ['\"]{NAME}['\"]",  # os.environ["X"]
-            rf"\b(?:process\.env|import\.meta\.env|os\.environ|ENV)(?:\.|\[['\"]){NAME}(?:['\"]\])?[^\n]*"
+            rf"\b(?:process\.env|import\.meta\.env|os\.environ|ENV)(?:\.|\[['\"]){NAME}(?:['\"]\])?[^\n]{{0,80}}"
             r"\b(?:undefined|missing|required|not set|not defined|empty)\b",
             rf"(?i:environment variables?)(?: (?i:not found|missing|required))?:? {QUOTED}",  # Prisma, environs
             rf"(?i:(?:missing|set the|define the)(?: required)?(?: environment| env)?(?: variables?| var)?):? {QUOTED}",
-            rf"\b{QUOTED}(?i: (?:environment |env )?(?:variable |var )?(?:is |was |must be )?"
-            r"(?:missing|required|undefined|unset|not set|set|not found\. Declare it))\b",  # Next.js, decouple
+            rf"\b{QUOTED}(?i: (?:environment |env )?(?:variable |var )?(?:(?:is |was )?"
+            r"(?:missing|required|undefined|unset|not set|not found\. Declare it)|must be set))\b",  # decouple
         ]
     )
 )
@@ -55,7 +56,7 @@ def find_next_step(deploy: Deploy, log: str) -> NextStep | None:
 
 def find_missing_variable(log: str) -> str | None:
     """Returns the last environment variable of which the log says that it is missing."""
-    log = COLOR.sub("", log)
+    log = COLOR.sub("", log[-SEARCHED:])
     found = [(match.start(), next(filter(None, match.groups()))) for match in MISSING.finditer(log)]
     found += [(match.start(), match[1].upper()) for match in FIELD.finditer(log)]
     return next((name for _, name in sorted(found, reverse=True) if name not in UNSETTABLE), None)
