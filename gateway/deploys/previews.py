@@ -19,11 +19,11 @@ class Previews:
         self._store, self._serving = store, serving
 
     async def note_visits(self, visits: Mapping[tuple[str, str, str], float]) -> None:
-        """Notes the Unix times of visits, by account, app and address."""
+        """Notes the Unix times of visits, by account, app and address. One that has ended meanwhile does not return."""
         if visits:
             async with self._store.client.pipeline(transaction=False) as pipe:
                 for (account, app_id, name), at in visits.items():
-                    pipe.zadd(previews_key(account), {f"{app_id} {name}": at}, gt=True)
+                    pipe.zadd(previews_key(account), {f"{app_id} {name}": at}, xx=True, gt=True)
                 await pipe.execute()
 
     async def make_room(self, account: str, limit: int) -> None:

@@ -327,6 +327,7 @@ class ClusterDriver:
         if self.records.get((wanted.app, wanted.address)) is wanted:
             del self.records[wanted.app, wanted.address]
         self.states.pop((wanted.app, wanted.address), None)
+        self._visits.pop(Place(wanted.account, wanted.app, wanted.address), None)
 
     def _describe(self, wanted: Wanted, app: App, deploy: str) -> PodRelease:
         expected = wanted.releases[deploy]

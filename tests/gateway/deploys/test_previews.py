@@ -132,6 +132,9 @@ async def test_the_previews_that_nobody_visits_make_room(gw: Gateway, account: A
     await previews.note_visits({(account.id, shop, "p-b"): time.time() + 60})
     await previews.make_room(account.id, 1)
     assert await currents(account) == {visited}
+    await previews.note_visits({(account.id, shop, "p-a"): time.time() + 90})  # whose end was faster
+    await previews.make_room(account.id, 1)
+    assert await currents(account) == {visited}
     [(_, ended)] = (await records.read(account.id, shop)).values()
     assert ended.ends, "what serves the apps is told"
     assert (await gw.platform("DELETE", f"apps/{shop}")).is_success
