@@ -408,6 +408,9 @@ site_key = in_account(
     "site:<app id>", "hash: `live`, `queued:<address>`, `preview:<address>`: deploys; `source`", "with the app", SAVED
 )
 site_prefix = of_partition("site")
+previews_key = of_account(
+    "previews", "zset: `<app id> <address>` of previews by last visit, s", "each at its end", SAVED
+)
 certified_names_key = of_account("certified-names", "zset: certifiable names by first request, s", "90 days", SAVED)
 environment_key = under_account("environment:<app id>", "string: variables, encrypted; 64 KiB", "with the app", SAVED)
 deploy_key = in_account("deploy:<id>", "hash: a deploy's record", "90 days", SAVED)

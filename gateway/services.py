@@ -22,6 +22,7 @@ from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
 from gateway.deploys.logs import DeployLogs
 from gateway.deploys.pod_log import PodLog
+from gateway.deploys.previews import Previews
 from gateway.deploys.records import DeployRecords
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Records
@@ -94,7 +95,7 @@ class Services:
         self.deploy_logs = DeployLogs(self.store, self.storage)
         self.deploys = Deploys(settings, self.registry, self.deploy_records)
         records = Records(self.store)
-        self.deploy_actions = DeployActions(records, self.deploys, self.deploy_records)
+        self.deploy_actions = DeployActions(records, self.deploys, self.deploy_records, Previews(self.store, records))
         self.data_records, self.data_commands = DataRecords(self.store), DataCommands(self.store)
         self.environments = Environments(self.store, self.vault)
         self.removal = Removal(

@@ -130,6 +130,9 @@ folder_argument = click.argument(
 )
 account_argument = click.argument("account", metavar="ID")
 follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
+message_option = click.option(
+    "-m", "--message", metavar="TEXT", help="What has changed; by default the first line of git's last commit."
+)
 timeout_option = click.option(
     "--timeout",
     default=FOLLOW_SECONDS,

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.arguments import app_argument, deploy_argument, follow_option, limit, timeout_option
+from capsule_gateway.cli.arguments import (
+    app_argument,
+    deploy_argument,
+    follow_option,
+    limit,
+    message_option,
+    timeout_option,
+)
 from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of, texts
-from capsule_gateway.cli.commands import Answer, Group, sentence
+from capsule_gateway.cli.commands import Answer, Group, done, sentence
 from capsule_gateway.cli.service import Service, ServiceRefusal, call_if_permitted, open_service, path, retry
 from capsule_gateway.cli.show import (
     as_json,
@@ -56,15 +63,17 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
             **texts("id", "app"),
             "state": state_of("state"),
             "now": lambda row: "current" if row.get("current") else "",
-            **texts(kind="kind", by="trigger"),
-            "commit": lambda row: text_of("commit")(row)[:7],
+            "kind": _name_kind,
+            **texts("trigger", "by"),
+            "commit": _format_commit,
+            **texts("message"),
             "queued": age_of("createdAt"),
             "took": duration_of("durationMs"),
             "result": lambda row: text_of("error")(row) or text_of("url")(row) or _describe_wait(row),
         },
         prose="result",
-        cut=["app"],
-        less=["commit", "by", "kind", "took", "result"],
+        cut=["app", "by", "message"],
+        less=["trigger", "commit", "by", "took", "message", "kind", "result"],
         empty="No older deploys." if before else NO_DEPLOYS,
     )
     print_next_page(rows, limit, "id")
@@ -78,6 +87,17 @@ def _require_app(service: Service, name: str) -> None:
     if name not in names:
         yours = f"; yours are {', '.join(names)}" if names else ""
         raise ServiceRefusal(f"you have no app called {strip_controls(name)}{yours}")
+
+
+def _name_kind(deploy: Row) -> str:
+    """Returns `preview`, or nothing: most deploys are for the live address, and `live` is a state."""
+    return "preview" if deploy.get("kind") == "preview" else ""
+
+
+def _format_commit(deploy: Row) -> str:
+    """Returns the branch and the short commit, with a * if the source has changes that are not in it."""
+    commit = text_of("commit")(deploy)[:7] + ("*" if deploy.get("dirty") else "")
+    return f"{text_of('branch')(deploy)} {commit}".strip()
 
 
 def _describe_wait(row: Row) -> str:
@@ -104,17 +124,38 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
         {
             **texts(deploy="id", app="app"),
             "state": state_of("state"),
-            "current": "yes, the app serves it" if deploy.get("current") else "",
-            **texts(kind="kind", by="trigger", commit="commit", release="release"),
+            "current": "yes, its address serves it" if deploy.get("current") else "",
+            "kind": _name_kind,
+            **texts("trigger", "by", "message", "branch", "commit"),
+            "changes": "not all are in the commit" if deploy.get("dirty") else "",
+            **texts("release"),
             "queued": age_of("createdAt"),
             **texts(position="position", waits_for="waitsFor"),
             "took": duration_of("durationMs"),
             "phases": _format_phases,
             **texts(address="url", warning="warning", error="error"),
+            "served": _describe_served,
+            "next": _describe_next_step,
         },
     )
     lines = _log_lines(deploy)
     click.echo("\n" + "\n".join(lines) if lines else "\nNo log yet.")
+
+
+def _describe_served(deploy: Row) -> str:
+    """Returns what the address serves after a deploy that has failed or was canceled."""
+    if deploy.get("state") not in ("failed", "canceled"):
+        return ""
+    served = text_of("stillServed")(deploy)
+    return f"{served}, as before" if served else "nothing yet"
+
+
+def _describe_next_step(deploy: Row) -> str:
+    step = deploy.get("nextStep")
+    if not isinstance(step, dict):
+        return ""
+    command = text_of("command")(step)
+    return text_of("text")(step) + (f" {command}" if command else "")
 
 
 def _format_phases(deploy: Row) -> str:
@@ -127,26 +168,46 @@ def _format_phases(deploy: Row) -> str:
 @deploys.command("publish")
 @app_argument
 @click.argument("source", metavar="[DIR|FILE]", default=".", type=click.Path(exists=True, path_type=Path))
+@click.option("--preview", metavar="BRANCH", help="Publish a preview of this branch; the live version stays.")
+@message_option
 @follow_option
 @timeout_option
 @as_json
-def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
+def deploys_publish(
+    app: str, source: Path, preview: str | None, message: str | None, follow: bool, timeout: int
+) -> None:
     """Deploy the source in DIR as APP's live version, or FILE: a page (.html), a .zip or a .tar.gz.
 
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
     omits .git, node_modules, virtual environments, caches, and files of secrets such as .env.
     """
-    publish_source(app, source, follow, timeout)
+    publish_source(app, source, preview, message, follow, timeout)
 
 
-def publish_source(app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
-    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises ServiceRefusal if that fails."""
+def publish_source(
+    app: str, folder_or_file: Path, preview: str | None, message: str | None, follow: bool, timeout: int
+) -> None:
+    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises ServiceRefusal if that fails.
+
+    `preview` is the branch of a preview; '' stands for that of the source, or `preview` if it has none.
+    """
+    from capsule_gateway.cli.repository import read_checkout
     from capsule_gateway.cli.source import open_source
 
+    checkout = read_checkout(folder_or_file if folder_or_file.is_dir() else folder_or_file.absolute().parent)
+    if preview == "":
+        preview = checkout.branch or "preview"
+    described = {
+        "preview": preview,
+        "message": message or checkout.message or None,
+        "commit": checkout.commit or None,
+        "branch": checkout.branch or None,
+        "dirty": checkout.dirty if checkout.commit else None,
+    }
     with _open_screen("packing") as screen, open_source(folder_or_file) as source:
         chunks = _report_progress(source.read_chunks(), source.size, screen)
         address = path("account", "apps", app, "source")
-        queued = open_service().upload_source(address, chunks, source.size, source.media_type)
+        queued = open_service().upload_source(address, chunks, source.size, source.media_type, described)
     count = f"{source.files:,} file{'s' if source.files > 1 else ''}"
     omitted = f", {source.omitted:,} left out" if source.omitted else ""
     _show_queued(queued, f"Published {count} ({format_size(source.size)} packed{omitted})", follow, timeout)
@@ -167,6 +228,7 @@ def _show_queued(queued: Row, done: str, follow: bool, timeout: int) -> None:
     deploy_id = strip_controls(str(queued["deployId"]))
     if not wants_json():
         click.echo(f"{done} as {deploy_id}.")
+        click.echo(f"Details: {strip_controls(open_service().url)}/dashboard#/deploys/{deploy_id}")
     if follow:
         return _follow_deploy(deploy_id, timeout)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
@@ -192,6 +254,19 @@ deploys.sends(
     "POST /account/deploys/{deploy_id}/redeploy",
     "Build the source of deploy ID again; of a repository, the latest commit of the branch.",
     QUEUED,
+)
+deploys.sends(
+    "preview APP BRANCH --follow --timeout",
+    "POST /account/apps/{app}/deploys branch",
+    "Publish BRANCH of APP's repository as a preview, at an address of its own.",
+    QUEUED,
+    fixed={"kind": "preview"},
+)
+deploys.sends(
+    "end-preview APP SLUG",
+    "DELETE /account/apps/{app}/previews/{slug}",
+    "End the preview of APP whose host name has SLUG between '--p-' and the first dot.",
+    done("Ended the preview {slug} of {app}.", "ended", "slug"),
 )
 deploys.sends(
     "cancel DEPLOY",
@@ -245,9 +320,14 @@ def _follow_deploy(deploy_id: str, timeout: int) -> None:
         show_json(deploy)
     if deploy["state"] != "live":
         state = "was canceled" if deploy["state"] == "canceled" else "failed"
+        if not wants_json():
+            print_note(strip_controls(f"Served: {_describe_served(deploy)}"))
+            if step := _describe_next_step(deploy):
+                print_note(strip_controls(f"Next: {step}"))
         raise ServiceRefusal(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
     if not wants_json():
-        click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
+        name = "Preview" if _name_kind(deploy) else "Live"
+        click.echo(f"{name} at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
 
 def _wait_for_end(deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import gateway
-from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, folder_argument, timeout_option
+from capsule_gateway.cli.arguments import (
+    MANIFEST,
+    complete_app,
+    find_app_name,
+    folder_argument,
+    message_option,
+    timeout_option,
+)
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.manifest import ensure_manifest
@@ -111,15 +118,25 @@ def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
 @folder_argument
 @click.option("--yes", is_flag=True, help="Do not ask before writing a capsule.toml.")
 @click.option("--no-cache", is_flag=True, help="Download all packages again.")
+@click.option(
+    "--preview",
+    metavar="[BRANCH]",
+    is_flag=False,
+    flag_value="",
+    help="Publish a preview, by default of git's branch; the live version stays. Put DIR before it.",
+)
+@message_option
 @timeout_option
 @as_json
-def deploy(folder: Path, yes: bool, no_cache: bool, timeout: int) -> None:
+def deploy(folder: Path, yes: bool, no_cache: bool, preview: str | None, message: str | None, timeout: int) -> None:
     """Publish the app in DIR, by default the current folder, and print its address.
 
     capsule.toml in DIR names the app. If there is none, the command writes it as 'capsule init' does; on a terminal, it
     asks first. It creates the app if your account has none of this name, and follows the deploy to its end. The upload
     omits the same files as 'capsule deploys publish'.
     """
+    if preview is not None and preview.startswith((".", "/")):
+        raise WrongUsage(f"{preview!r} is not a branch; put the folder first: capsule deploy {preview} --preview")
     ensure_manifest(folder, ask=not yes)
     name = read_manifest(folder).name
     if not name:
@@ -130,7 +147,7 @@ def deploy(folder: Path, yes: bool, no_cache: bool, timeout: int) -> None:
         _set_missing_secret(service, name)
     if no_cache:
         service.send("POST", path("account", "apps", name, "build-cache", "clear"))
-    publish_source(name, folder, True, timeout)
+    publish_source(name, folder, preview, message, True, timeout)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -223,10 +223,13 @@ class Service:
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
 
-    def upload_source(self, path: str, content: Iterable[bytes], size: int, media_type: str) -> dict[str, Any]:
+    def upload_source(
+        self, path: str, content: Iterable[bytes], size: int, media_type: str, query: dict[str, Any]
+    ) -> dict[str, Any]:
         headers = {"content-type": media_type, "content-length": str(size)}
         timeout = _timeouts(UPLOAD_SECONDS)
-        return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
+        answer = self._call("PUT", path, query, content=content, headers=headers, timeout=timeout)
+        return self._read_object(answer, "deployId")
 
     @contextlib.contextmanager
     def _open_stream(self, path: str, **options: Any) -> Iterator[httpx.Response]:

@@ -122,6 +122,10 @@ CALLS = {
     "DELETE /account/apps/{app}/data": Call("clear_data", DEVELOP, APP, commands="data clear"),
     "GET /account/data/deleted": Call("list_deleted_data", READ, commands="data deleted"),
     "PUT /account/apps/{app}/source": Call("publish", DEPLOY, APP, "service_publish", "deploy, deploys publish"),
+    "POST /account/apps/{app}/deploys": Call("publish_branch", DEPLOY, APP, commands="deploys preview"),
+    "DELETE /account/apps/{app}/previews/{slug}": Call(
+        "end_preview", DEPLOY, APP, "service_deploy end_preview", "deploys end-preview"
+    ),
     "POST /account/apps/{app}/rollback": Call("roll_back", DEPLOY, APP, "service_deploy rollback", "deploys rollback"),
     "POST /account/apps/{app}/build-cache/clear": Call("clear_build_cache", DEPLOY, APP, commands="deploy"),
     "GET /account/apps/{app}/logs": Call("read_logs", READ_DEPLOYS, APP, "service_logs", "logs"),
@@ -178,6 +182,11 @@ class Access(msgspec.Struct, frozen=True):
     role: Role = "owner"
     email: str = ""  # of the member who signed in; empty for an API key, and for the session that it opened
     only: App | None = None  # the app to which the key is limited
+
+    @property
+    def name(self) -> str:
+        """The name of the API key, or the address of the member, as a deploy's row shows it."""
+        return self.email or self.who.rpartition(" (")[0]
 
     def admits(self, call: Call) -> bool:
         """Returns whether the scope and the role include the call."""

@@ -13,7 +13,7 @@ from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.api.authentication import account_router
 from gateway.api.deploys import QueuedDeployId
-from gateway.api.resources import Caller, OwnApp
+from gateway.api.resources import Caller, CallerAccess, OwnApp
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords, DataState, DeletedData, Reason, Snapshot, snapshot_key
 from gateway.deploys.actions import DeployActions
@@ -145,6 +145,7 @@ async def restore_data(
     account: Caller,
     own_app: OwnApp,
     data: JSONBody[Restore],
+    access: CallerAccess,
     deploy_actions: Injected[DeployActions],
     data_records: Injected[DataRecords],
 ) -> QueuedDeployId:
@@ -156,7 +157,7 @@ async def restore_data(
     key = await data_records.find_snapshot(own_app, data.snapshotId)
     if key is None:
         raise _unknown_snapshot()
-    return QueuedDeployId(await deploy_actions.restore(own_app, key))
+    return QueuedDeployId(await deploy_actions.restore(own_app, key, access.name))
 
 
 @delete("/apps/{app:str}/data", errors=[NotFound, StorageUnavailable], opt={UNPACED: True})

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Request, Response, delete, get, post, put
@@ -21,10 +21,11 @@ from gateway.api.authentication import STREAMED, account_router, end_with_right,
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
 from gateway.api.resources import Caller, CallerAccess, OwnApp, OwnDeploy, require_own_app
 from gateway.deploys.actions import DeployActions
+from gateway.deploys.addresses import BRANCH, BRANCH_LENGTH, Branch, address_url
 from gateway.deploys.environment import Environments, VariableView
 from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook
 from gateway.deploys.logs import DeployLogs
-from gateway.deploys.records import DeployRecords
+from gateway.deploys.records import MESSAGE_LENGTH, DeployRecords, Origin
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploys
@@ -44,7 +45,9 @@ from gateway.errors import (
     TarballGone,
     ViewersLimited,
 )
+from gateway.events.catalog import Kind
 from gateway.services import Injected, ProcessState
+from gateway.settings import Settings
 from gateway.validation import Id
 
 PUBLISH_ERRORS = [
@@ -59,8 +62,15 @@ PUBLISH_ERRORS = [
 ]
 
 
+ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
+
+
 class QueuedDeployId(msgspec.Struct):
     deployId: str
+
+
+class PublishedDeploy(QueuedDeployId):
+    url: str  # where its release will be served
 
 
 class TriggeredDeploy(QueuedDeployId):
@@ -136,17 +146,68 @@ async def publish(
     account: Caller,
     request: Request[Any, Any, State],
     own_app: OwnApp,
+    access: CallerAccess,
     deploys: Injected[Deploys],
-) -> QueuedDeployId:
+    settings: Injected[Settings],
+    preview: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
+    message: Annotated[str | None, QueryParameter(max_length=MESSAGE_LENGTH, pattern=ONE_LINE)] = None,
+    commit: Annotated[str | None, QueryParameter(pattern=r"^[0-9a-f]{7,64}$")] = None,
+    branch: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
+    dirty: FromQuery[bool | None] = None,
+) -> PublishedDeploy:
     """Publish an app.
 
     The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
-    queues a live deploy. Without a Content-Type, the first bytes decide.
+    queues a live deploy, or with `preview` a preview of this branch. Without a Content-Type, the first bytes decide.
+    The deploy's row shows `message`, and where the source is a git repository, its `commit`, its `branch`, and whether
+    it is `dirty`: whether it has changes that are not in the commit.
     """
     declared = read_format(request.headers.get("content-type", ""))
-    return QueuedDeployId(
-        await deploys.publish(own_app, stream_body(request), "upload", size=declared_size(request), declared=declared)
+    origin = Origin(by=access.name, message=message, commit=commit, branch=preview or branch, dirty=dirty)
+    kind: Kind = "live" if preview is None else "preview"
+    size = declared_size(request)
+    queued = await deploys.publish(
+        own_app, stream_body(request), "upload", origin, kind=kind, size=size, declared=declared
     )
+    return PublishedDeploy(queued, address_url(own_app.name, kind, preview, settings))
+
+
+class NewPreview(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Literal["preview"]
+    branch: Branch
+
+
+@post(
+    "/apps/{app:str}/deploys",
+    status_code=202,
+    errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, DeployQuotaReached],
+)
+async def publish_branch(
+    account: Caller,
+    own_app: OwnApp,
+    data: JSONBody[NewPreview],
+    access: CallerAccess,
+    deploy_actions: Injected[DeployActions],
+    settings: Injected[Settings],
+) -> PublishedDeploy:
+    """Publish a branch of an app's repository as a preview.
+
+    Each branch has an address of its own, at which the live address and the app's data stay as they are. When the
+    account has more previews than its plan allows, the one that was not visited for longest ends.
+    """
+    queued = await deploy_actions.publish_branch(own_app, data.branch, access.name)
+    return PublishedDeploy(queued, address_url(own_app.name, "preview", data.branch, settings))
+
+
+@delete("/apps/{app:str}/previews/{slug:str}", errors=[NotFound])
+async def end_preview(
+    account: Caller, own_app: OwnApp, slug: FromPath[str], deploy_actions: Injected[DeployActions]
+) -> None:
+    """End a preview.
+
+    Its address answers 404. `slug` is the part of its host name between `--p-` and the first dot.
+    """
+    await deploy_actions.end_preview(own_app, slug)
 
 
 @post(
@@ -166,7 +227,7 @@ async def trigger_hook(
     app = await registry.find_app(hook.appId) if hook is not None else None
     if hook is None or app is None or app.account != hook.account:
         raise NotFoundException
-    return TriggeredDeploy(await deploys.queue(app, "hook", hook=hook), app.name)
+    return TriggeredDeploy(await deploys.queue(app, "hook", Origin(by=hook.name), hook=hook), app.name)
 
 
 # -- deploys of a release or a source that was deployed before -------------------------------------------------
@@ -191,6 +252,7 @@ async def roll_back(
     account: Caller,
     request: Request[Any, Any, State],
     own_app: OwnApp,
+    access: CallerAccess,
     deploy_actions: Injected[DeployActions],
 ) -> QueuedDeployId:
     """Roll back to an earlier release.
@@ -200,7 +262,7 @@ async def roll_back(
     """
     body = await request.body()
     rollback = decode_body(body, Rollback) if body else Rollback()
-    return QueuedDeployId(await deploy_actions.roll_back(own_app, rollback.deployId))
+    return QueuedDeployId(await deploy_actions.roll_back(own_app, rollback.deployId, access.name))
 
 
 @post("/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
@@ -215,7 +277,7 @@ async def promote(
     Queues a live deploy of the preview's release, without building it again.
     """
     app = await require_own_app(own_deploy.appId, access, registry)
-    return QueuedDeployId(await deploy_actions.promote(own_deploy, app))
+    return QueuedDeployId(await deploy_actions.promote(own_deploy, app, access.name))
 
 
 @post("/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
@@ -230,7 +292,7 @@ async def redeploy(
     Queues a deploy of the same source at the same address. With a repository, this is the latest commit of the branch.
     """
     app = await require_own_app(own_deploy.appId, access, registry)
-    return QueuedDeployId(await deploy_actions.redeploy(own_deploy, app))
+    return QueuedDeployId(await deploy_actions.redeploy(own_deploy, app, access.name))
 
 
 @post("/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
@@ -357,6 +419,8 @@ ROUTES: list[ControllerRouterHandler] = [
         list_deploys,
         show_deploy,
         publish,
+        publish_branch,
+        end_preview,
         roll_back,
         promote,
         redeploy,

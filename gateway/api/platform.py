@@ -37,8 +37,9 @@ from gateway.api.bodies import SOURCE, declared_size
 from gateway.api.deploys import PUBLISH_ERRORS, QueuedDeployId
 from gateway.api.events import EventId
 from gateway.api.resources import AnyAccount, AnyApp, require_app
-from gateway.deploys.addresses import live_url
+from gateway.deploys.addresses import Branch, live_url
 from gateway.deploys.environment import Environments
+from gateway.deploys.records import Origin
 from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploys
 from gateway.deploys.views import DeployView
@@ -72,6 +73,7 @@ from gateway.services import Injected
 from gateway.settings import Plan, Settings
 from gateway.validation import Euro, ExitCode, Host, Id
 
+OPERATOR = Origin(by="operator")
 MAX_DAILY_EURO = "1000000"  # of an account
 SCAN_BYTES = 16_777_216  # of one security scan
 SCAN_BODY = {
@@ -168,8 +170,7 @@ async def report_scan(any_app: AnyApp, request: Request[Any, Any, State], findin
 
 class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     kind: Kind
-    # No option for git, and no control characters. With other invalid names, the deploy fails.
-    branch: Annotated[str, msgspec.Meta(max_length=250, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]")] | None = None
+    branch: Branch | None = None
 
 
 @put(
@@ -190,7 +191,9 @@ async def publish_source(
     """
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await deploys.publish(any_app, stream_body(request), "operator", size=declared_size(request), declared=declared)
+        await deploys.publish(
+            any_app, stream_body(request), "operator", OPERATOR, size=declared_size(request), declared=declared
+        )
     )
 
 
@@ -212,7 +215,8 @@ async def deploy_app(any_app: AnyApp, data: JSONBody[NewDeploy], deploys: Inject
     """
     if data.branch is not None and data.kind == "live":
         raise RequestMalformed("branch: only previews have a branch.")
-    return QueuedDeployId(await deploys.queue(any_app, "operator", kind=data.kind, branch=data.branch))
+    origin = msgspec.structs.replace(OPERATOR, branch=data.branch)
+    return QueuedDeployId(await deploys.queue(any_app, "operator", origin, kind=data.kind))
 
 
 # -- the inference switch ------------------------------------------------------------------------------------

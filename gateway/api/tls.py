@@ -20,7 +20,7 @@ from litestar.params import FromQuery, QueryParameter
 from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.records import SLUG, App
 from gateway.accounts.registry import Registry
-from gateway.deploys.states import PREVIEW_FIELD
+from gateway.deploys.records import PREVIEW_FIELD
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
 from gateway.keys import certified_names_key, site_key
 from gateway.redis.client import Store

@@ -1,4 +1,4 @@
-"""The actions on deploys: roll back to an earlier release, promote a preview, build again, cancel a deploy.
+"""The actions on deploys: roll back to an earlier release, publish, promote and end a preview, build again, cancel.
 
 Serving a release again is a deploy of its own that only reuses the files. So it is checked, swapped in, watched and
 reported like any other deploy. The hosts keep a few releases for each address. The address's record names them
@@ -9,7 +9,9 @@ import contextlib
 from collections.abc import Set
 
 from gateway.accounts.records import App
-from gateway.deploys.records import Deploy, DeployRecords, Trigger
+from gateway.deploys.addresses import address
+from gateway.deploys.previews import Previews
+from gateway.deploys.records import FINAL, Deploy, DeployRecords, Origin, Trigger
 from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploys, StaleDeploy
 from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
@@ -20,10 +22,27 @@ IN_PROGRESS = ("building", "checking", "canary")
 
 
 class DeployActions:
-    def __init__(self, serving: Records, deploys: Deploys, records: DeployRecords) -> None:
-        self._serving, self._deploys, self._records = serving, deploys, records
+    def __init__(self, serving: Records, deploys: Deploys, records: DeployRecords, previews: Previews) -> None:
+        self._serving, self._deploys, self._records, self._previews = serving, deploys, records, previews
 
-    async def roll_back(self, app: App, deploy_id: str | None) -> str:
+    async def publish_branch(self, app: App, branch: str, by: str) -> str:
+        """Queues a preview of a branch of the app's repository, and returns its id. Raises a ServiceError."""
+        await self._deploys.require_active(app)
+        if app.repository is None:
+            raise NoDeployYet("This app has no repository; publish a folder as a preview instead.")
+        return await self._deploys.queue(app, "branch", Origin(by=by, branch=branch), kind="preview")
+
+    async def end_preview(self, app: App, slug: str) -> None:
+        """Ends a preview, and cancels its deploys. Raises a ServiceError."""
+        name, canceled = f"p-{slug}", False
+        for deploy in await self._records.list(app.account, app.id, MAX_SEARCHED):
+            if deploy.state not in FINAL and address(deploy.kind, deploy.branch) == name:
+                await self._deploys.end_as_canceled(deploy, "the preview was ended")
+                canceled = True
+        if not await self._previews.end(app.account, app.id, name) and not canceled:
+            raise NotFound("This app has no such preview.")
+
+    async def roll_back(self, app: App, deploy_id: str | None, by: str) -> str:
         """Queues a live deploy of an earlier release, and returns its id.
 
         Without `deploy_id` this is the release before the one that is live or about to be live. Raises a ServiceError.
@@ -34,7 +53,7 @@ class DeployActions:
             target = await self._find_previous(app, current)
         else:
             target = await self._find_live(app, deploy_id, current)
-        return await self._serve_again(app, "rollback", target)
+        return await self._serve_again(app, "rollback", target, by)
 
     async def _find_live(self, app: App, deploy_id: str, current: str | None) -> Deploy:
         deploy = await self._records.get(deploy_id, app.account)
@@ -63,7 +82,7 @@ class DeployActions:
             "This app has no earlier live release to roll back to; publish it, or trigger one of its hooks."
         )
 
-    async def promote(self, deploy: Deploy, app: App) -> str:
+    async def promote(self, deploy: Deploy, app: App, by: str) -> str:
         """Queues a live deploy of a preview's release, and returns its id. Raises a ServiceError."""
         await self._deploys.require_active(app)
         if deploy.kind != "preview" or deploy.state != "live":
@@ -72,9 +91,9 @@ class DeployActions:
                 f"{deploy.state}."
             )
         await self._require_release(deploy)
-        return await self._serve_again(app, "promote", deploy)
+        return await self._serve_again(app, "promote", deploy, by)
 
-    async def restore(self, app: App, snapshot: str) -> str:
+    async def restore(self, app: App, snapshot: str, by: str) -> str:
         """Queues a deploy of the live release on restored data, and returns its id. Raises a ServiceError.
 
         `snapshot` is the storage's key of the snapshot.
@@ -85,9 +104,9 @@ class DeployActions:
         if deploy is None:
             raise NoDeployYet("This app is not live yet; publish it first, then restore its data.")
         await self._require_release(deploy)
-        return await self._serve_again(app, "restore", deploy, restores=snapshot)
+        return await self._serve_again(app, "restore", deploy, by, restores=snapshot)
 
-    async def redeploy(self, deploy: Deploy, app: App) -> str:
+    async def redeploy(self, deploy: Deploy, app: App, by: str) -> str:
         """Queues a deploy that builds the same source again, and returns its id. Raises a ServiceError.
 
         With a repository, it builds the latest commit of the branch.
@@ -95,14 +114,20 @@ class DeployActions:
         await self._deploys.require_active(app)
         if deploy.source and not await self._deploys.has_source(deploy):
             raise TarballGone
-        return await self._deploys.queue(app, "redeploy", kind=deploy.kind, branch=deploy.branch, source=deploy.source)
+        if deploy.source:
+            origin = _repeat_origin(deploy, by)
+        else:
+            origin = Origin(by=by, branch=deploy.branch if deploy.kind == "preview" else None)
+        return await self._deploys.queue(app, "redeploy", origin, kind=deploy.kind, source=deploy.source)
 
-    async def _serve_again(self, app: App, trigger: Trigger, release: Deploy, *, restores: str | None = None) -> str:
+    async def _serve_again(
+        self, app: App, trigger: Trigger, release: Deploy, by: str, *, restores: str | None = None
+    ) -> str:
         """Queues the deploy, and cancels an older build of the live address.
 
         Deploys of an app are made in order: the queued deploy would wait for the build, and replace it at once.
         """
-        queued = await self._deploys.queue(app, trigger, reuse=release, restores=restores)
+        queued = await self._deploys.queue(app, trigger, _repeat_origin(release, by), reuse=release, restores=restores)
         for older in await self._records.list(app.account, app.id, MAX_SEARCHED):
             if older.kind == "live" and older.state == "building" and older.id < queued:
                 with contextlib.suppress(StaleDeploy):  # it has just been built, and continues
@@ -127,6 +152,11 @@ class DeployActions:
     async def _require_release(self, deploy: Deploy) -> None:
         if not _may_be_kept(deploy, await self._serving.list_kept(deploy.account, deploy.appId)):
             raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
+
+
+def _repeat_origin(deploy: Deploy, by: str) -> Origin:
+    """Returns the origin of a deploy of the same source by somebody else."""
+    return Origin(by=by, message=deploy.message, commit=deploy.commit, branch=deploy.branch, dirty=deploy.dirty)
 
 
 def _may_be_kept(deploy: Deploy, kept: Set[str]) -> bool:

@@ -2,11 +2,18 @@
 
 import hashlib
 import re
+from typing import Annotated
+
+import msgspec
 
 from gateway.accounts.records import App
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 
+BRANCH_LENGTH = 250  # characters
+# No option for git, and no control characters. With other invalid names, the deploy fails.
+BRANCH = r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]"
+Branch = Annotated[str, msgspec.Meta(max_length=BRANCH_LENGTH, pattern=BRANCH)]
 SLUG_LENGTH = 19
 LABEL_LENGTH = 63  # of a host name's label
 SHORTENED = (
@@ -63,5 +70,10 @@ def url_of(name: str, settings: Settings) -> str:
     return settings.apps_url.replace("{host}", name)
 
 
+def address_url(app: str, kind: Kind, branch: str | None, settings: Settings) -> str:
+    """Returns the URL of an app's address."""
+    return url_of(host(app, kind, branch, settings.apps_domain), settings)
+
+
 def live_url(app: str, settings: Settings) -> str:
-    return url_of(host(app, "live", None, settings.apps_domain), settings)
+    return address_url(app, "live", None, settings)

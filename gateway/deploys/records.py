@@ -18,9 +18,21 @@ SCAN_LIMIT = 1_000  # entries read from one partition's stream
 RECORDS_PER_READ = 100  # in one round trip
 MAX_LISTED = 1_000  # deploys kept per account
 
-Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy", "restore"]
+Trigger = Literal["hook", "upload", "branch", "operator", "rollback", "promote", "redeploy", "restore"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
 FINAL: tuple[State, ...] = ("live", "failed", "canceled")
+PREVIEW_FIELD = "preview:"  # of the app's site, followed by the preview's address: the deploy that it serves
+MESSAGE_LENGTH = 200  # characters
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Who queued a deploy, and what its source is."""
+
+    by: str | None = None  # the name of an API key or a hook, the address of a member, or "operator"
+    message: str | None = None  # of the commit, or the publisher's own
+    commit: str | None = None
+    branch: str | None = None  # of the source; a preview's decides its address
+    dirty: bool | None = None  # whether the source has changes that are not in the commit
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +47,11 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""  # id of a stored source; empty: the repository
     release: str | None = None  # id of the deploy whose release is served again, instead of a build
     restores: str | None = None  # the storage's key of the snapshot whose data it restores
-    branch: str | None = None
+    by: str | None = None  # as in its `Origin`
+    message: str | None = None
     commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
     warning: str | None = None  # what its source lacks, or what of it does not count
     digest: str | None = None  # hexadecimal SHA-256 of the archive of its release
     size: int | None = None  # bytes of the archive
@@ -69,10 +84,16 @@ class DeployRecords:
         live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
         return live
 
-    async def find_live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
-        """Returns the ids of the deploys that these apps serve."""
-        found = await self._store.read_each(app_ids, lambda pipe, app: pipe.hget(site_key(account_id, app), "live"))
-        return {live for live in found if live}
+    async def find_served(self, account_id: str, app_ids: Collection[str]) -> dict[tuple[str, str], str]:
+        """Returns the ids of the deploys that these apps serve, by app and address."""
+        ids = [*app_ids]
+        sites = await self._store.read_each(ids, lambda pipe, app: pipe.hgetall(site_key(account_id, app)))
+        return {
+            (app, name.removeprefix(PREVIEW_FIELD)): deploy
+            for app, site in zip(ids, sites, strict=True)
+            for name, deploy in site.items()
+            if name == "live" or name.startswith(PREVIEW_FIELD)
+        }
 
     async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
         """Returns deploys, newest first. Raises RequestMalformed.

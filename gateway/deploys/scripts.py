@@ -124,7 +124,10 @@ async def advance_deploy(store: Store, transition: Transition) -> bool:
 async def set_serving(
     store: Store, account: str, app: str, deploy: str, state: str, address: str, before: str, after: str
 ) -> bool:
-    """Sets the address's record (JSON) if the deploy is in `state` ('' for any) and the record is still `before`."""
+    """Sets the address's record (JSON) if the deploy is in `state` ('' for any) and the record is still `before`.
+
+    '' stands for no record.
+    """
     script_keys = [deploy_key(account, deploy), serving_key(account, app)]
     script_keys.append(served_apps_key(partition_tag(account)))
     return bool(await store.run_script(_SET_SERVING, script_keys, state, app, address, before, after))

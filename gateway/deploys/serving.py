@@ -9,7 +9,7 @@ has the current step.
 | `check` | fetches the release, checks its digest, starts it and checks it; visitors still get `served` |
 | `canary` | serves the release, and repeats its check at the public address |
 | `live` | serves the release, and stops and prunes the releases that it replaced |
-| `undo` | serves `served` again, and removes the release |
+| `undo` | serves `served` again, and removes the release; a preview that has served nothing else ends |
 
 One engine serves at a time. It holds a key in Redis, and others stand by or end (`workers/hosting/hold_engine.py`).
 
@@ -19,6 +19,7 @@ folder, such as an empty one on a new machine, stands by: it does not have the a
 it serves.
 """
 
+import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from typing import Literal
@@ -74,6 +75,11 @@ class Wanted(msgspec.Struct, frozen=True):
     def serves(self) -> str:
         """The deploy whose release visitors get."""
         return self.deploy if self.step in ("canary", "live") else self.served
+
+    @property
+    def ends(self) -> bool:
+        """Whether this is a preview without a release to serve, which ends."""
+        return self.step == "undo" and not self.served and self.address != "live"
 
     @property
     def runs(self) -> bool:
@@ -141,8 +147,23 @@ class Records:
         """Waits until replicas have the account's earlier writes, if the settings require replicas."""
         await self._store.confirm_writes(partition_tag(account))
 
-    async def remove_address(self, account: str, app_id: str, name: str) -> None:
-        await self._store.client.hdel(serving_key(account, app_id), name)
+    async def end(self, account: str, app_id: str, name: str) -> bool:
+        """Ends a preview: what serves the apps removes it, and then its record. Returns False if there is no record."""
+        while True:
+            before, known = (await self.read(account, app_id)).get(name, ("", None))
+            if known is None or known.ends:
+                return known is not None
+            with contextlib.suppress(StaleDeploy):  # a deploy has just changed the record
+                await self.write(before, Wanted(account, app_id, name, "undo", known.deploy), "")
+                return True
+
+    async def forget(self, wanted: Wanted) -> None:
+        """Removes a record that nobody needs any more, unless it has changed."""
+        before, known = (await self.read(wanted.account, wanted.app)).get(wanted.address, ("", None))
+        if known is not None and known.token == wanted.token:
+            await scripts.set_serving(
+                self._store, wanted.account, wanted.app, wanted.deploy, "", wanted.address, before, ""
+            )
 
     async def read_changes(self, seen: dict[str, float]) -> AsyncIterator[list[Wanted]]:
         """Yields the records that have changed in any partition since `seen`, and updates `seen`.

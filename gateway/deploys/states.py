@@ -29,7 +29,18 @@ from gateway.deploys import scripts
 from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
 from gateway.deploys.manifest import FILE as MANIFEST
-from gateway.deploys.records import FINAL, MAX_LISTED, SCAN_LIMIT, STREAM, Deploy, DeployRecords, State, Trigger
+from gateway.deploys.records import (
+    FINAL,
+    MAX_LISTED,
+    PREVIEW_FIELD,
+    SCAN_LIMIT,
+    STREAM,
+    Deploy,
+    DeployRecords,
+    Origin,
+    State,
+    Trigger,
+)
 from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.scripts import Transition
 from gateway.deploys.sources import Format, Sources
@@ -51,6 +62,7 @@ from gateway.keys import (
     deploy_key,
     deploys_on_key,
     partition_tag,
+    previews_key,
     served_apps_key,
     serving_key,
     site_key,
@@ -61,7 +73,6 @@ from gateway.storage import Object, open_storage
 
 logger = structlog.get_logger()
 
-PREVIEW_FIELD = "preview:"  # of the app's site, followed by the preview's address: the deploy that it serves
 EXTERNAL_SECONDS = 7_200.0  # from an external engine's first report to its last
 REASON_LENGTH = 500  # characters
 CANCEL_ATTEMPTS = 10  # each fails only if the deploy has changed its state
@@ -99,9 +110,9 @@ class Deploys:
         self,
         app: App,
         trigger: Trigger,
+        origin: Origin,
         *,
         kind: Kind = "live",
-        branch: str | None = None,
         source: str = "",
         hook: Hook | None = None,
         reuse: Deploy | None = None,
@@ -121,10 +132,9 @@ class Deploys:
             "kind": kind,
             "trigger": trigger,
             "createdAt": now,
-            **({} if branch is None else {"branch": branch}),
+            **_list_fields(origin),
             **({} if restores is None else {"restores": restores}),
             **({} if reuse is None else {"release": reuse.id}),
-            **({} if reuse is None or reuse.commit is None else {"commit": reuse.commit}),
         }
         reply = await scripts.queue_deploy(
             self._store,
@@ -132,7 +142,7 @@ class Deploys:
             app.id,
             deploy_id,
             record,
-            address=address(kind, branch),
+            address=address(kind, origin.branch),
             now=now,
             hook=hook.id if hook else "",
             hook_limit=TRIGGERS_PER_MINUTE,
@@ -200,11 +210,13 @@ class Deploys:
         app: App,
         body: AsyncIterable[bytes],
         trigger: Trigger,
+        origin: Origin,
         *,
+        kind: Kind = "live",
         size: int | None = None,
         declared: Format | None = None,
     ) -> str:
-        """Stores a source, queues a live deploy of it, and returns the deploy's id.
+        """Stores a source, queues a deploy of it, and returns the deploy's id.
 
         `size` and `declared` are the size and the format that the request declares. A refused deploy leaves nothing
         stored. When the day's deploys are used up, or the app is suspended, the body is not read.
@@ -212,7 +224,7 @@ class Deploys:
         await self._require_quota(app)
         source = await self._sources.receive(app, body, size, declared)
         try:
-            deploy_id = await self.queue(app, trigger, source=source)
+            deploy_id = await self.queue(app, trigger, origin, kind=kind, source=source)
         except BaseException:
             await finish_despite_cancellation(self._sources.remove(app.id, {source}))
             raise
@@ -275,6 +287,9 @@ class Deploys:
     async def _forget_site(self, account_id: str, app_id: str) -> None:
         await self._store.client.delete(site_key(account_id, app_id), serving_key(account_id, app_id))
         await self._store.client.zrem(served_apps_key(partition_tag(account_id)), app_id)
+        previews = await self._store.client.zrange(previews_key(account_id), 0, -1)
+        if ended := [member for member in previews if member.startswith(f"{app_id} ")]:
+            await self._store.client.zrem(previews_key(account_id), *ended)
 
     # -- state changes: each raises StaleDeploy --------------------------------------------------------------
 
@@ -311,9 +326,9 @@ class Deploys:
             found = await self._records.get(deploy.id, deploy.account)
         raise BackboneUnavailable("A deploy's state keeps changing; try again.")
 
-    async def record_commit(self, deploy: Deploy, commit: str, warning: str) -> Deploy:
+    async def record_commit(self, deploy: Deploy, cloned: Origin, warning: str) -> Deploy:
         """Records what was cloned, and what it lacks."""
-        found: dict[str, Any] = {"commit": commit, "warning": warning} if warning else {"commit": commit}
+        found: dict[str, Any] = {**_list_fields(cloned), **({"warning": warning} if warning else {})}
         return await self._move(deploy, state=deploy.state, **found)
 
     async def record_warning(self, deploy: Deploy, warning: str) -> Deploy:
@@ -351,8 +366,9 @@ class Deploys:
         url = url_of(name, self._settings)
         live = await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
         if deploy.kind == "preview":
-            field = PREVIEW_FIELD + address(deploy.kind, deploy.branch)
-            await self._store.client.hset(site_key(deploy.account, deploy.appId), field, deploy.id)
+            name = address(deploy.kind, deploy.branch)
+            await self._store.client.hset(site_key(deploy.account, deploy.appId), PREVIEW_FIELD + name, deploy.id)
+            await self._store.client.zadd(previews_key(deploy.account), {f"{deploy.appId} {name}": time.time()})
         if await self._registry.find_app(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
             await self._forget_site(deploy.account, deploy.appId)
         return live
@@ -415,3 +431,9 @@ class Deploys:
         if after is None:
             raise BackboneUnavailable
         return after
+
+
+def _list_fields(origin: Origin) -> dict[str, str]:
+    """Returns the fields of a deploy's record that have a value."""
+    fields = msgspec.structs.asdict(origin)
+    return {name: str(value) for name, value in fields.items() if value is not None}

@@ -6,7 +6,9 @@ from typing import Any, Self
 
 import msgspec
 
+from gateway.deploys.addresses import address
 from gateway.deploys.logs import DeployLogs, split_times
+from gateway.deploys.next_step import NextStep, find_next_step
 from gateway.deploys.phases import PhaseView, list_phases
 from gateway.deploys.records import Deploy, DeployRecords, State, Trigger
 from gateway.events.catalog import Kind
@@ -22,15 +24,19 @@ class DeployView(msgspec.Struct, kw_only=True):
     state: State
     trigger: Trigger
     createdAt: Time
-    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
-    branch: str | msgspec.UnsetType | None = msgspec.UNSET
+    current: bool | msgspec.UnsetType = msgspec.UNSET  # its address serves its release
+    by: str | msgspec.UnsetType = msgspec.UNSET  # an API key's or a hook's name, a member's address, or "operator"
+    message: str | msgspec.UnsetType = msgspec.UNSET  # of the commit, or the publisher's own
     commit: str | msgspec.UnsetType = msgspec.UNSET
+    branch: str | msgspec.UnsetType | None = msgspec.UNSET
+    dirty: bool | msgspec.UnsetType = msgspec.UNSET  # its source has changes that are not in the commit
     finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
     durationMs: int | msgspec.UnsetType = msgspec.UNSET
     url: str | msgspec.UnsetType = msgspec.UNSET
     error: str | msgspec.UnsetType = msgspec.UNSET
     warning: str | msgspec.UnsetType = msgspec.UNSET  # what its source lacks, or what of it does not count
     release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
+    stillServed: str | msgspec.UnsetType = msgspec.UNSET  # after a failure: the deploy that its address still serves
     # Only for queued deploys.
     position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
     waitsFor: str | msgspec.UnsetType = msgspec.UNSET
@@ -44,6 +50,7 @@ class DeployView(msgspec.Struct, kw_only=True):
 
 class DeployWithLog(DeployView, kw_only=True):
     phases: list[PhaseView]
+    nextStep: NextStep | msgspec.UnsetType = msgspec.UNSET  # after a failure
     log: str
     logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
 
@@ -58,6 +65,8 @@ async def view_with_log(deploy: Deploy, records: DeployRecords, logs: DeployLogs
     [fields] = await _read_more([deploy], records)
     log, times = split_times(await logs.read(deploy))
     queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
+    if (step := find_next_step(deploy, log)) is not None:
+        fields["nextStep"] = step
     after = [None if time is None else max(0, time - queued) for time in times]
     return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
 
@@ -67,5 +76,12 @@ async def _read_more(listed: Sequence[Deploy], records: DeployRecords) -> list[d
     if not listed:
         return []
     waits = await records.find_positions(listed)
-    live = await records.find_live_ids(listed[0].account, {deploy.appId for deploy in listed})
-    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in listed]
+    served = await records.find_served(listed[0].account, {deploy.appId for deploy in listed})
+    found = []
+    for deploy in listed:
+        now = served.get((deploy.appId, address(deploy.kind, deploy.branch)))
+        fields = {"current": deploy.id == now, **waits.get(deploy.id, {})}
+        if now is not None and deploy.state in ("failed", "canceled"):
+            fields["stillServed"] = now
+        found.append(fields)
+    return found

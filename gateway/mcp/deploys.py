@@ -14,19 +14,22 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.accounts.pacing import leave_lane
 from gateway.api.bodies import decode_map
-from gateway.deploys.records import FINAL
+from gateway.deploys.addresses import BRANCH_LENGTH, Branch, address_url
+from gateway.deploys.records import FINAL, MESSAGE_LENGTH, Origin
 from gateway.deploys.views import DeployView, view_deploys
 from gateway.errors import NotFound
-from gateway.mcp.tools import AgentTool, AppName, Arg, Result
+from gateway.events.catalog import Kind
+from gateway.mcp.tools import LOG_CHARACTERS, AgentTool, AppName, Arg, Result
 
 LISTED_DEPLOYS = 20
-LOG_CHARACTERS = 16_000  # the end of a log explains a failure
 
 DeployId = Annotated[str, Arg("the deploy's id, from 'list'")]
 
+Slug = Annotated[str, Arg("the part of the preview's host name between '--p-' and the first dot")]
+
 
 class DeployTool(AgentTool):
-    """List and show deploys, roll back to an earlier release, or cancel a deploy."""
+    """List and show deploys, roll back to an earlier release, cancel a deploy, or end a preview."""
 
     name, title = "service_deploy", "Deploys"
 
@@ -38,20 +41,24 @@ class DeployTool(AgentTool):
     async def show(self, id: DeployId) -> Result:
         """Show the deploy with this `id`, and the end of its log."""
         found = await self._find_deploy(id)
-        view = msgspec.to_builtins(await self._view_with_log(found))
-        view.pop("logTimes", None)
-        return {"deploy": {**view, "log": view.get("log", "")[-LOG_CHARACTERS:]}}
+        return {"deploy": await self._show_deploy(found)}
 
     async def rollback(self, app: AppName, id: DeployId = "") -> Result:
         """Serve an earlier release of `app` again: the release of deploy `id`, or the previous one."""
         found = await self._find_app(app)
         note = "A new deploy serves the earlier release; 'show' it until its state is 'live' or 'failed'."
-        return {"deployId": await self.services.deploy_actions.roll_back(found, id or None), "note": note}
+        by = self.access.name
+        return {"deployId": await self.services.deploy_actions.roll_back(found, id or None, by), "note": note}
 
     async def cancel(self, id: DeployId) -> Result:
         """Cancel the deploy with this `id`, if it is queued or building."""
         found = await self._find_deploy(id)
         return {"deploy": DeployView.of(await self.services.deploy_actions.cancel(found))}
+
+    async def end_preview(self, app: AppName, slug: Slug) -> Result:
+        """End the preview of `app` with this `slug`; its address answers 404 from then on."""
+        await self.services.deploy_actions.end_preview(await self._find_app(app), slug)
+        return {"ended": slug}
 
 
 WAIT_SECONDS = 50.0  # clients give up on a call after a minute
@@ -70,6 +77,9 @@ SOURCE = (
 )
 PublishedApp = Annotated[str, Arg("the app's name. It must exist: create it with service_app")]
 Files = Annotated[Any, Arg(SOURCE, "array", items=FILE)]
+PREVIEW = "publish a preview of this branch, at an address of its own; the live app stays as it is"
+Preview = Annotated[str, Arg(PREVIEW, maxLength=BRANCH_LENGTH)]
+Message = Annotated[str, Arg("what has changed, in one line", maxLength=MESSAGE_LENGTH)]
 Wait = Annotated[Any, Arg("wait for the end of the deploy, up to 50 seconds, and show the end of its log", "boolean")]
 
 
@@ -112,6 +122,14 @@ def _read_file(number: int, file: Any) -> tuple[str, bytes]:
     raise ToolError(f"files[{number}]: {path!r} needs either text or base64.")
 
 
+def _read_branch(name: str) -> str | None:
+    """Returns the branch of a preview; None for a live deploy. Raises ToolError."""
+    try:
+        return msgspec.convert(name, Branch) if name else None
+    except msgspec.ValidationError:
+        raise ToolError("preview is the name of a branch, such as feature/login.") from None
+
+
 async def _in_one_part(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
@@ -121,23 +139,30 @@ class PublishTool(AgentTool):
 
     name, title = "service_publish", "Publish"
 
-    async def publish(self, app: PublishedApp, files: Files, wait: Wait = False) -> Result:
+    async def publish(
+        self, app: PublishedApp, files: Files, preview: Preview = "", message: Message = "", wait: Wait = False
+    ) -> Result:
         """Publish the files as the app's source."""
         leave_lane(self.scope["state"])  # it takes long, and uploads have a limit of their own
         found = await self._find_app(app)
         packed = await asyncio.to_thread(pack, files)
+        branch = _read_branch(preview)
+        said = " ".join(message.split())[:MESSAGE_LENGTH]
+        origin = Origin(by=self.access.name, message=said or None, branch=branch)
+        kind: Kind = "preview" if branch else "live"
         publish, size = self.services.deploys.publish, len(packed)
-        deploy_id = await publish(found, _in_one_part(packed), "upload", size=size, declared="tar")
+        deploy_id = await publish(found, _in_one_part(packed), "upload", origin, kind=kind, size=size, declared="tar")
+        url = address_url(found.name, kind, branch, self.services.settings)
         deploy = await self._find_deploy(deploy_id)
         ends = time.monotonic() + (WAIT_SECONDS if wait in (True, "true") else 0)
         while deploy.state not in FINAL and time.monotonic() < ends and not self.services.process.draining:
             await asyncio.sleep(POLL_SECONDS)
             deploy = await self._find_deploy(deploy_id)
-        published: Result = {"deployId": deploy_id, "deploy": DeployView.of(deploy)}
         if deploy.state in FINAL:
-            return {**published, "log": (await self._view_with_log(deploy)).log[-LOG_CHARACTERS:]}
+            view = await self._show_deploy(deploy)
+            return {"deployId": deploy_id, "url": url, "deploy": view, "log": view.pop("log")}
         note = "The deploy has not ended; call service_deploy with 'show' until its state is 'live' or 'failed'."
-        return {**published, "note": note}
+        return {"deployId": deploy_id, "url": url, "deploy": DeployView.of(deploy), "note": note}
 
 
 LogOf = Annotated[

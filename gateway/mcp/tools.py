@@ -34,6 +34,7 @@ ANYTHING = PlainValidator(lambda value: value)
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Result = dict[str, Any]
+LOG_CHARACTERS = 16_000  # the end of a log explains a failure
 
 
 class Arg:
@@ -143,6 +144,12 @@ class AgentTool:
 
     async def _view_with_log(self, deploy: Deploy) -> DeployWithLog:
         return await view_with_log(deploy, self.services.deploy_records, self.services.deploy_logs)
+
+    async def _show_deploy(self, deploy: Deploy) -> Result:
+        """Returns a deploy with the end of its log."""
+        view: Result = msgspec.to_builtins(await self._view_with_log(deploy))
+        del view["logTimes"]
+        return {**view, "log": view["log"][-LOG_CHARACTERS:]}
 
     def _permit(self, action: str, arguments: dict[str, Any]) -> Call | None:
         """Returns the call that the action makes, if it changes something. Raises NotPermitted.

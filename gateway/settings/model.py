@@ -70,6 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deploy_quotas: dict[str, int] = msgspec.field(  # deploys per account and UTC day
         default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
     )
+    previews: dict[str, int] = msgspec.field(  # addresses of an account's previews
+        default_factory=lambda: {"free": 2, "starter": 5, "maker": 10, "max": 25}
+    )
     app_limits: dict[str, int] = msgspec.field(  # apps that an account may create itself
         default_factory=lambda: {"free": 1, "starter": 3, "maker": 10, "max": 50}
     )

@@ -286,6 +286,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "regions": _read_regions,
     "rate_limits": lambda text: RateLimits(**_read_pairs(text, ("app", "user"), _read_whole)),
     "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),
+    "previews": _plan_reader(Settings().previews, _read_whole),
     "app_limits": _plan_reader(Settings().app_limits, _read_whole),
     "build_cache": _zero_or(_read_whole, 0),
     "app_pods": _plan_reader(Settings().app_pods, _read_whole),

@@ -7,7 +7,7 @@
 -- KEYS[2]  hash    the app's addresses: address → the release to serve, JSON
 -- KEYS[3]  zset    the partition's apps by the version of their last change
 -- ARGV     state in which the deploy must be ('' for any), app, address, its record as it was read ('' for none),
---          its new record
+--          its new record ('' for none)
 --
 -- Returns  1 when it was written, else 0
 
@@ -22,6 +22,6 @@ local time = redis.call('TIME')
 local version = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local last = redis.call('ZREVRANGE', served_apps, 0, 0, 'WITHSCORES')
 if last[2] then version = math.max(version, tonumber(last[2]) + 1) end
-redis.call('HSET', serving, address, after)
+if after ~= '' then redis.call('HSET', serving, address, after) else redis.call('HDEL', serving, address) end
 redis.call('ZADD', served_apps, string.format('%.0f', version), app)
 return 1

@@ -313,6 +313,11 @@ class ClusterEngine(Engine):
         await self._sleep.let_sleep(address, 0.0)
         await wait_until(lambda: deploy not in self.commands.running)
 
+    async def read_visits(self) -> set[str]:
+        """Returns the addresses of the previews that were visited since the last call."""
+        assert self._driver is not None
+        return {place.address for place in await self._driver.read_visits()}
+
     def outage(self) -> contextlib.AbstractContextManager[None]:
         return self.cluster.outage()
 

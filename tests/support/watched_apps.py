@@ -50,14 +50,15 @@ class Watch:
         self.limits = LIMITS
         self.vault: Vault | None = None
         self.sleeps_after: float | None = None  # seconds
+        self.preview_sleeps_after: float | None = None
         self.trusted = False
         self._task: asyncio.Task[None] | None = None
 
     async def crashed(self, app: str, reason: str, code: int | None, _: list[str]) -> None:
         self.crashes.append((app, reason, code))
 
-    async def find_sleep_limit(self, _: str) -> float | None:
-        return self.sleeps_after
+    async def find_sleep_limit(self, _: str, *, is_preview: bool) -> float | None:
+        return self.preview_sleeps_after if is_preview else self.sleeps_after
 
     def start(self) -> None:
         if self._task is not None:

@@ -35,7 +35,9 @@ from gateway.deploys.environment import Environments
 from gateway.deploys.logs import LOG_BYTES, DeployLogs, stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
+from gateway.deploys.previews import Previews
 from gateway.deploys.records import FINAL, GROUP, STREAM, Deploy, DeployRecords, State
+from gateway.deploys.serving import Records
 from gateway.deploys.states import AppGone, DeployError, Deploys, StaleDeploy
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
@@ -141,6 +143,7 @@ class Builder:
         find_variables = patient(Environments(self._store, vault)).open_variables
         find = (self._registry.find_app, self._find_ai_url, find_variables, self._deploys.find_cache_clearing)
         self._rollout = Rollout(settings, self._store, *find)
+        self._previews = patient(Previews(self._store, Records(self._store)))
         self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -310,6 +313,7 @@ class Builder:
                 deploy = await self._finish_phase(deploy, phase)
             trace.enter("finish")
             trace.describe({"capsule.outcome": "live"})
+            await self._make_room(deploy)
             await self._rollout.finish(job)
             if deploy.restores is not None:
                 await self._command_data(deploy, "confirm", DATA_UNDO_SECONDS)
@@ -320,6 +324,12 @@ class Builder:
             trace.fail(type(error).__name__)
             trace.describe({"capsule.outcome": "failed"})
             await self._fail_phase(deploy, phase, error, log)
+
+    async def _make_room(self, deploy: Deploy) -> None:
+        """Ends the previews that the account has no room for, now that this deploy is live."""
+        account = await self._registry.account(deploy.account) if deploy.kind == "preview" else None
+        if account is not None:
+            await self._previews.make_room(account.id, self._settings.previews[account.plan])
 
     async def _build(self, deploy: Deploy, log: DeployLog, job: Job) -> Manifest | None:
         """Builds the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""

@@ -16,7 +16,7 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.cancellation import run_in_thread
 from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.manifest import Manifest, ManifestError, seal_manifest
-from gateway.deploys.records import Deploy
+from gateway.deploys.records import Deploy, Origin
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.sources import SOURCE_BYTES, Sources
 from gateway.deploys.states import DeployError
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, frozen=True):
     deploy: Deploy
     app: App
     write_line: Callable[[str], None]  # to the deploy's log
-    record_commit: Callable[[str, str], Awaitable[object]]  # the commit, and what it lacks
+    record_commit: Callable[[Origin, str], Awaitable[object]]  # what was cloned, and what it lacks
     record_archive: Callable[[ReleaseArchive], Awaitable[object]]
     record_warning: Callable[[str], Awaitable[object]]
 
@@ -172,7 +172,7 @@ class Compiler:
         except NoEncryptionKey as error:
             logger.error("deploys.sealed", app=job.app.id, error=str(error))
             raise DeployError("the repository's password can't be decrypted; connect the repository again") from None
-        commit = await source.clone(
+        cloned = await source.clone(
             self._sandbox,
             uid,
             folder,
@@ -184,12 +184,12 @@ class Compiler:
             allow_private=self._settings.allow_private_addresses,
             ca_file=await run_in_thread(self._registries.write_authorities, folder),
         )
-        job.write_line(f"Commit {commit}")
+        job.write_line(f"Commit {cloned.commit}")
         pointers = await run_in_thread(source.find_lfs_pointers, folder / "source")
         warning = source.explain_lfs_pointers(pointers)
         if warning:
             job.write_line(warning)
-        await job.record_commit(commit, warning)
+        await job.record_commit(cloned, warning)
         return warning
 
     def _read_manifest(self, job: Job, uid: int | None, folder: Path) -> Manifest | None:

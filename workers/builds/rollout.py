@@ -32,7 +32,7 @@ from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
 from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
-from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_PREVIEWS, KEPT_RELEASES, Releases, exclusive_lock
+from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_RELEASES, Releases, exclusive_lock
 from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
@@ -204,14 +204,10 @@ class Rollout:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def finish(self, job: Job) -> None:
-        """Keeps the build's cache, and forgets the releases and previews that are no longer kept."""
+        """Keeps the build's cache, and forgets the releases that are no longer kept."""
         await self._compiler.caches.adopt(job.deploy.id, job.app.id)
         await self._forget(job.deploy.id)
         records = await self._read_records(job.deploy)
-        previews = sorted((known.deploy, name) for name, (_, known) in records.items() if name != "live")
-        for _, name in previews[:-KEPT_PREVIEWS]:
-            await self._records.remove_address(job.app.account, job.app.id, name)
-            del records[name]
         kept = {deploy_id for _, known in records.values() for deploy_id in known.releases}
         with suppress(StorageUnavailable):  # the next deploy of the app removes them
             await self._keep_archives(job.app.id, kept)

@@ -23,6 +23,7 @@ import msgspec
 
 from gateway.deploys import manifest
 from gateway.deploys.manifest import ManifestError
+from gateway.deploys.records import MESSAGE_LENGTH, Origin
 from gateway.deploys.states import DeployError
 from gateway.outbound import addresses
 from workers.sandbox.folders import walk
@@ -33,7 +34,7 @@ ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
 RESOLVE_SECONDS = 10.0  # seconds
 MAX_SUBMODULES, MAX_SUBMODULE_DEPTH = 50, 5
 BRANCH = re.compile(r"(?!-)[^\x00-\x20\x7f~^:?*\[\\]{1,250}")
-COMMIT = re.compile(r"[0-9a-f]{40,64}")
+COMMIT = re.compile(r"[0-9a-f]{40,64}( |$)")  # with its subject
 SSH = re.compile(r"(git\+)?ssh://|[^/@]+@[^/:@]+:(?!//)")
 CREDENTIALS = re.compile(r"^([^:/?#]+:/*)?([^/?#]*)@")
 GIT_VERSION = (2, 37)  # older versions ignore `http.curloptResolve`, and would bypass the check of addresses
@@ -114,8 +115,8 @@ async def clone(
     ca_file: str,
     or_default: bool = False,
     limits: SandboxLimits = LIMITS,
-) -> str:
-    """Clones into the build's `source` folder for an account. Returns the commit. Raises DeployError.
+) -> Origin:
+    """Clones into the build's `source` folder for an account. Returns what was cloned. Raises DeployError.
 
     With `or_default`, a repository without the branch is cloned at its default branch.
     """
@@ -131,16 +132,19 @@ async def clone(
         if cloned.lacks_branch and or_default:
             write_line(f"There is no branch {branch}; cloning the default branch")
             cloned = await git.run(remote, "clone", *OPTIONS, "--", remote.url, ".")
+            branch = ""
         if cloned.failure is not None:
             raise DeployError(cloned.failure or f"git clone failed: {cloned.explain(branch)}")
-        head = await git.run(remote, "rev-parse", "--verify", "HEAD")
-        if not COMMIT.fullmatch(head.last):
+        head = (await git.run(remote, "log", "-1", "--format=%H %s")).last
+        if not COMMIT.match(head):
             raise DeployError("the repository is empty; push a commit first")
+        branch = branch or (await git.run(remote, "branch", "--show-current", write_line=lambda _: None)).last
         await git.fetch_submodules(remote)
         await git.fetch_lfs(remote)
     finally:
         git.configuration.unlink(missing_ok=True)
-    return head.last
+    commit, _, subject = head.partition(" ")
+    return Origin(commit=commit, branch=branch or None, message=subject[:MESSAGE_LENGTH] or None)
 
 
 class _Git:
@@ -277,7 +281,7 @@ class _GitOutput:
         self.last = line
         if line.startswith("fatal: "):
             self._fatal = line.removeprefix("fatal: ")[:300]
-        if not COMMIT.fullmatch(line):
+        if not COMMIT.match(line):
             self._write_line(line)
 
     @property

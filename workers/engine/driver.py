@@ -113,6 +113,9 @@ class Driver(Protocol):
     async def remove(self, target: Target) -> None:
         """Stops the release, and removes it."""
 
+    async def end(self, target: Target) -> None:
+        """Gives visitors nothing at this address any more, and removes all its releases."""
+
     async def retire(self, target: Target, others: Collection[str]) -> None:
         """Confirms the release that visitors get, stops the others, and removes those that are not kept."""
 
@@ -161,6 +164,9 @@ class Driver(Protocol):
 
     def note(self, wanted: Wanted) -> None:
         """Takes note of a new record, before its step is applied."""
+
+    async def read_visits(self) -> dict[Place, float]:
+        """Returns the previews that were visited since the last call, with the Unix time. They lack their names."""
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
         """Removes what is no longer needed.

@@ -133,6 +133,13 @@ class Reconciler:
         self._quick_until = time.monotonic() + QUICK_SECONDS
         step.task = asyncio.create_task(self._follow(step, former))
 
+    def _forget(self, step: Step) -> None:
+        """Forgets a step whose record is gone, unless a newer one has replaced it."""
+        key = step.wanted.app, step.wanted.address
+        if self._steps.get(key) is step:
+            del self._steps[key]
+            self._deploys.discard(step.wanted.deploy)
+
     async def find_missing(self) -> list[Wanted]:
         """Returns the records whose release should be served and was lacking at the last call too.
 
@@ -209,7 +216,10 @@ class Reconciler:
             await self._do.check(target)
         await self._answer(wanted, StepAnswer(wanted.token, True, output=target.output))
         step.state = State.APPLIED
-        if wanted.step == "live":
+        if wanted.ends:
+            await self._answers.forget(wanted)
+            self._forget(step)
+        elif wanted.step == "live":
             await self._do.finish(target)
         elif wanted.step == "canary":
             await self._watch_canary(target)

@@ -109,6 +109,9 @@ class ReleaseSteps:
 
     async def remove(self, target: Target) -> None:
         """Gives visitors the release before again, and removes this one."""
+        if target.wanted.ends:
+            self._checked.discard(target.deploy)
+            return await self.driver.end(target)
         await self.resume(target)
         await self.driver.remove(target)
 

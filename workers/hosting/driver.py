@@ -35,6 +35,7 @@ from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.release_files import read_release_manifest, write_environment, write_url
 from workers.hosting.releases import Releases, Site, link_folder
 from workers.hosting.sleep import ask_listening
+from workers.hosting.visits import VisitLog
 from workers.hosting.watchdog import LIMITS, control_path, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.removal import remove_folder
@@ -125,6 +126,7 @@ class HostDriver:
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
         self.places = HostPlaces(settings, self._releases)
+        self._visits = VisitLog(self._releases.folder)
         self._fetched = self._releases.folder / "fetched"
         self._fetching = asyncio.Semaphore(FETCHES)
         self.outage = asyncio.Event()
@@ -141,6 +143,16 @@ class HostDriver:
 
     def note(self, wanted: Wanted) -> None:
         """Does nothing: the links in the data folder have all that later steps need."""
+
+    async def read_visits(self) -> dict[Place, float]:
+        return await run_in_thread(self._read_visits)
+
+    def _read_visits(self) -> dict[Place, float]:
+        found = dict[Place, float]()
+        for name, visited_at in self._visits.read().items():
+            for place in self.places.places_at(name):
+                found[place] = max(visited_at, found.get(place, 0.0))
+        return found
 
     def _site(self, wanted: Wanted) -> Site:
         return self._releases.site(wanted.account, wanted.app, wanted.address)
@@ -295,6 +307,9 @@ class HostDriver:
     async def remove(self, target: Target) -> None:
         self._releases.stop(target.deploy)
         await run_in_thread(remove_folder, self._find_release(target)[1])
+
+    async def end(self, target: Target) -> None:
+        await run_in_thread(self._releases.remove_site, self._site(target.wanted))
 
     # -- visitors --------------------------------------------------------------------------------------------
 

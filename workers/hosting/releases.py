@@ -44,7 +44,6 @@ from workers.sandbox.removal import remove_folder
 logger = structlog.get_logger()
 
 KEPT_RELEASES = 5  # per site
-KEPT_PREVIEWS = 20  # sites per app, in addition to the live one
 KEPT_AFTER_DELETION_SECONDS = 7 * 86_400
 PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 LINK_SECONDS = 60.0  # in which the files of a release must be linked
@@ -308,6 +307,13 @@ class Releases:
                 self.redirect(name, "")
                 (self._addresses / name).unlink(missing_ok=True)
 
+    def remove_site(self, site: Site) -> None:
+        """Serves the site no more, stops its apps, and removes its releases."""
+        self.serve_no_more(site, self.list_names().get(site.folder, ()))
+        for release in site.releases():
+            self.stop(release.name)
+        remove_folder(site.folder)
+
     # -- apps that run ---------------------------------------------------------------------------------------
 
     def run(self, release: Path) -> None:
@@ -369,7 +375,6 @@ class Releases:
         gone = app / "gone"
         if exists:
             gone.unlink(missing_ok=True)
-            self._tidy_previews(app)
             for folder in _subfolders(app):
                 Site(folder).forget_recent()
         elif not gone.exists():
@@ -385,13 +390,6 @@ class Releases:
         if site.current in in_progress or site.unverified is not None:
             needed.add(site.read_link("previous"))  # served again if the canary fails or its builder was killed
         return site.app_id not in gone and link.name in needed
-
-    @staticmethod
-    def _tidy_previews(app: Path) -> None:
-        previews = [folder for folder in _subfolders(app) if folder.name != "live"]
-        previews.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-        for folder in previews[KEPT_PREVIEWS:]:
-            remove_folder(folder)
 
 
 @contextmanager

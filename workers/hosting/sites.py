@@ -22,11 +22,12 @@ import structlog
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.deploys.previews import Previews
 from gateway.deploys.serving import Records
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
-from gateway.loops import raise_descriptor_limit
+from gateway.loops import every, raise_descriptor_limit
 from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
@@ -34,6 +35,7 @@ from workers.engine.data import DataAgent
 from workers.engine.names import find_app, follow_changes, list_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
+from workers.engine.visits import VISITS_SECONDS, note_visits
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
@@ -115,6 +117,8 @@ async def _run(settings: Settings, releases: Releases) -> None:
             follow_changes(store, steps.names.follow_app, first=await list_apps(store) - releases.list_apps().keys())
         )
         await start(suspensions.run())
+        visits = partial(note_visits, Previews(store, records), driver)
+        await start(every(VISITS_SECONDS, visits, "previews.visits_not_noted", first=VISITS_SECONDS))
         await start(_run_caddy(settings, folder))
         if data is not None:
             stack.push_async_exit(partial(_leave, data))

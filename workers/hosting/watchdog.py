@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import structlog
@@ -88,8 +88,12 @@ logger = structlog.get_logger()
 # App id, reason, exit code, the last lines of its output.
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str]], Awaitable[None]]
 
-# App id → seconds without a request after which the app sleeps. None: it stays awake, for now.
-FindSleepLimit = Callable[[str], Awaitable[float | None]]
+
+class FindSleepLimit(Protocol):
+    """Returns the seconds without a request after which an app sleeps. None: it stays awake, for now."""
+
+    async def __call__(self, app_id: str, *, is_preview: bool) -> float | None: ...
+
 
 CHECK_SECONDS = 0.2  # between checks of links and keepers
 SUSPENDED_GRACE_SECONDS = 0.5  # between the signals that end and kill an app that was suspended
@@ -272,10 +276,10 @@ class Watchdog:
 
     async def _sleep_when_idle(self, release: Path, state: AppState) -> None:
         """Stops the app once it is idle, and keeps its listener."""
-        app_id, control = Site(release.parent).app_id, control_path(self._folder, release.name)
+        site, control = Site(release.parent), control_path(self._folder, release.name)
         while True:
             pause = IDLE_CHECK_SECONDS
-            if (limit := await self._find_sleep_limit(app_id)) is not None:
+            if (limit := await self._find_sleep_limit(site.app_id, is_preview=site.is_preview)) is not None:
                 pause = min(limit, pause)
                 with suppress(OSError, ValueError):  # the app is just starting or ending
                     answer = await ask_relay(control, limit)
@@ -431,7 +435,7 @@ class Watchdog:
                 logger.error("app.crash_not_reported", app=site.app_id, exc_info=error)
 
 
-async def stay_awake(_: str) -> None:
+async def stay_awake(app_id: str, *, is_preview: bool) -> None:
     """Finds no limit for any app."""
 
 

@@ -34,7 +34,6 @@ from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
 from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
-from workers.hosting.releases import KEPT_PREVIEWS
 from workers.hosting.watchdog import LIMITS
 from workers.kubernetes.cluster import Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
@@ -116,6 +115,7 @@ class ClusterDriver:
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
+        self._visits: dict[Place, float] = {}  # of previews, since the last `read_visits`
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
         self.outage = asyncio.Event()
         self.return_seconds, self.activator_seconds = RETURN_SECONDS, activator_seconds
@@ -132,6 +132,16 @@ class ClusterDriver:
         self.records[wanted.app, wanted.address] = wanted
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
+
+    async def read_visits(self) -> dict[Place, float]:
+        found, self._visits = self._visits, {}
+        return found
+
+    def note_visit(self, address: Address, seconds: float) -> None:
+        """Notes that somebody has visited an address so many seconds ago."""
+        wanted = self.records.get(address)
+        if wanted is not None and wanted.address != "live":
+            self._visits[Place(wanted.account, *address)] = time.time() - seconds
 
     async def prepare(self, target: Target) -> None:
         await self._cluster.until_synced()
@@ -322,6 +332,14 @@ class ClusterDriver:
     async def remove(self, target: Target) -> None:
         await self._cluster.delete(*_keys_of([target.deploy]))
 
+    async def end(self, target: Target) -> None:
+        wanted = target.wanted
+        await self.places.leave(Place(wanted.account, wanted.app, wanted.address))
+        if self.records.get((wanted.app, wanted.address)) is wanted:
+            del self.records[wanted.app, wanted.address]
+        self.states.pop((wanted.app, wanted.address), None)
+        self._visits.pop(Place(wanted.account, wanted.app, wanted.address), None)
+
     def _describe(self, wanted: Wanted, app: App, deploy: str) -> PodRelease:
         expected = wanted.releases[deploy]
         name = host_of(app, wanted.address, self._settings.apps_domain)
@@ -430,13 +448,6 @@ class ClusterDriver:
         present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
         kept = deploys | {wanted.served for wanted in self.records.values()}
         await self._cluster.delete(*_keys_of(present - kept - {None}))
-        previews: dict[str, list[tuple[str, Place]]] = {}
-        for place in await self.places.list_places():
-            if place.address != "live":
-                previews.setdefault(place.app, []).append((self.places.routed(place), place))
-        for places in previews.values():
-            for _, place in sorted(places, key=lambda each: each[0])[:-KEPT_PREVIEWS]:
-                await self.places.leave(place)
         for address in [address for address in self.records if address[0] in gone]:
             del self.records[address]
 

@@ -14,6 +14,7 @@ import structlog
 
 from gateway.accounts.suspended import SuspendedList
 from gateway.cancellation import end_if_canceled, run_in_background
+from gateway.deploys.previews import Previews
 from gateway.deploys.serving import Holder, Records
 from gateway.errors import BackboneUnavailable
 from gateway.loops import every
@@ -23,6 +24,7 @@ from workers.engine.data import DataAgent
 from workers.engine.names import find_app, find_plan, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
+from workers.engine.visits import VISITS_SECONDS, note_visits
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.hold_engine import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
@@ -100,7 +102,9 @@ async def run(settings: Settings) -> None:
         changes = follow_changes(reporter.store, steps.names.follow_app, volumes.follow_app)
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
-        for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports):
+        note = partial(note_visits, Previews(reporter.store, records), driver)
+        visits = every(VISITS_SECONDS, note, "previews.visits_not_noted")
+        for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports, visits):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address="kubernetes", domain=settings.apps_domain)
         end_if_canceled()

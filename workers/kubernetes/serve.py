@@ -41,7 +41,7 @@ def serve(
     configuration = own / "Caddyfile"
     recent_until = site.swapped_at + PREVIOUS_SECONDS
     text = caddy.render_configuration(
-        Settings(trusted_proxies="private"), name=SITE, admin="off", recent_until=recent_until
+        Settings(trusted_proxies="private"), name=SITE, admin="off", recent_until=recent_until, visits=""
     )
     configuration.write_text(text)
     with caddy.open_listener(host, port) as listener:

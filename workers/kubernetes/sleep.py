@@ -133,7 +133,9 @@ class Sleep:
         left = seconds
         for pod in pods[:1]:
             with suppress(OSError, ValueError):
-                left = seconds - (await ask_relay(pod.status.podIP)).idle_seconds
+                idle = (await ask_relay(pod.status.podIP)).idle_seconds
+                left = seconds - idle
+                self._driver.note_visit(address, idle)
         return left
 
     # -- waking up -------------------------------------------------------------------------------------------
@@ -172,6 +174,7 @@ class Sleep:
 
     async def _wake(self, address: Address) -> tuple[str, int]:
         began = time.monotonic()
+        self._driver.note_visit(address, 0.0)
         async with self._lock:
             if (target := await self._driver.find_target(address)) is None:
                 raise AppGone

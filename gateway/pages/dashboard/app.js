@@ -43,7 +43,8 @@ export async function draw(signal, { app: name }) {
     redraw(health, [app.health, app.healthDays], () => healthDays(app.healthDays));
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
     redraw(troubles, [lists[0], lists[1], app.openFindings], () => troubleCards(lists[0], lists[1], app.openFindings));
-    redraw(buttons, [lists[2].some(isReplaced), app.liveDeploy], ([can]) => actions(app, at, can, line, signal));
+    const canReturn = lists[2].some((deploy) => deploy.kind === "live" && isReplaced(deploy));
+    redraw(buttons, [canReturn, app.liveDeploy], ([can]) => actions(app, at, can, line, signal));
     await check(account, capabilities, [app], changed);
   };
   await follow(["apps", "deploys", "requests", "usage"], signal, refresh);

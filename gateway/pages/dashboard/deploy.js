@@ -3,7 +3,7 @@
 import { h, link } from "/pages/dom.js";
 import { bare, capital, duration, keepCurrent, moment, sentence, timer } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { stateOf } from "./deploys.js";
+import { commitOf, kindOf, stateOf } from "./deploys.js";
 import { poll } from "./follow.js";
 import { LogView } from "./log.js";
 import { action, announce, badge, card, confirmAction, facts, heading, redraw, refusal } from "./parts.js";
@@ -38,7 +38,7 @@ export async function draw(signal, { id }) {
     if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
     redraw(details, deploy, about);
-    redraw(buttons, [deploy.state, deploy.kind, deploy.current], () => actions(deploy, line, refresh));
+    redraw(buttons, [deploy.state, deploy.kind, deploy.current, deploy.url], () => actions(deploy, line, refresh));
     log.show(lines(text, logTimes, Date.parse(deploy.createdAt)));
     log.say(over() ? "No log output." : "No log output yet.");
     return over() ? "done" : "";
@@ -64,13 +64,13 @@ function lines(text, times, queued) {
 }
 
 // Returns the buttons for the deploy in its state.
-function actions({ id, app, kind, state, current }, line, refresh) {
+function actions({ id, app, kind, state, current, url }, line, refresh) {
   const at = (path) => `/account/${path.map(encodeURIComponent).join("/")}`;
-  const steer = (label, tone, question, path, body) =>
+  const steer = (label, tone, question, path, body, method = "POST") =>
     action(label, { class: tone, "data-focus": label }, line, async (button) => {
       if (!(await confirmAction(...question, label, { keep: "Not now" }))) return button.focus();
-      const { deployId } = await call("POST", at(path), { body });
-      if (deployId) return `#/deploys/${deployId}`;
+      const answer = await call(method, at(path), { body });
+      if (answer?.deployId) return `#/deploys/${answer.deployId}`;
       await refresh();
     });
   const quota = "This counts toward today’s deploys.";
@@ -83,6 +83,11 @@ function actions({ id, app, kind, state, current }, line, refresh) {
     const effect = `After a health check, its release replaces the live one. ${quota}`;
     const question = [`Make this preview of ${app} live?`, effect];
     buttons.push(steer("Promote", "main", question, ["deploys", id, "promote"]));
+  }
+  const slug = /--p-([a-z0-9-]+)\./.exec(url)?.[1];
+  if (kind === "preview" && current && slug && may("end_preview")) {
+    const question = ["End this preview?", "Nobody can open its address any more. The live version stays as it is."];
+    buttons.push(steer("End preview", "plain danger", question, ["apps", app, "previews", slug], undefined, "DELETE"));
   }
   if (state === "live" && kind === "live" && !current && may("roll_back")) {
     const effect = `After a health check, it replaces the live release. ${quota}`;
@@ -100,10 +105,12 @@ function about(deploy) {
   const details = facts({
     App: h("a", { href: `#/apps/${deploy.app}` }, deploy.app),
     Address: deploy.url && link(deploy.url, bare(deploy.url)),
-    Kind: capital(deploy.kind),
+    Kind: kindOf(deploy),
     Trigger: capital(deploy.trigger),
+    By: deploy.by,
+    Message: deploy.message,
     Branch: deploy.branch,
-    Commit: deploy.commit && h("code", {}, deploy.commit.slice(0, 12)),
+    Commit: deploy.commit && h("code", {}, commitOf(deploy)),
     Warning: deploy.warning,
     Release: deploy.release && h("a", { href: `#/deploys/${deploy.release}` }, h("code", {}, deploy.release)),
     Queued: moment(deploy.createdAt),
@@ -112,7 +119,18 @@ function about(deploy) {
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
   const error = deploy.error && h("p", { class: "refusal cut" }, deploy.error.startsWith("capsule.toml") ? deploy.error : sentence(deploy.error));
-  return [phases(deploy), error, details];
+  return [phases(deploy), error, afterwards(deploy), details];
+}
+
+// What is still served after a failure, and what to do.
+function afterwards({ app, state, stillServed, nextStep }) {
+  if (!["failed", "canceled"].includes(state)) return;
+  const former = stillServed && h("a", { href: `#/deploys/${stillServed}` }, h("code", {}, stillServed));
+  const set = nextStep?.variable && h("a", { href: `#/apps/${app}/settings/environment` }, `Set ${nextStep.variable}`);
+  return [
+    h("p", {}, former ? ["Its address still serves ", former, "."] : "Its address serves nothing yet."),
+    nextStep && h("p", {}, nextStep.text, set && [" ", set, ", or run ", h("code", {}, nextStep.command)]),
+  ];
 }
 
 function phases({ phases, state: deployState }) {

@@ -17,18 +17,26 @@ import {
   run,
   table,
 } from "./parts.js";
+import { openPreview } from "./preview.js";
 import { publishZone } from "./publish.js";
 import { keepQuery } from "./query.js";
+import { may } from "./session.js";
 
 export const title = "Deploys";
 
 const TONES = { live: "good", failed: "bad", canceled: "", building: "busy", checking: "busy", canary: "busy" };
 const PAGE = 50;
 
-export const isReplaced = ({ state, kind, current }) => state === "live" && kind === "live" && !current;
+// Whether its address serves another release now, or a preview nothing.
+export const isReplaced = ({ state, current }) => state === "live" && !current;
 
 export const stateOf = (deploy) =>
-  isReplaced(deploy) ? badge("Replaced") : badge(capital(deploy.state), TONES[deploy.state]);
+  isReplaced(deploy) ? badge(kindOf(deploy) ? "Ended" : "Replaced") : badge(capital(deploy.state), TONES[deploy.state]);
+
+// Most deploys are for the live address, and "live" is a state as well.
+export const kindOf = ({ kind }) => kind === "preview" && "Preview";
+
+export const commitOf = ({ commit, dirty }) => commit && `${commit.slice(0, 7)}${dirty ? " with changes" : ""}`;
 
 // With `app`, the view is about this app alone. The query can hold the app whose deploys are shown.
 export async function draw(signal, { app: chosen = "" }, query) {
@@ -44,7 +52,7 @@ export async function draw(signal, { app: chosen = "" }, query) {
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), !chosen && apps.length > 1 && h("div", {}, only));
   return [
     heading("Deploys", `The last 1,000 deploys${chosen && ` of ${chosen}`}${chosen ? " in" : " of"} the past 90 days, newest first.`),
-    apps.length > 0 && card("Publish", chosen ? publishZone(() => chosen, signal) : publishForm(apps, signal)),
+    apps.length > 0 && card("Publish", publishForm(chosen ? apps.filter(({ name }) => name === chosen) : apps, !chosen, signal)),
     card(title, log.stale, log.panel),
   ];
 }
@@ -78,10 +86,8 @@ class Log {
     this.stale.textContent = "";
     if (before || !this.rows.size) this.more = page.length === PAGE;
     // A new deploy can replace the current one, but older pages are not fetched again.
-    if (page.some(({ current }) => current)) {
-      const apps = new Set(page.filter(({ current }) => current).map(({ app }) => app));
-      for (const row of this.rows.values()) if (apps.has(row.app)) row.current = false;
-    }
+    const served = new Set(page.filter(({ current }) => current).map(addressOf));
+    for (const row of this.rows.values()) if (served.has(addressOf(row))) row.current = false;
     for (const row of page) this.rows.set(row.id, row);
     const rows = [...this.rows.values()].sort((a, b) => (a.id < b.id ? 1 : -1)); // ids sort by time
     redraw(this.panel, { rows, more: this.more }, (data) => this.draw(data));
@@ -95,13 +101,18 @@ class Log {
   }
 }
 
+const addressOf = ({ app, url }) => `${app} ${url}`;
+
 export function deployTable(deploys) {
   const named = ({ id, app }) => ({ href: `#/deploys/${id}`, "data-focus": id, "aria-label": `${app}, deploy ${id}` });
   const columns = {
     App: (deploy) => h("a", named(deploy), deploy.app),
     State: stateOf,
-    From: ({ kind, trigger, branch, commit }) =>
-      h("span", { class: "quiet" }, [capital(kind), trigger, branch, commit?.slice(0, 7)].filter(Boolean).join(" · ")),
+    From: (deploy) => {
+      const { message, trigger, branch, by } = deploy;
+      const parts = [kindOf(deploy), trigger, branch, commitOf(deploy), by].filter(Boolean).join(" · ");
+      return [message && [message, " "], h("span", { class: "quiet" }, parts)];
+    },
     Result: result,
     Queued: ({ createdAt, durationMs }) => [
       moment(createdAt),
@@ -117,7 +128,17 @@ function result({ url, error, waitsFor, position }) {
   return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }
 
-function publishForm(apps, signal) {
+function publishForm(apps, choosable, signal) {
   const app = choice("app", apps.map(({ name }) => name), "Choose an app");
-  return [h("div", { class: "fields" }, field("App", app)), publishZone(() => app.value, signal)];
+  const line = refusal();
+  const preview = action("Publish a preview", { "data-focus": "preview" }, line, async () => {
+    if (!app.value) throw { status: 400, message: "Choose an app first." };
+    openPreview(await get(`/account/apps/${encodeURIComponent(app.value)}`, signal), signal);
+  });
+  return [
+    choosable && h("div", { class: "fields" }, field("App", app)),
+    publishZone(() => app.value, signal),
+    may("publish") && h("div", { class: "row" }, preview),
+    line,
+  ];
 }

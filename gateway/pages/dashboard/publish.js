@@ -4,12 +4,13 @@ import { h } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 import { upload } from "./api.js";
 import { pack, readChosen, readDrop } from "./packing.js";
-import { announce, explain, refusal } from "./parts.js";
+import { announce, explain, field, refusal } from "./parts.js";
 
 const ACCEPTED = ".html,.htm,.zip,.tgz,.gz";
 
-// `nameApp` returns the name of the app, or "" if none is chosen yet.
-export function publishZone(nameApp, signal) {
+// `nameApp` returns the name of the app, or "" if none is chosen yet. `nameBranch` returns the branch of a preview.
+export function publishZone(nameApp, signal, nameBranch) {
+  const message = h("input", { id: nameBranch ? "preview-message" : "message", maxlength: 200, autocomplete: "off" });
   const line = refusal();
   const bar = h("progress", { max: "1", value: "0", "aria-label": "Upload", hidden: true });
   const state = h("p", { class: "small quiet" });
@@ -22,13 +23,16 @@ export function publishZone(nameApp, signal) {
     try {
       const app = nameApp();
       if (!app) throw { status: 400, message: "Choose an app first." };
+      if (nameBranch && !nameBranch()) throw { status: 400, message: "Name the branch first." };
       say("Packing …");
       const { files, omitted } = await reading;
       const { body, type, count } = await pack(files);
       const omission = omitted ? ` ${plural(omitted, "file")} left out.` : "";
       bar.hidden = false;
       say(`Uploading ${plural(count, "file")} …${omission}`);
-      const path = `/account/apps/${encodeURIComponent(app)}/source`;
+      const described = Object.entries({ preview: nameBranch?.(), message: message.value.trim() });
+      const query = new URLSearchParams(described.filter(([, value]) => value));
+      const path = `/account/apps/${encodeURIComponent(app)}/source?${query}`;
       const { deployId } = await upload(path, body, type, (share) => (bar.value = share), signal);
       announce(`Published ${app}.${omission}`);
       if (!signal.aborted) location.hash = `#/deploys/${deployId}`;
@@ -48,6 +52,7 @@ export function publishZone(nameApp, signal) {
   const zone = h(
     "div",
     { class: "drop stack" },
+    field("What has changed (optional)", message),
     h("p", {}, "Drop a folder, an archive (.zip, .tar.gz) or a page (.html) here."),
     h(
       "div",

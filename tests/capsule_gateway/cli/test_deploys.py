@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -38,6 +39,7 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
     run = await capsule("deploys", "publish", hosted.name, str(folder))
     published = re.fullmatch(
         r"Published 1 file \(\d+ bytes packed, 1 left out\) as (dep_\w+)\.\n"
+        rf"Details: {hosted.gateway.address}/dashboard#/deploys/\1\n"
         r"Follow it with: capsule deploys show \1 --follow\n",
         run.out,
     )
@@ -47,8 +49,8 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
         assert tar.getnames() == ["index.html"]
 
     headings, row = (await capsule("deploys", "list")).rows
-    assert headings == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED", "RESULT"]
-    assert row[:5] == [published[1], hosted.name, "queued", "live", "upload"]
+    assert headings == ["ID", "APP", "STATE", "TRIGGER", "BY", "QUEUED", "RESULT"]
+    assert row[:5] == [published[1], hosted.name, "queued", "upload", "first"]
     assert "you have no app called anothr; yours are " in await capsule.refused("deploys", "list", "--app", "anothr")
     shown = (await capsule("deploys", "show", published[1])).out
     assert published[1] in shown
@@ -75,6 +77,96 @@ async def test_publish_refused(capsule: Tool, hosted: App, folder: Path) -> None
     assert "NOT_FOUND" in await capsule.refused("deploys", "publish", "somebody-elses", str(folder))
     (folder / "index.html").unlink()
     assert "nothing to publish" in await capsule.refused("deploys", "publish", hosted.name, str(folder))
+
+
+@pytest.fixture
+def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The commit of the folder, which is on the branch `Fix/The-Cart`."""
+    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
+        monkeypatch.setenv(f"{name}_NAME", "Ada")
+        monkeypatch.setenv(f"{name}_EMAIL", "ada@example.com")
+    git(folder, "init", "-q", "-b", "Fix/The-Cart")
+    git(folder, "add", "index.html")
+    git(folder, "commit", "-q", "-m", "Count the \033[31mitems\n\nAll of them.")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    words = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+async def test_rows_say_what_was_deployed_and_by_whom(capsule: Tool, hosted: App, folder: Path, checkout: str) -> None:
+    async def publish(*more: str) -> dict[str, Any]:
+        queued = (await capsule("deploys", "publish", hosted.name, str(folder), *more, "--json")).json
+        shown: dict[str, Any] = (await capsule("deploys", "show", queued["deployId"], "--json")).json
+        return {name: shown.get(name) for name in ("by", "message", "commit", "branch", "dirty", "kind")}
+
+    message = "Count the [31mitems"
+    described = {"by": "first", "message": message, "commit": checkout, "branch": "Fix/The-Cart", "kind": "live"}
+    git(folder, "status")
+    (folder / ".env").unlink()
+    assert await publish() == {**described, "dirty": False}
+    (folder / "new.html").touch()
+    assert await publish("-m", "Try it") == {**described, "message": "Try it", "dirty": True}
+    assert await publish("--preview", "other") == {**described, "branch": "other", "dirty": True, "kind": "preview"}
+    headings, row = (await capsule("deploys", "list")).rows[:2]
+    assert headings == ["ID", "APP", "STATE", "KIND", "TRIGGER", "BY", "COMMIT", "MESSAGE", "QUEUED", "RESULT"]
+    assert row[3:8] == ["preview", "upload", "first", f"other {checkout[:7]}*", message]
+    assert "live" not in (await capsule("deploys", "list")).out
+
+
+async def test_a_folder_without_a_commit(capsule: Tool, hosted: App, folder: Path) -> None:
+    git(folder, "init", "-q", "-b", "main")
+    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
+    shown = (await capsule("deploys", "show", deploy_id, "--json")).json
+    assert not {"message", "commit", "branch", "dirty"} & shown.keys()
+
+
+@pytest.mark.usefixtures("quick_follow", "checkout")
+async def test_a_preview(capsule: Tool, hosted: App, folder: Path) -> None:
+    (folder / "capsule.toml").write_text(f'name = "{hosted.name}"\n[build]\noutput = "."\n')
+    following = asyncio.create_task(capsule("deploy", str(folder), "--preview"))
+    await report_phases(hosted.gateway, await find_queued(hosted), "build", "health")
+    run = await asyncio.wait_for(following, 10)
+    url = f"https://{hosted.name}--p-fix-the-cart.apps.localhost"
+    assert re.search(rf"^Preview at {re.escape(url)} after \d+ (ms|s)\.$", run.out, re.MULTILINE), run
+    assert "put the folder first: capsule deploy . --preview" in (await capsule("deploy", "--preview", ".")).err
+    assert (await capsule("deploys", "end-preview", hosted.name, "fix-the-cart")).out == (
+        f"Ended the preview fix-the-cart of {hosted.name}.\n"
+    )
+    assert "NOT_FOUND" in await capsule.refused("deploys", "end-preview", hosted.name, "fix-the-cart")
+    assert "NO_DEPLOY_YET" in await capsule.refused("deploys", "preview", hosted.name, "main")
+
+
+@pytest.mark.usefixtures("quick_follow")
+async def test_after_a_failure_the_next_step_and_what_is_served(capsule: Tool, hosted: App, folder: Path) -> None:
+    (folder / "capsule.toml").write_text(f'name = "{hosted.name}"\n[build]\noutput = "."\n')
+
+    async def fail(reason: str) -> tuple[str, Run]:
+        following = asyncio.create_task(capsule("deploy", str(folder)))
+        deploy_id = await find_queued(hosted)
+        await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason=reason)
+        return deploy_id, await asyncio.wait_for(following, 10)
+
+    first, run = await fail("exit status 2")
+    assert f"Details: {hosted.gateway.address}/dashboard#/deploys/{first}\n" in run.out
+    assert run.err.splitlines() == [
+        "Served: nothing yet",
+        "Next: The log shows why the build failed. Correct it, and deploy again.",
+        f"capsule: {first} failed: build: exit status 2",
+    ]
+    live = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
+    await report_phases(hosted.gateway, live, "build", "health", "canary")
+    second, run = await fail("KeyError: 'DATABASE_URL'")
+    command = f"capsule env set {hosted.name} DATABASE_URL"
+    assert run.err.splitlines()[:2] == [
+        f"Served: {live}, as before",
+        f"Next: The log says that the variable DATABASE_URL is missing. Set it, and deploy again. {command}",
+    ]
+    shown = (await capsule("deploys", "show", second)).out
+    assert f"{live}, as before" in shown
+    assert command in shown
 
 
 async def find_queued(app: App) -> str:
@@ -105,7 +197,7 @@ async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path) -> 
     await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason="exit status 2")
     run = await asyncio.wait_for(following, 10)
     assert run.code == 1
-    assert run.err == f"capsule: {deploy_id} failed: build: exit status 2\n"
+    assert run.err.splitlines()[-1] == f"capsule: {deploy_id} failed: build: exit status 2"
     run = await capsule("deploys", "show", deploy_id, "--follow", "--json")
     assert run.code == 1
     assert '"state": "failed"' in run.out

@@ -33,7 +33,8 @@ async def test_rollback_promote_and_cancel(capsule: Tool, hosted: App, tmp_path:
         await report_phases(hosted.gateway, second, "build", "health", "canary")
     run = await capsule("deploys", "rollback", hosted.name)
     back = run.out.split()[2].rstrip(".")
-    assert run.out == f"Queued as {back}.\nFollow it with: capsule deploys show {back} --follow\n"
+    details = f"Details: {hosted.gateway.address}/dashboard#/deploys/{back}\n"
+    assert run.out == f"Queued as {back}.\n{details}Follow it with: capsule deploys show {back} --follow\n"
     run = await capsule("deploys", "show", back)
     assert first in run.out
     assert "the deploy engine" in run.out
@@ -78,5 +79,5 @@ async def test_pages_of_deploys_and_a_redeploy(capsule: Tool, hosted: App, tmp_p
     assert (await capsule("deploys", "list", "--before", first)).out == "No older deploys.\n"
     assert "there is no deploy of this id" in await capsule.refused("deploys", "list", "--before", "dep_none")
     shown = (await capsule("deploys", "show", first)).out
-    assert "yes, the app serves it" in shown
+    assert "yes, its address serves it" in shown
     assert "canary " in shown

@@ -34,6 +34,26 @@ async def test_the_files_become_the_source_of_a_deploy(connect: Connect, hosted:
     assert files == {"index.html": PAGE.encode(), "assets/logo.png": b"\x89PNG\0", "empty.txt": b""}
 
 
+async def test_a_preview_and_its_end(connect: Connect, hosted: App) -> None:
+    async with connect(hosted.gateway.address, hosted.account.key) as client:
+        described = {"preview": "Fix/Login", "message": " Try a\nnew form " + "x" * 300}
+        published = await call(client, TOOL, app=hosted.name, files=FILES, **described)
+        assert published["url"] == f"https://{hosted.name}--p-fix-login.apps.localhost"
+        row = published["deploy"]
+        assert (row["kind"], row["branch"], row["by"]) == ("preview", "Fix/Login", "first")
+        assert row["message"] == ("Try a new form " + "x" * 300)[:200]
+        assert "preview is the name of a branch" in await refused(
+            client, TOOL, app=hosted.name, files=FILES, preview="-x"
+        )
+        ending = {"action": "end_preview", "app": hosted.name, "slug": "fix-login"}
+        assert await call(client, "service_deploy", **ending) == {"ended": "fix-login"}
+        assert "NOT_FOUND" in await refused(client, "service_deploy", **ending)
+        failed = (await call(client, TOOL, app=hosted.name, files=FILES))["deployId"]
+        await report_phases(hosted.gateway, failed, "build", ok=False, reason="KeyError: 'API_TOKEN'")
+        shown = (await call(client, "service_deploy", action="show", id=failed))["deploy"]
+        assert shown["nextStep"]["command"] == f"capsule env set {hosted.name} API_TOKEN"
+
+
 async def test_it_waits_for_the_end_and_the_account_may_go_on(hosted: App) -> None:
     async with over_http()(hosted.gateway.address, hosted.account.key) as client:
         publishing = [

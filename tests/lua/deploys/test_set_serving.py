@@ -38,6 +38,14 @@ def test_only_over_the_record_that_was_read(client: Any, set_serving: Callable[.
     assert client.hget(SERVING, "live") == b"one"
 
 
+def test_a_record_is_removed_only_as_it_was_read(client: Any, set_serving: Callable[..., int]) -> None:
+    assert set_serving("", "", "one") == 1
+    assert set_serving("", "another", "") == 0
+    assert client.hget(SERVING, "live") == b"one"
+    assert set_serving("", "one", "") == 1
+    assert not client.exists(SERVING)
+
+
 def test_each_change_has_a_later_version(client: Any, set_serving: Callable[..., int]) -> None:
     def versions() -> dict[bytes, float]:
         return dict(client.zrange(APPS, 0, -1, withscores=True))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import BUILD, START, Host, server
+from tests.support.deployment import BUILD, START, Host, live, packed, server
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.repositories import Repository
@@ -49,7 +49,8 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, fol
 
     deploy = await host.over(await host.trigger(hook))
     assert deploy["state"] == "live", (deploy.get("error"), deploy.get("log"))
-    assert (deploy["commit"], deploy["trigger"]) == (first, "hook")
+    assert (deploy["commit"], deploy["trigger"], deploy["by"]) == (first, "hook", "ci")
+    assert (deploy["message"], deploy["branch"], deploy["kind"]) == ("build.sh", "main", "live")
     ai_url = f"{host.gateway.address}/capsule/{app}/ai"
     assert await host.page(app) == f"one {ai_url}\n"
     [(event, data)] = await host.events(deploy["id"])
@@ -79,6 +80,38 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, fol
     (listed,) = await host.call("GET", "/account/hooks")
     assert (await host.account.call("DELETE", f"/account/hooks/{listed['id']}")).status_code == 204
     assert (await host.gateway.http.post(hook)).status_code == 404
+
+
+async def test_the_preview_that_nobody_visits_makes_room_for_the_next(own: Host) -> None:
+    folder = Path(own.gateway.environment["GATEWAY_DATA_DIR"])
+    often = {"workers.engine.reconciler.TIDY_SECONDS": 0.3, "workers.engine.visits.VISITS_SECONDS": 0.1}
+    await own.worker("deploys", constants=often, GATEWAY_PREVIEWS="maker=2")
+    app, other = await own.app(), await own.app()
+
+    async def publish(app: str, branch: str) -> str:
+        address = f"/account/apps/{app}/source?preview={branch}"
+        queued = await own.call("PUT", address, content=packed({"index.html": branch}))
+        assert (await own.over(queued["deployId"]))["state"] == "live"
+        return f"{app}--p-{branch}"
+
+    def keeps(app: str) -> set[str]:
+        return {path.name for path in (folder / "releases" / app).iterdir() if path.is_dir()}
+
+    await live(own, app, {"index.html": "live"})
+    visited, forgotten = await publish(app, "a"), await publish(app, "b")
+    with own.gateway.redis.client() as client:
+        [key] = client.keys("*:previews:*")
+        newest = client.zrange(key, 0, -1)[-1]
+        assert newest.endswith(b" p-b")
+        assert await own.page(visited) == "a"
+        await wait_until(lambda: client.zrange(key, 0, -1)[-1].endswith(b" p-a"))
+    third = await publish(other, "c")
+    await wait_until(lambda: own.page(forgotten), holds=lambda page: page == "404")
+    assert [await own.page(name) for name in (app, visited, third)] == ["live", "a", "c"]
+    assert (await own.account.call("DELETE", f"/account/apps/{other}/previews/c")).status_code == 204
+    await wait_until(lambda: own.page(third), holds=lambda page: page == "404")
+    await wait_until(lambda: [name for name in keeps(app) | keeps(other) if name in ("p-b", "p-c")] == [])
+    assert keeps(app) == {"live", "p-a"}
 
 
 async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_followed(host: Host, folder: Path) -> None:

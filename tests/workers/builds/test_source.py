@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.deploys.manifest import MAX_BYTES, ManifestError
+from gateway.deploys.records import Origin
 from tests.support.programs import require
 from tests.support.repositories import Repository
 from tests.support.sandbox import Room
@@ -26,7 +27,7 @@ def repository(room: Room) -> Repository:
     return Repository(room.top / "repository")
 
 
-async def clone(room: Room, url: str, branch: str = "main", *, allow_private: bool = True, **limits: Any) -> str:
+async def clone(room: Room, url: str, branch: str = "main", *, allow_private: bool = True, **limits: Any) -> Origin:
     return await source.clone(
         room.sandbox,
         room.uid,
@@ -45,10 +46,11 @@ async def test_the_latest_commit_of_the_branch_is_cloned(room: Room, repository:
     repository.commit("index.html", "one")
     repository.git("switch", "--quiet", "--create", "feature/x#1")
     latest = repository.commit("index.html", "two")
-    assert await clone(room, repository.url, "feature/x#1") == latest
+    cloned = await clone(room, repository.url, "feature/x#1")
+    assert cloned == Origin(commit=latest, branch="feature/x#1", message="index.html")
     assert (room.build / "source" / "index.html").read_text() == "two"
     assert not (room.build / "gitconfig").exists()
-    assert latest not in room.lines
+    assert not [line for line in room.lines if latest in line]
 
 
 @pytest.mark.parametrize("version", ["git version 2.36.6", "git version 1.99.0", "nonsense", ""])
@@ -167,8 +169,18 @@ async def test_without_the_usual_branch_the_default_one_is_cloned(room: Room, re
     with pytest.raises(DeployError, match="the repository has no branch main"):
         await clone(room, repository.url)
     shutil.rmtree(room.build / "source")
-    assert await clone(room, repository.url, or_default=True) == latest
+    cloned = await clone(room, repository.url, or_default=True)
+    assert (cloned.commit, cloned.branch) == (latest, "trunk/new")
     assert "There is no branch main; cloning the default branch" in room.lines
+
+
+async def test_the_first_line_of_a_message_is_kept(room: Room, repository: Repository) -> None:
+    repository.commit("index.html", "one")
+    for message in ("x" * 300 + "\n\nmore", " "):
+        if (room.build / "source").exists():
+            shutil.rmtree(room.build / "source")
+        repository.git("commit", "--amend", "--quiet", "--allow-empty-message", "--message", message)
+        assert (await clone(room, repository.url)).message == ("x" * 200 if message.strip() else None)
 
 
 async def test_an_empty_repository_says_what_to_do(room: Room, repository: Repository) -> None:

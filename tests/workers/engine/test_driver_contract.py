@@ -217,6 +217,35 @@ async def test_a_preview_has_an_address_of_its_own(shop: Shop) -> None:
     assert shop.visitors.pages == [FIRST]
 
 
+@pytest.mark.parametrize("state", ["running", "asleep", "while the worker is away", "while it is checked"])
+async def test_a_preview_that_is_ended_leaves_nothing(shop: Shop, state: str) -> None:
+    await shop.open()
+    preview, serving = Builder(shop.engine, shop.store, address="preview"), Records(shop.store)
+    for deploy in (SECOND, "dep_3"):  # one that is served, and one that it has replaced
+        await preview.make(deploy)
+        assert (await preview.deploy(deploy)).ok
+    if state == "asleep":
+        await shop.engine.let_sleep("dep_3")
+    elif state == "while it is checked":
+        await preview.make("dep_4")
+        assert (await preview.step("check", "dep_4")).ok
+    elif state == "while the worker is away":
+        await shop.engine.stop()
+    assert await serving.end(APP.account, APP.id, "preview")
+    if state == "while the worker is away":
+        assert await serving.end(APP.account, APP.id, "preview"), "it can be repeated"
+        await shop.engine.start()
+    await wait_until(lambda: serving.read(APP.account, APP.id), holds=lambda found: found.keys() == {"live"})
+    assert await shop.engine.visit(PREVIEW) == (404, "")
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST} and shop.commands.running <= {FIRST})
+    assert not await serving.end(APP.account, APP.id, "preview")
+    await shop.visitors.until(FIRST)
+    assert shop.visitors.pages == [FIRST]
+    await preview.make("dep_5")
+    assert (await preview.deploy("dep_5")).ok, "a deploy begins it again"
+    assert await shop.engine.visit(PREVIEW) == (200, "dep_5")
+
+
 # -- a deploy that fails -------------------------------------------------------------------------------------
 
 
@@ -636,6 +665,25 @@ async def test_a_preview_sleeps_where_an_app_needs_its_place(shop: Shop) -> None
     assert await shop.engine.visit(PREVIEW) == (200, "dep_preview")
     assert await shop.engine.visit(HOST) == (200, SECOND)
     await wait_until(lambda: shop.commands.running, holds=lambda running: running == {SECOND, "dep_other0"})
+
+
+@pytest.mark.parametrize("kind", ["cluster"], indirect=True)
+async def test_visits_of_a_preview_in_a_cluster_are_noted(shop: Shop) -> None:
+    """When its pod is asked how long it has been idle, and when it wakes."""
+    await shop.open()
+    await close_to_visitors(shop)
+    assert isinstance(shop.engine, ClusterEngine)
+    preview = Builder(shop.engine, shop.store, address="preview")
+    await preview.make(SECOND)
+    assert (await preview.deploy(SECOND)).ok
+    assert await shop.engine.read_visits() == set()
+    for deploy in (FIRST, SECOND):
+        await shop.engine.let_sleep(deploy)
+    assert await shop.engine.read_visits() == {"preview"}
+    assert await shop.engine.read_visits() == set()
+    assert await shop.engine.visit(PREVIEW) == (200, SECOND)
+    assert await shop.engine.visit(HOST) == (200, FIRST)
+    assert await shop.engine.read_visits() == {"preview"}
 
 
 async def close_to_visitors(shop: Shop) -> None:

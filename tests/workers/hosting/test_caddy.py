@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from gateway.accounts.records import App
 from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
+from tests.support.polling import wait_until
+from workers.engine.driver import Place
 from workers.hosting import caddy
 from workers.hosting.archives import prepare
 from workers.hosting.driver import HostDriver
@@ -113,6 +116,20 @@ async def test_an_address_has_one_spelling(hosting: Hosting) -> None:
         ("/deep", 404, "", "nothing here"),
     ]:
         assert (path, await follow(path)) == (path, (status, location, body))
+
+
+async def test_visits_of_previews_are_noted_and_nothing_else(hosting: Hosting) -> None:
+    driver = HostDriver(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"))
+    await driver.read_visits()  # of the other tests
+    began = time.time()
+    for host in (HOST, "Shop--p-Fix.apps.test.:80", "none.apps.test"):
+        await hosting.ask("/?token=secret", "Cookie: session=secret", host=host)
+    [(place, at)] = (await wait_until(driver.read_visits)).items()
+    assert place == Place("acc_1", "shop", "p-fix")
+    assert began - 1 < at < time.time() + 1
+    assert await driver.read_visits() == {}
+    written = (hosting.folder / "caddy/previews.log").read_text()
+    assert not [word for word in ("secret", "token", "session", "127.0.0.1", HOST) if word in written]
 
 
 STATIC = {

@@ -17,7 +17,6 @@ from tests.support.folders import nest
 from tests.support.hosted_apps import Hosting
 from workers.hosting.releases import (
     KEPT_AFTER_DELETION_SECONDS,
-    KEPT_PREVIEWS,
     Site,
     exclusive_lock,
     link_folder,
@@ -109,16 +108,6 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     os.utime(marker, (since - KEPT_AFTER_DELETION_SECONDS - 1,) * 2)
     hosting.releases.tidy({"gone"}, set())
     assert not gone.folder.parent.exists()
-
-
-def test_the_number_of_previews_is_bounded(hosting: Hosting) -> None:
-    hosting.publish("dep_0", {"index.html": "live"})
-    for number in range(KEPT_PREVIEWS + 2):
-        site = hosting.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
-        os.utime(site.folder, (number, number))
-    hosting.releases.tidy(set(), set())
-    variants = {site.variant for site in hosting.releases.sites()}
-    assert variants == {"live", *(f"p-b{number}" for number in range(2, KEPT_PREVIEWS + 2))}
 
 
 def test_other_users_can_enter_folders_but_not_list_them(tmp_path: Path) -> None:

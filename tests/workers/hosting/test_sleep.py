@@ -74,6 +74,15 @@ async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
                 yield shop
 
 
+async def test_a_preview_sleeps_by_a_limit_of_its_own(shop: Shop) -> None:
+    shop.watch.sleeps_after, shop.watch.preview_sleeps_after = None, SLEEP_SECONDS
+    shop.watch.publish("dep_2", server=SERVER, kind="preview")
+    shop.watch.start()
+    await shop.watch.ask("dep_1")
+    await wait_until(lambda: shop.watch.state("dep_2").asleep, 20)
+    assert not shop.asleep
+
+
 @pytest.mark.parametrize("trusted", [False, True], ids=["sandbox", "trusted"])
 async def test_an_idle_app_costs_no_process_and_the_next_request_starts_it(shop: Shop, trusted: bool) -> None:
     shop.watch.trusted = trusted

@@ -1,0 +1,109 @@
+"""What a failed deploy says to do next: the variable that its log says is missing, in the words of many tools."""
+
+import time
+from typing import Any
+
+import pytest
+
+from gateway.deploys.next_step import NextStep, find_missing_variable, find_next_step
+from gateway.deploys.records import Deploy
+
+PYDANTIC = """\
+pydantic_core._pydantic_core.ValidationError: 2 validation errors for Settings
+api_url
+  Field required [type=missing, input_value={}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.11/v/missing
+database_url
+  Field required [type=missing, input_value={}, input_type=dict]
+"""
+DJANGO = "django.core.exceptions.ImproperlyConfigured: Set the DATABASE_URL environment variable"
+DECOUPLE = "decouple.UndefinedValueError: DATABASE_URL not found. Declare it as envvar or define a default value."
+PRISMA = "error: Environment variable not found: DATABASE_URL.\n  -->  schema.prisma:7"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        '  File "/app/main.py", line 3, in <module>\n    os.environ["DATABASE_URL"]\nKeyError: \'DATABASE_URL\'',
+        "\x1b[31mKeyError: 'DATABASE_URL'\x1b[0m",
+        "KeyError: 'API_URL'\nrestarting\nKeyError: 'DATABASE_URL'",
+        PYDANTIC,
+        DJANGO,
+        DECOUPLE,
+        PRISMA,
+        'environs.exceptions.EnvError: Environment variable "DATABASE_URL" not set',
+        "Error: process.env.DATABASE_URL is undefined",
+        "throw new Error(`process.env.DATABASE_URL is required`)",
+        "Error: Missing environment variable: DATABASE_URL",
+        "Error: Missing required environment variable DATABASE_URL",
+        "Error: DATABASE_URL is not set",
+        "Error: DATABASE_URL must be set",
+        "Error: DATABASE_URL environment variable is required",
+        "Error: The environment variable DATABASE_URL is missing",
+    ],
+)
+def test_the_name_of_a_missing_variable(log: str) -> None:
+    assert find_missing_variable(f"starting\n{log}\nlast line\n") == "DATABASE_URL"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "",
+        "KeyError: 'name'",
+        "KeyError: 0",
+        "ReferenceError: document is not defined",
+        "Listening at $PORT; PORT is not set",
+        "npm warn config production is deprecated, use --omit=dev",
+        "Set the variables that you need",
+        "NODE_ENV set to production",
+        "DATABASE_URL is set",
+        "error TS2304: Cannot find name 'URL'.",
+        "requirements.txt is missing",
+        "THIS IS NOT A DRILL",
+    ],
+)
+def test_other_lines_name_none(log: str) -> None:
+    assert find_missing_variable(log) is None
+
+
+@pytest.mark.parametrize("part", ["x", "A", "Missing ", "environment variable ", "ENV.AB ", "AB is ", "a\n Field "])
+def test_a_long_log_is_read_quickly(part: str) -> None:
+    began = time.process_time()
+    find_missing_variable(part * (262_144 // len(part)))
+    assert time.process_time() - began < 0.5
+
+
+def failed(error: str, **fields: Any) -> Deploy:
+    return Deploy(
+        **{
+            "id": "dep_1",
+            "account": "acc_1",
+            "app": "shop",
+            "appId": "shop",
+            "kind": "live",
+            "state": "failed",
+            "trigger": "upload",
+            "createdAt": "2026-07-02T10:00:00.000Z",
+            "error": error,
+            **fields,
+        }
+    )
+
+
+def test_the_next_step() -> None:
+    step = find_next_step(failed("health: the start command ended with status 1"), "KeyError: 'TOKEN'")
+    text = "The log says that the variable TOKEN is missing. Set it, and deploy again."
+    assert step == NextStep(text, "capsule env set shop TOKEN", "TOKEN")
+    steps = {
+        "build: x": "why the build failed",
+        "health: x": "health check",
+        "canary: x": "while visitors used it",
+        "capsule.toml, line 3: KeyError: 'TOKEN'": "Correct capsule.toml",
+    }
+    for error, text in steps.items():
+        found = find_next_step(failed(error), "")
+        assert found is not None
+        assert text in found.text
+    assert find_next_step(failed("", state="live"), "KeyError: 'TOKEN'") is None
+    assert find_next_step(failed("canceled on request", state="canceled"), "KeyError: 'TOKEN'") is None
