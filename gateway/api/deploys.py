@@ -114,14 +114,20 @@ async def list_deploys(
     return await view_deploys(await deploy_records.list(account.id, app, limit, before), deploy_records)
 
 
-@get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
+@get("/deploys/{deploy_id:str}", errors=[RequestMalformed, NotFound])
 async def show_deploy(
     account: Caller,
     own_deploy: OwnDeploy,
     deploy_records: Injected[DeployRecords],
     deploy_logs: Injected[DeployLogs],
+    log_after: Annotated[int, QueryParameter(name="logAfter", ge=0)] = 0,
 ) -> DeployWithLog:
-    return await view_with_log(own_deploy, deploy_records, deploy_logs)
+    """Show a deploy, with its log.
+
+    A log keeps its first 64 KiB and its last 192 KiB. A line between them says how many lines are missing. To follow a
+    log, send the `logLines` of each response as `logAfter` of the next request: `log` then has only the lines after it.
+    """
+    return await view_with_log(own_deploy, deploy_records, deploy_logs, log_after)
 
 
 @put(

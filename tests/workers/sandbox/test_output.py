@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deploys.logs import LOG_BYTES
 from gateway.deploys.runtime_log import RuntimeLog
 from workers.sandbox import output
-from workers.sandbox.output import PASSED_BYTES, BuildOutput, LineSplitter, Output, make_concealer
+from workers.sandbox.output import WAITING_BYTES, BuildOutput, LineSplitter, Output, make_concealer
 
 
 @pytest.fixture
@@ -63,23 +62,45 @@ def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert splitter.split(b"") == []
 
 
-async def test_a_build_passes_as_much_output_as_a_log_holds() -> None:
-    assert PASSED_BYTES == LOG_BYTES
+@pytest.mark.parametrize(
+    ("written", "lines"),
+    [
+        (["10%\r20%\r100%\nnext\n"], ["100%", "next"]),
+        (["10%\r", "20%\r", "100%\r", "\n"], ["100%"]),
+        (["10%\r", "20%"], ["20%"]),
+        (["10%\r", "20%\r"], ["20%"]),
+        (["one\r\ntwo\r", "\nthree\r\r\n"], ["one", "two", "three"]),
+        (["\r\n\r", "\n"], ["", ""]),
+        (["x" * 3_000 + "\r", "y" * 3_000 + "\r", "z\n"], ["z"]),
+    ],
+)
+def test_a_progress_bar_leaves_its_last_state(written: list[str], lines: list[str]) -> None:
+    splitter = LineSplitter()
+    found = [line for text in written for line in splitter.split(text.encode())]
+    assert [*found, *splitter.split(b"")] == lines
+
+
+def test_a_build_waits_for_its_worker() -> None:
+    """Nothing is dropped, and little waits in memory."""
     read, write = os.pipe()
     passed = BuildOutput(write, make_concealer({"A": "a long secret"}))
-    for _ in range(100_000):
-        passed.write_line("a long secret!")
-    passed.flush()
-    found = b""
-    while not found.endswith(b"dropped\n"):
+    written, found = 0, b""
+    while written < 100_000:
+        passed.flush()
+        if passed.full:
+            assert len(passed._waiting) < WAITING_BYTES + 100
+            found += os.read(read, 1 << 20)
+            continue
+        passed.write_line(f"{written} a long secret!")
+        written += 1
+    while found.count(b"\n") < 100_000:
+        passed.flush()
         found += os.read(read, 1 << 20)
-        passed.flush(1)
-    lines = found.decode().splitlines()
-    assert set(lines[:-1]) == {"***!"}
-    assert lines[-1] == "… output beyond 256 KiB was dropped"
+    assert found.decode().splitlines() == [f"{number} ***!" for number in range(100_000)]
     os.close(read)
     passed.write_line("nobody reads this")
     passed.flush(1)
+    assert not passed.full
     os.close(write)
 
 
