@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from playwright.async_api import Browser, Page
 
-from gateway.deploys.logs import stamp_line
+from gateway.deploys.line_times import stamp_line
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
     certificate_key,

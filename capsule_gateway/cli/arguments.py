@@ -137,6 +137,24 @@ timeout_option = click.option(
     type=click.IntRange(1),
     help="Maximum time to follow, in seconds.",
 )
+
+
+class TimeType(click.ParamType[str]):
+    """A time as the API takes it, which is sent as it is."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from gateway.times import A_TIME, read_time
+
+        try:
+            read_time(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a time; use {A_TIME}", param, ctx)
+        return str(value)
+
+
+TIME = TimeType()
 limit = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
 )

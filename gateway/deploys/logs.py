@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import structlog
 
+from gateway.deploys.line_times import split_stamp
 from gateway.deploys.records import FINAL, Deploy
 from gateway.errors import StorageUnavailable
 from gateway.keys import deploy_log_key
@@ -28,8 +29,7 @@ from gateway.storage import Storage, read_object
 logger = structlog.get_logger()
 
 KEPT_DAYS = 90
-MARK = "\x1f"  # between the time of a line, in ms, and its text; no line of a build contains it
-GAP = "\x1e"  # begins the line with the number of missing lines; no line of a build contains it either
+GAP = "\x1e"  # begins the line with the number of missing lines; no line of a build contains it
 GAP_LINE = re.compile(rb"^\x1e(\d+)\n", re.MULTILINE)
 FIRST_BYTES, LAST_BYTES = 65_536, 196_608  # of a log that are kept
 SPARE_BYTES = 65_536  # that a log in Redis may be longer, so that it is shortened rarely
@@ -124,10 +124,6 @@ def shorten(log: str) -> str:
     return f"{first.decode()}{GAP}{missing}\n{last.decode()}"
 
 
-def stamp_line(line: str, milliseconds: int) -> str:
-    return f"{milliseconds}{MARK}{line}\n"
-
-
 class Line(NamedTuple):
     text: str
     time: int | None = None  # ms; None if no line before it has one
@@ -143,9 +139,8 @@ def read_lines(log: str) -> list[Line]:
             latest = None
             lines.append(_describe_gap(int(line.removeprefix(GAP))))
             continue
-        time, mark, text = line.rpartition(MARK)
-        if mark and time.isdecimal():
-            latest = int(time)
+        time, text = split_stamp(line)
+        latest = latest if time is None else time
         lines.append(Line(text, latest))
     return lines
 

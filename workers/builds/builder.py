@@ -32,7 +32,8 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
-from gateway.deploys.logs import FIRST_BYTES, LAST_BYTES, DeployLogs, shorten, stamp_line
+from gateway.deploys.line_times import stamp_line
+from gateway.deploys.logs import FIRST_BYTES, LAST_BYTES, DeployLogs, shorten
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
 from gateway.deploys.records import FINAL, GROUP, STREAM, Deploy, DeployRecords, State

@@ -17,6 +17,7 @@ from gateway import storage
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import url_of
 from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
@@ -31,7 +32,7 @@ from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.release_files import read_release_manifest, write_environment, write_url
 from workers.hosting.releases import Releases, Site, link_folder
-from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
+from workers.hosting.watchdog import LIMITS, is_running, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
@@ -224,8 +225,7 @@ class HostDriver:
         raise DeployError(f"the start command did not answer within {self._start_seconds:.0f} seconds: {why}")
 
     async def read_output(self, target: Target) -> list[str]:
-        path = output_path(self._releases.folder, target.deploy)
-        return path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:] if path.exists() else []
+        return await RuntimeLog(str(self._releases.folder)).tail(target.deploy, OUTPUT_LINES)
 
     def runs(self, deploy: str) -> bool:
         return (self._releases.running / deploy).is_symlink()

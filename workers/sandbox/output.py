@@ -3,9 +3,9 @@
 All output of a build goes to the worker, as fast as that reads it: a build that prints more waits. The build's own
 keeper searches for secrets.
 
-The newest MiB of a start command's output stays on disk, in two files that `gateway/deploys/runtime_log.py` reads. When
-the current file is full, it replaces the former one. Both belong to the owner of the data folder, so the gateway can
-read them, and other apps cannot.
+The newest MiB of a start command's output stays on disk, with the time of each line, in two files that
+`gateway/deploys/runtime_log.py` reads. When the current file is full, it replaces the former one. Both belong to the
+owner of the data folder, so the gateway can read them, and other apps cannot.
 """
 
 import codecs
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gateway.deploys.line_times import stamp_line
 from gateway.deploys.runtime_log import FORMER
 
 LINE_CHARACTERS = 4_096  # longer lines are split
@@ -100,7 +101,7 @@ class Output:
         self._write(self._conceal(line))
 
     def _write(self, line: str) -> None:
-        text = line.encode(errors="replace") + b"\n"
+        text = stamp_line(line, int(time.time() * 1000)).encode(errors="replace")
         try:
             if self._size + len(text) > FILE_BYTES:
                 self._path.replace(_former(self._path))

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.deploys.line_times import stamp_line
 from gateway.deploys.logs import (
     FIRST_BYTES,
     LAST_BYTES,
@@ -19,7 +20,6 @@ from gateway.deploys.logs import (
     read_lines,
     shorten,
     skip_lines,
-    stamp_line,
 )
 from gateway.deploys.records import Deploy
 from gateway.errors import StorageUnavailable

@@ -1,12 +1,14 @@
 """The output of commands: bounded, without secrets, and read while it is written."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from gateway.deploys.line_times import split_stamp
 from gateway.deploys.runtime_log import RuntimeLog
 from workers.sandbox import output
 from workers.sandbox.output import WAITING_BYTES, BuildOutput, LineSplitter, Output, make_concealer
@@ -25,6 +27,10 @@ def opened(path: Path, conceal: Callable[[str], str] = str) -> Iterator[Output]:
         yield lines
     finally:
         lines._file.close()
+
+
+def texts(path: Path) -> list[str]:
+    return [split_stamp(line)[1] for line in path.read_text().split("\n")[:-1]]
 
 
 def sizes(path: Path) -> int:
@@ -128,7 +134,7 @@ def test_a_restart_appends_to_the_same_file(path: Path) -> None:
     for word in ("one", "two"):
         with opened(path) as lines:
             lines.write_line(word)
-    assert path.read_text() == "one\ntwo\n"
+    assert texts(path) == ["one", "two"]
 
 
 def test_secrets_are_concealed(path: Path) -> None:
@@ -136,4 +142,15 @@ def test_secrets_are_concealed(path: Path) -> None:
     with opened(path, make_concealer(variables)) as lines:
         for line in ("short", "x a long secret y", "a long secret, longer", "line two of it"):
             lines.write_line(line)
-    assert path.read_text() == "short\nx *** y\n***\n*** it\n"
+    assert texts(path) == ["short", "x *** y", "***", "*** it"]
+
+
+def test_each_line_has_its_time(path: Path) -> None:
+    """Whatever the line itself looks like."""
+    with opened(path) as lines:
+        for line in ("", "5\x1ffive", "\x1f"):
+            lines.write_line(line)
+    now = time.time() * 1_000
+    found = [split_stamp(line) for line in path.read_text().split("\n")[:-1]]
+    assert [text for _, text in found] == ["", "5\x1ffive", "\x1f"]
+    assert all(at is not None and now - 10_000 < at <= now for at, _ in found)
