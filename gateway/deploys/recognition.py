@@ -248,6 +248,7 @@ def _text(value: Any, name: str) -> str:
 REQUIREMENTS, PROJECT, MANAGE = "requirements.txt", "pyproject.toml", "manage.py"
 VENV = "python3 -m venv .venv"
 PYTHON = ".venv/bin/python"
+UV = ".venv/bin/pip install uv"
 ENTRIES = ("main.py", "app.py", "wsgi.py", "app/main.py")
 MODULE = r"[A-Za-z_]\w{0,99}"
 APP = re.compile(r"^app\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
@@ -288,9 +289,7 @@ class _Python:
         self.name = make_label(
             _text(_table(project, "project"), "name") or _text(_table(project, "tool", "poetry"), "name")
         )
-        self.file, self._install = _choose_install(
-            files, poetry=bool(_table(project, "tool", "poetry", "dependencies"))
-        )
+        self.file, self._install = _choose_install(files, project)
 
     def install(self, server: str) -> str:
         """Returns the command that makes the virtual environment with the project's packages and the server."""
@@ -298,19 +297,26 @@ class _Python:
         return " && ".join([VENV, self._install, *added])
 
 
-def _choose_install(files: Files, *, poetry: bool) -> tuple[str, str]:
-    """Returns the file that names the packages, and the command that installs them into the virtual environment."""
+def _choose_install(files: Files, project: dict[str, Any]) -> tuple[str, str]:
+    """Returns the file that names the packages, and the command that installs them into the virtual environment.
+
+    An app is rarely a package that can be built, and it runs from its source. So the app itself is installed only where
+    its file says how to build it.
+    """
+    backend = _text(_table(project, "build-system"), "build-backend")
+    is_poetrys = backend.startswith("poetry.") or bool(_table(project, "tool", "poetry", "dependencies"))
     if files.has("uv.lock"):
-        return (
-            PROJECT,
-            ".venv/bin/pip install uv && .venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads",
-        )
-    if files.has("poetry.lock") or (poetry and not files.has(REQUIREMENTS)):
+        # Otherwise, uv would look for the Python of `.python-version`, which the host may lack.
+        sync = f"uv sync --frozen --inexact --no-dev --no-python-downloads --python {PYTHON}"
+        return PROJECT, f"{UV} && .venv/bin/{sync}"
+    if files.has("poetry.lock") or (is_poetrys and not files.has(REQUIREMENTS)):
         # Poetry must not change the environment that it runs in.
-        install = "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main"
+        install = "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main --no-root"
         return PROJECT, f"python3 -m venv ~/poetry && ~/poetry/bin/pip install poetry && {install}"
     if files.has(REQUIREMENTS):
         return REQUIREMENTS, f".venv/bin/pip install -r {REQUIREMENTS}"
+    if not _table(project, "build-system"):
+        return PROJECT, f"{UV} && .venv/bin/uv pip install --python {PYTHON} -r {PROJECT}"
     return PROJECT, ".venv/bin/pip install ."
 
 

@@ -232,10 +232,15 @@ def test_the_package_manager(folder: Path, manager: str, locks: dict[str, str], 
     assert write(folder, {"package.json": text, **locks}).build.command == command
 
 
-SYNC = ".venv/bin/pip install uv && .venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads"
+SYNC = (
+    ".venv/bin/pip install uv && "
+    ".venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads --python .venv/bin/python"
+)
+DEPENDENCIES = ".venv/bin/pip install uv && .venv/bin/uv pip install --python .venv/bin/python -r pyproject.toml"
+PACKAGES = "[project]\ndependencies = ['fastapi', 'uvicorn']"
 POETRY = (
     "python3 -m venv ~/poetry && ~/poetry/bin/pip install poetry && "
-    "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main"
+    "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main --no-root"
 )
 
 
@@ -264,7 +269,9 @@ POETRY = (
             POETRY,
         ),
         ({"pyproject.toml": "[tool.poetry.dependencies]\nfastapi = '*'\nuvicorn = '*'"}, POETRY),
-        ({"pyproject.toml": "[project]\ndependencies = ['fastapi', 'uvicorn']"}, ".venv/bin/pip install ."),
+        ({"pyproject.toml": f"{PACKAGES}\n[build-system]\nbuild-backend = 'poetry.core.masonry.api'"}, POETRY),
+        ({"pyproject.toml": PACKAGES}, DEPENDENCIES),
+        ({"pyproject.toml": f"{PACKAGES}\n[build-system]\nrequires = ['hatchling']"}, ".venv/bin/pip install ."),
     ],
 )
 def test_how_python_packages_are_installed(folder: Path, files: dict[str, str], install: str) -> None:
