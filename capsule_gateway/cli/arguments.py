@@ -31,13 +31,14 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 def find_app_name() -> str | None:
     """Returns the name in the nearest manifest, or None without one. Raises WrongUsage if it cannot be read."""
     from gateway.settings.toml import parse_toml
+    from gateway.text_files import decode_text
 
     for folder in _list_folders():
         manifest = folder / MANIFEST
         if not manifest.is_file():
             continue
         try:
-            name = parse_toml(manifest.read_text()).get("name")
+            name = parse_toml(decode_text(manifest.read_bytes())).get("name")
         except (OSError, ValueError) as error:
             raise WrongUsage(f"{manifest} cannot be read: {error}") from None
         return name if isinstance(name, str) and NAME.fullmatch(name) else None

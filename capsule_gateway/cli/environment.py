@@ -16,6 +16,7 @@ from capsule_gateway.cli.arguments import TIME, app_argument
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
+from gateway.text_files import decode_text
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
@@ -80,7 +81,7 @@ def _read_value(name: str) -> str:
 def _read_file(source: Path) -> dict[str, str | None]:
     """Returns the variables of the file. Raises WrongUsage, which names the line but never quotes it."""
     values: dict[str, str | None] = {}
-    for number, line in enumerate(source.read_text().splitlines(), 1):
+    for number, line in enumerate(decode_text(source.read_bytes()).splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue

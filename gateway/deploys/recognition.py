@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.accounts.records import PREVIEW, Build
 from gateway.settings.toml import parse_toml
+from gateway.text_files import decode_text
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63
@@ -383,7 +384,7 @@ class SourceFolder:
             if file is None:
                 return ""
             with open(file, "rb", closefd=False) as content:
-                return content.read(FILE_BYTES).decode(errors="replace").removeprefix("\ufeff")
+                return decode_text(content.read(FILE_BYTES))
 
     def has(self, path: str) -> bool:
         with ExitStack() as files:

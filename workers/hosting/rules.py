@@ -19,6 +19,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from gateway.text_files import decode_text
+
 FILE, PARTS, REDIRECTS, HEADERS = "rules", "rules.d", "_redirects", "_headers"
 OWN_ENDINGS = (".html", "/index.html")  # of the file for a path
 MAX_REDIRECTS, MAX_HEADERS = 2_000, 100
@@ -97,7 +99,7 @@ def _take(path: Path, problems: list[str]) -> list[str]:
     if len(content) > MAX_BYTES:
         problems.append(f"{path.name} is skipped: it has more than {MAX_BYTES} bytes")
         return []
-    return content.decode(errors="replace").removeprefix("\ufeff").splitlines()
+    return decode_text(content).splitlines()
 
 
 def parse_redirects(lines: list[str], problems: list[str]) -> list[Redirect]:

@@ -31,7 +31,7 @@ async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) ->
     run = await capsule("env", "set", hosted.name, "TOKEN", given=secret + "\n")
     assert run.out == f"Set TOKEN for {hosted.name}, effective from the next deploy.\n"
     file = tmp_path / "variables"
-    file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n")
+    file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n", encoding="utf-16")
     assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0
     run = await capsule("env", "list", hosted.name, "--json")
     assert [each["name"] for each in json.loads(run.out)] == ["A", "B", "C", "TOKEN"]

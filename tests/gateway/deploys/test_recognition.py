@@ -1,3 +1,4 @@
+import codecs
 import json
 import os
 import subprocess
@@ -50,6 +51,16 @@ def test_each_project(project: Project) -> None:
     found = recognize(SourceFolder(FOLDER / project.folder))
     build = Build(project.command, start=project.start) if project.start else Build(project.command, project.output)
     assert found._replace(name="") == Recognition(project.rule, project.file, build)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_files_as_powershell_writes_them(tmp_path: Path, encoding: str) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    for name, text in {"requirements.txt": "flask\r\ngunicorn\r\n", "app.py": "app = Flask(__name__)\r\n"}.items():
+        (tmp_path / name).write_bytes(mark + text.encode(encoding))
+    assert recognize(SourceFolder(tmp_path)).describe().startswith("Flask (requirements.txt): ")
+    (tmp_path / "package.json").write_bytes(mark + package("vite").encode(encoding))
+    assert recognize(SourceFolder(tmp_path)).rule == "Vite"
 
 
 def test_each_rule_has_a_project() -> None:
