@@ -20,7 +20,7 @@ import msgspec
 from playwright.async_api import Browser, Page
 
 from gateway.accounts.domain_observations import Certificate, write_certificates
-from gateway.deploys.logs import stamp_line
+from gateway.deploys.line_times import stamp_line
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
     certificate_key,

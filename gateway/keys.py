@@ -415,7 +415,9 @@ certified_names_key = of_account("certified-names", "zset: certifiable names by 
 environment_key = under_account("environment:<app id>", "string: variables, encrypted; 64 KiB", "with the app", SAVED)
 deploy_key = in_account("deploy:<id>", "hash: a deploy's record", "90 days", SAVED)
 deploy_prefix, tagged_deploy_key = of_partition("deploy"), in_partition("deploy")
-deploy_log_key = in_account("deploy-log:<id>", "string: log of a deploy in progress; 256 KiB", "2 days, or at its end")
+deploy_log_key = in_account(
+    "deploy-log:<id>", "string: log of a deploy in progress; at most 320 KiB", "2 days, or at its end"
+)
 deploys_key = of_account("deploys", "zset: ids of the last 1,000 deploys by time of queueing, ms", "90 days", SAVED)
 deploys_on_key = under_account("deploys-on:<day>", "string: number of deploys on a UTC day", "2 days", SAVED)
 deploys_on_prefix = of_account("deploys-on")  # a script appends the day, in the same slot

@@ -4,7 +4,7 @@ Each field of a request's body has one of the types below. The body as a whole i
 megabyte would be read, compared and listed again and again. Of a value, a message repeats only an invalid choice.
 """
 
-import datetime
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated
@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gateway.errors import RequestMalformed
+from gateway.times import A_TIME, Span, read_time
 
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot
@@ -45,16 +46,23 @@ def is_email(text: str) -> bool:
     return len(text) <= EMAIL_LENGTH and _EMAIL.fullmatch(text) is not None
 
 
-def parse_time(text: str, hint: str) -> float:
-    """Returns the seconds since the epoch of a time in ISO 8601, in UTC unless it has an offset.
-
-    Raises RequestMalformed with the hint.
-    """
+def parse_time(name: str, text: str) -> float:
+    """Returns the seconds since the epoch of the parameter's time. Raises RequestMalformed."""
     try:
-        moment = datetime.datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise RequestMalformed(hint) from None
+        return read_time(text)
+    except ValueError:
+        raise RequestMalformed(f"{name}: use {A_TIME}.") from None
+
+
+def parse_span(since: str | None, until: str | None, first: str = "since", last: str = "until") -> Span:
+    """Returns the span between the times of two parameters, which may be missing. Raises RequestMalformed."""
+    span = Span(
+        -math.inf if since is None else parse_time(first, since),
+        math.inf if until is None else parse_time(last, until),
+    )
+    if span.since >= span.until:
+        raise RequestMalformed(f"{first}: must be before {last}.")
+    return span
 
 
 _NAMES = {

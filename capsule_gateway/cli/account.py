@@ -1,13 +1,10 @@
 """`capsule account`, `hook`, `webhook` and `deliveries`: the commands for one account."""
 
-import datetime
-import re
-import time
 from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import limit
+from capsule_gateway.cli.arguments import TIME, limit
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -36,7 +33,6 @@ from capsule_gateway.cli.show import (
     show_value,
 )
 from gateway.events import catalog
-from gateway.ids import now_iso
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -231,14 +227,14 @@ def deliveries() -> None:
 @click.option("--type", "event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)), help="List only this type.")
 @click.option("--app", metavar="APP", help="List only this app.")
 @click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="List only this outcome.")
+@click.option("--since", metavar="TIME", type=TIME, help="List only deliveries since this time, such as 1h.")
+@click.option("--until", metavar="TIME", type=TIME, help="List only deliveries before this time.")
 @click.option("--before", metavar="ID", help="List deliveries older than this one (the next page).")
 @follow_option
 @as_list
-def deliveries_list(
-    limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None, follow: bool
-) -> None:
+def deliveries_list(limit: int, event: str | None, before: str | None, follow: bool, **filters: str | None) -> None:
     """List deliveries, newest first. With --follow, oldest first, times in UTC."""
-    service, query = open_service(), {"type": event, "app": app, "outcome": outcome, "before": before}
+    service, query = open_service(), {"type": event, "before": before, **filters}
 
     def fetch(count: int) -> list[dict[str, Any]]:
         return service.list_rows("/account/deliveries", limit=count, **query)
@@ -278,7 +274,7 @@ def _print_message(title: str, message: Row) -> None:
 @click.argument("delivery_id", metavar="[ID]", required=False)
 @click.option("--failed", is_flag=True, help="Redeliver all events whose newest delivery failed.")
 @click.option(
-    "--since", metavar="TIME", help="With --failed: events since then, such as 30m, 1h, 2d or an ISO 8601 time."
+    "--since", metavar="TIME", type=TIME, help="With --failed: events since then, such as 1h or an ISO 8601 time."
 )
 @as_json
 def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | None) -> None:
@@ -292,20 +288,9 @@ def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | Non
         record = open_service().request_object("POST", path("account", "deliveries", delivery_id, "redeliver"))
         note = f"Queued {delivery_id} again."
     elif delivery_id is None and failed and since is not None:
-        body = {"since": _parse_since(since), "outcome": "failed"}
+        body = {"since": since, "outcome": "failed"}
         record = open_service().request_object("POST", "/account/deliveries/redeliver", body, having="count")
         note = f"Queued {format_count(record['count'], 'failed event')} again."
     else:
         raise WrongUsage("give either the ID of an event, or --failed and --since")
     show_line(record, f"{strip_controls(note)} See the outcome with: capsule deliveries list")
-
-
-def _parse_since(text: str) -> str:
-    """Returns the time in ISO 8601. Raises WrongUsage."""
-    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
-        seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[ago[2]]
-        return now_iso(max(0, time.time() - seconds))
-    try:
-        return datetime.datetime.fromisoformat(text).isoformat()
-    except ValueError:
-        raise WrongUsage(f"{text!r} is not a time; use one like 30m, 1h, 2d or 2026-07-02T10:00:00Z") from None

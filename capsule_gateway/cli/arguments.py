@@ -31,13 +31,14 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 def find_app_name() -> str | None:
     """Returns the name in the nearest manifest, or None without one. Raises WrongUsage if it cannot be read."""
     from gateway.settings.toml import parse_toml
+    from gateway.text_files import decode_text
 
     for folder in _list_folders():
         manifest = folder / MANIFEST
         if not manifest.is_file():
             continue
         try:
-            name = parse_toml(manifest.read_text()).get("name")
+            name = parse_toml(decode_text(manifest.read_bytes())).get("name")
         except (OSError, ValueError) as error:
             raise WrongUsage(f"{manifest} cannot be read: {error}") from None
         return name if isinstance(name, str) and NAME.fullmatch(name) else None
@@ -140,6 +141,24 @@ timeout_option = click.option(
     type=click.IntRange(1),
     help="Maximum time to follow, in seconds.",
 )
+
+
+class TimeType(click.ParamType[str]):
+    """A time as the API takes it, which is sent as it is."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from gateway.times import A_TIME, read_time
+
+        try:
+            read_time(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a time; use {A_TIME}", param, ctx)
+        return str(value)
+
+
+TIME = TimeType()
 limit = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
 )

@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -334,12 +335,14 @@ def _wait_for_end(deploy_id: str, timeout: int, screen: Screen | None) -> dict[s
     service, address = open_service(), path("account", "deploys", deploy_id)
     previous_state, printed, started = "", 0, time.monotonic()
     while True:
-        deploy = retry(lambda: service.request_object("GET", address, having="state"), POLL_SECONDS)
+        new = {"logAfter": printed}
+        deploy = retry(partial(service.request_object, "GET", address, having="state", query=new), POLL_SECONDS)
         state, waited = strip_controls(str(deploy["state"])), time.monotonic() - started
         if screen is not None:
             screen.set_status(f"{state}, {waited:.0f} s")
             new_state = state if state not in (previous_state, *FINAL_STATES) else None
-            printed = _print_progress(screen, deploy, new_state, printed)
+            _print_progress(screen, deploy, new_state)
+            printed = deploy["logLines"] if isinstance(deploy.get("logLines"), int) else printed
         if state in FINAL_STATES:
             return deploy
         if waited > timeout:
@@ -349,33 +352,26 @@ def _wait_for_end(deploy_id: str, timeout: int, screen: Screen | None) -> dict[s
         time.sleep(POLL_SECONDS)
 
 
-def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed: int) -> int:
-    """Prints the new lines of the log and the new state. Returns how many lines of the log are printed so far."""
+def _print_progress(screen: Screen, deploy: Row, new_state: str | None) -> None:
+    """Prints the new lines of the log and the new state."""
     lines = _log_lines(deploy)
-    # The last line may still be growing; it is printed once it is complete.
-    is_complete = deploy["state"] in FINAL_STATES or text_of("log")(deploy).endswith("\n")
-    complete = len(lines) if is_complete else max(printed, len(lines) - 1)
-    new = lines[printed:complete]
     if new_state is not None:
         # Nothing is logged before "building"; any other state begins after what is in the log so far.
-        new.insert(0 if new_state == "building" else len(new), f"── {new_state}")
-    for line in new:
+        lines.insert(0 if new_state == "building" else len(lines), f"── {new_state}")
+    for line in lines:
         screen.print_line(line)
-    return max(printed, complete)
 
 
 def _log_lines(deploy: Row) -> list[str]:
     """Returns the log as a terminal shows it: with its colors if they are enabled, without other control sequences."""
     colors_enabled = console().color_system is not None
     lines = []
-    for line in text_of("log")(deploy).split("\n"):
-        line = line.rstrip("\r").rpartition("\r")[2]  # a progress line overwrites itself
+    log = text_of("log")(deploy)
+    for line in log.removesuffix("\n").split("\n") if log else []:
         codes = COLOR.findall(line)
         if colors_enabled and codes:
             parts = zip(COLOR.split(line), [*codes, "\x1b[0m"], strict=True)
             lines.append("".join(strip_controls(part) + code for part, code in parts))
         else:
             lines.append(strip_controls(COLOR.sub("", line)))
-    while lines and not lines[-1]:
-        lines.pop()
     return lines

@@ -8,13 +8,15 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.arguments import TIME, app_argument
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
+from gateway.text_files import decode_text
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
@@ -79,7 +81,7 @@ def _read_value(name: str) -> str:
 def _read_file(source: Path) -> dict[str, str | None]:
     """Returns the variables of the file. Raises WrongUsage, which names the line but never quotes it."""
     values: dict[str, str | None] = {}
-    for number, line in enumerate(source.read_text().splitlines(), 1):
+    for number, line in enumerate(decode_text(source.read_bytes()).splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -100,29 +102,35 @@ def _read_file(source: Path) -> dict[str, str | None]:
 @click.command()
 @app_argument
 @click.option(
-    "--tail", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Number of lines from the end."
+    "--tail",
+    type=click.IntRange(1, 10_000),
+    help="Number of lines from the end.  [default: 200; with --since or --until, all]",
 )
+@click.option("--since", metavar="TIME", type=TIME, help="Print only lines since this time, such as 1h.")
+@click.option("--until", metavar="TIME", type=TIME, help="Print only lines before this time.")
 @click.option("--follow", is_flag=True, help="Print new lines until you press Ctrl-C.")
-def logs(app: str, tail: int, follow: bool) -> None:
+def logs(app: str, tail: int | None, since: str | None, until: str | None, follow: bool) -> None:
     """Print the output of APP's start command."""
     service, address = open_service(), path("account", "apps", app, "logs")
     if follow:
-        return _follow_output(service, address, tail)
-    for line in service.read_text(address, tail=tail).splitlines():
+        if until is not None:
+            raise WrongUsage("give either --follow or --until")
+        return _follow_output(service, address, {"tail": tail, "since": since})
+    for line in service.read_text(address, tail=tail, since=since, until=until).splitlines():
         click.echo(strip_controls(line))
 
 
-def _follow_output(service: Service, address: str, tail: int) -> None:
+def _follow_output(service: Service, address: str, query: dict[str, Any]) -> None:
     """Prints the stream, and reconnects when the service restarts or ends it."""
     failures = 0
     while True:
         try:
-            for line in service.stream_events(address, tail=tail):
+            for line in service.stream_events(address, **query):
                 failures = 0
                 click.echo(strip_controls(line))
         except ServiceRefusal as refused:
             failures += 1
             if not refused.temporary or failures > MAX_RECONNECTS:
                 raise
-        tail = 1  # prints the last line again, because the service cannot resume a stream
+        query = {"tail": 1}  # prints the last line again, because the service cannot resume a stream
         time.sleep(PAUSE_SECONDS)

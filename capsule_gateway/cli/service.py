@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote
@@ -218,7 +218,7 @@ class Service:
 
     def stream_events(self, path: str, **query: Any) -> Iterator[str]:
         """Yields the data of each event until the service ends the stream. Raises ServiceRefusal."""
-        with self._open_stream(path, params=query, headers={"accept": "text/event-stream"}) as answer:
+        with self._open_stream(path, params=_given(query), headers={"accept": "text/event-stream"}) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
@@ -241,9 +241,8 @@ class Service:
             yield answer
 
     def _call(self, method: str, path: str, query: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
-        given = {name: value for name, value in (query or {}).items() if value is not None}
         with self._map_failures():
-            answer = self._http.request(method, self.url + path, params=given, **options)
+            answer = self._http.request(method, self.url + path, params=_given(query or {}), **options)
         if answer.is_success:
             return answer
         raise self._make_refusal(answer)
@@ -312,6 +311,11 @@ def _trust(url: str) -> ssl.SSLContext | bool:
     if url.startswith("http://") and not urllib.request.getproxies():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return True
+
+
+def _given(query: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters that have a value."""
+    return {name: value for name, value in query.items() if value is not None}
 
 
 def _timeouts(seconds: float) -> httpx.Timeout:

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 from pathspec import GitIgnoreSpec
 
 from capsule_gateway.cli.service import ServiceRefusal
+from gateway.text_files import decode_text
 
 SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
 # `.env`, `.envrc`, `.dev.vars` and all names derived from them: of environments, of copies, and of editors' backups.
@@ -120,7 +121,7 @@ def _read_rules(folder: Path) -> Rules:
     lines: list[str] = []
     for name in IGNORE_FILES:
         if (file := folder / name).is_file():
-            lines += file.read_text(errors="replace").splitlines()
+            lines += decode_text(file.read_bytes()).splitlines()
     try:
         return [(folder, GitIgnoreSpec.from_lines(lines))] if lines else []
     except ValueError as error:

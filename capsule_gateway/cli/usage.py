@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import limit
+from capsule_gateway.cli.arguments import TIME, limit
 from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, text_of, texts
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
@@ -89,8 +89,8 @@ def _format_code(row: Row) -> str:
     "--outcome", type=click.Choice(["answered", "interrupted", "refused"]), help="List only requests with this outcome."
 )
 @click.option("--code", metavar="CODE", help="List only requests with this error code, such as TOKEN_INVALID.")
-@click.option("--from", "since", metavar="TIME", help="List only requests since this time: ISO 8601, in UTC.")
-@click.option("--to", "until", metavar="TIME", help="List only requests before this time.")
+@click.option("--from", "since", metavar="TIME", type=TIME, help="List only requests since this time, such as 1h.")
+@click.option("--to", "until", metavar="TIME", type=TIME, help="List only requests before this time.")
 @click.option("--before", metavar="ID", help="List only older requests than this one.")
 @limit
 @follow_option

@@ -48,7 +48,8 @@ from gateway.errors import (
 from gateway.events.catalog import Kind
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
-from gateway.validation import Id
+from gateway.times import ALWAYS, Span
+from gateway.validation import Id, parse_span
 
 PUBLISH_ERRORS = [
     RequestMalformed,
@@ -124,14 +125,20 @@ async def list_deploys(
     return await view_deploys(await deploy_records.list(account.id, app, limit, before), deploy_records)
 
 
-@get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
+@get("/deploys/{deploy_id:str}", errors=[RequestMalformed, NotFound])
 async def show_deploy(
     account: Caller,
     own_deploy: OwnDeploy,
     deploy_records: Injected[DeployRecords],
     deploy_logs: Injected[DeployLogs],
+    log_after: Annotated[int, QueryParameter(name="logAfter", ge=0)] = 0,
 ) -> DeployWithLog:
-    return await view_with_log(own_deploy, deploy_records, deploy_logs)
+    """Show a deploy, with its log.
+
+    A log keeps its first 64 KiB and its last 192 KiB. A line between them says how many lines are missing. To follow a
+    log, send the `logLines` of each response as `logAfter` of the next request: `log` then has only the lines after it.
+    """
+    return await view_with_log(own_deploy, deploy_records, deploy_logs, log_after)
 
 
 @put(
@@ -365,23 +372,31 @@ async def read_logs(
     runtime_log: Injected[RuntimeLog],
     log_viewers: Injected[Viewers],
     process: Injected[ProcessState],
-    tail: Annotated[int, QueryParameter(ge=1, le=MAX_TAIL)] = DEFAULT_TAIL,
+    tail: Annotated[int | None, QueryParameter(ge=1, le=MAX_TAIL)] = None,
+    since: FromQuery[str | None] = None,
+    until: FromQuery[str | None] = None,
 ) -> Response[str] | Stream:
     """Show the output of an app's start command.
 
-    The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
+    The last lines, as text: 200, or with `since` or `until` up to 10,000, unless `tail` says how many. `since` is
+    inclusive and `until` exclusive; both are times in the format of `GET /account/usage`. With `Accept:
+    text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
+    span = parse_span(since, until)
+    count = tail or (DEFAULT_TAIL if span == ALWAYS else MAX_TAIL)
     live = await deploy_records.find_live_id(own_app)
     if not await runtime_log.has_start_command(own_app, live):
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        events = end_with_right(request, _events(own_app, deploy_records, runtime_log, process, tail))
+        if until is not None:
+            raise RequestMalformed("until: a stream of new lines takes no end.")
+        events = end_with_right(request, _events(own_app, deploy_records, runtime_log, process, count, span))
         events = log_viewers.open(access.account.id, access.who, events)
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
         return Stream(events, headers=headers)
-    lines = [] if live is None else await runtime_log.tail(live, tail)
+    lines = [] if live is None else await runtime_log.tail(live, count, span)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
 
@@ -392,12 +407,14 @@ async def _events(
     runtime_log: RuntimeLog,
     process: ProcessState,
     tail: int,
+    span: Span,
 ) -> AsyncGenerator[bytes]:
     ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
     lines = runtime_log.follow(
         lambda: deploy_records.find_live_id(app),
         tail,
         lambda: process.draining or time.monotonic() > ends,
+        span,
     )
     async with contextlib.aclosing(lines):
         async for new in lines:

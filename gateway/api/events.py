@@ -18,6 +18,7 @@ from gateway.ids import Time
 from gateway.redis.client import Store
 from gateway.services import Injected
 from gateway.settings import Settings
+from gateway.validation import parse_span
 
 
 class WebhookUrl(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,15 +119,18 @@ async def list_deliveries(
     event: Annotated[str | None, QueryParameter(name="type", schema_extra={"enum": list(SAMPLES)})] = None,
     app: FromQuery[str | None] = None,
     outcome: FromQuery[Outcome | None] = None,
+    since: FromQuery[str | None] = None,
+    until: FromQuery[str | None] = None,
 ) -> list[Delivery]:
     """List the results of deliveries, newest first.
 
     The log keeps the last 1,000 results for 30 days. `before` is the `attempt` or the `id` of the last row of the
-    previous page. `type`, `app` (its name) and `outcome` select rows.
+    previous page. `type`, `app` (its name) and `outcome` select rows, and so do `since` (inclusive) and `until`
+    (exclusive), which are times of delivery in the format of `GET /account/usage`.
     """
     if event is not None and event not in SAMPLES:
         raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
-    chosen = Filter(event, app, outcome)
+    chosen = Filter(event, app, outcome, parse_span(since, until))
     return await deliveries.list_deliveries(store, account.id, limit, before=before, chosen=chosen)
 
 
@@ -145,7 +149,7 @@ async def show_delivery(access: CallerAccess, delivery_id: FromPath[str], store:
 async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], webhooks: Injected[Webhooks]) -> QueuedEvents:
     """Send again all events whose newest delivery failed.
 
-    `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
+    `since` is the earliest time of an event, in the format of `GET /account/usage`. At most 1,000 events are sent,
     oldest first, without those that already wait. An account can do this once per minute.
     """
     return QueuedEvents(await webhooks.redeliver_failed(account.id, data.since))

@@ -38,7 +38,7 @@ from gateway.telemetry.usage_reports import (
     read_requests,
     read_usage,
 )
-from gateway.validation import parse_time
+from gateway.validation import parse_span, parse_time
 
 DEFAULT_SPAN_SECONDS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400}
 
@@ -68,10 +68,11 @@ async def show_usage(
 ) -> Response[list[HourlyUsage] | UsageReport]:
     """Requests, tokens and money by hour or day.
 
-    `from` is inclusive and `to` is exclusive. Both are ISO 8601 times or dates, in UTC unless they have an offset. The
-    default is the last 24 hours or 30 days. Hours are kept for 14 days, days for 400 days. Rows without requests are
-    left out. `app` (its name) counts only this app. `Accept: text/csv` returns CSV. Without parameters, the response is
-    a list of the last 24 hours with only requests and tokens; its last entry is the current hour.
+    `from` is inclusive and `to` is exclusive. Both are times or dates in ISO 8601, in UTC unless they have an offset,
+    or how long ago, such as `1h`. The default is the last 24 hours or 30 days. Hours are kept for 14 days, days for 400
+    days. Rows without requests are left out. `app` (its name) counts only this app. `Accept: text/csv` returns CSV.
+    Without parameters, the response is a list of the last 24 hours with only requests and tokens; its last entry is the
+    current hour.
     """
     if (since, until, by, group, app) == (None,) * 5 and not wants_csv(request):
         return Response(await _read_last_day(account.id, store))
@@ -96,8 +97,8 @@ async def report_usage(
     now: int = (await store.client.time())[0]
     period, grouping = by or "hour", group or "none"
     # Hours and days begin with a whole second.
-    end = now if until is None else math.ceil(_parse_time("to", until))
-    start = end - DEFAULT_SPAN_SECONDS[period] if since is None else math.ceil(_parse_time("from", since))
+    end = now if until is None else math.ceil(parse_time("to", until))
+    start = end - DEFAULT_SPAN_SECONDS[period] if since is None else math.ceil(parse_time("from", since))
     if start >= end:
         raise RequestMalformed("from: must be before to.")
     usage = read_usage(store, account, period, grouping, app=app, start=start, end=end, now=now)
@@ -118,10 +119,6 @@ def _stream(pieces: list[bytes], media_type: str, headers: dict[str, str] | None
             yield piece
 
     return Stream(send(), media_type=media_type, headers=headers)
-
-
-def _parse_time(name: str, text: str) -> float:
-    return parse_time(text, f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.")
 
 
 async def _read_last_day(account: str, store: Store) -> list[HourlyUsage]:
@@ -156,15 +153,9 @@ async def list_requests(
     request cost something although it failed. `from` is inclusive and `to` is exclusive; both are times of arrival, in
     the format of `GET /account/usage`. `before` is the id of a request: only older ones are listed.
     """
-    start, end = _parse_optional("from", since), _parse_optional("to", until)
-    if start is not None and end is not None and start >= end:
-        raise RequestMalformed("from: must be before to.")
-    chosen = RequestFilter(app or None, model, outcome, code, start, end)
+    span = parse_span(since, until, "from", "to")
+    chosen = RequestFilter(app or None, model, outcome, code, span)
     return await read_requests(store, account.id, chosen, limit, before)
-
-
-def _parse_optional(name: str, text: str | None) -> float | None:
-    return None if text is None else _parse_time(name, text)
 
 
 @get("/requests/{request_id:str}", errors=[NotFound])

@@ -225,7 +225,9 @@ def _check_entry(entry: zipfile.ZipInfo) -> PurePosixPath:
     if entry.flag_bits & ENCRYPTED:
         raise Refused(f"the zip contains {_quote(name)}, which is encrypted")
     if kind == stat.S_IFLNK:
-        raise Refused(f"the zip contains the link {_quote(name)}; replace it with its file")
+        raise Refused(
+            f"the zip contains the link {_quote(name)}; replace it with its file, or pack a tar.gz, where links may be"
+        )
     if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
         raise Refused(f"the zip contains {_quote(name)}, which is neither a file nor a folder")
     return path

@@ -22,6 +22,7 @@ from gateway.accounts.records import App, Auth, Build, ReplacedFields
 from gateway.accounts.vault import Vault
 from gateway.errors import RequestMalformed
 from gateway.settings.toml import parse_toml
+from gateway.text_files import decode_text
 from gateway.validation import Command, Folder, Id, Path, explain
 
 FILE = "capsule.toml"
@@ -107,10 +108,10 @@ def _parse(text: bytes) -> tuple[_Text, Mapping[KeyPath, TomlPosition]]:
     if len(text) > MAX_BYTES:
         raise ManifestError(f"the file has more than {MAX_BYTES // 1024} KiB; make it smaller")
     try:
-        source = text.decode().removeprefix("\ufeff").replace("\r\n", "\n")
+        source = decode_text(text, "strict").replace("\r\n", "\n")
         tables = parse_toml(source)
     except UnicodeDecodeError as error:
-        raise ManifestError("the file is not UTF-8 text", text.count(b"\n", 0, error.start) + 1) from None
+        raise ManifestError("the file is not text in UTF-8", text.count(b"\n", 0, error.start) + 1) from None
     except tomllib.TOMLDecodeError as error:
         raise _syntax_fault(str(error), source) from None
     keys = dict(_find_keys(source))

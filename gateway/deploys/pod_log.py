@@ -1,6 +1,9 @@
 """Reads the output of apps' start commands on Kubernetes from the cluster, as `runtime_log.py` does from disk."""
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -9,11 +12,20 @@ from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.runtime_log import POLL_SECONDS, RuntimeLog
 from gateway.deploys.serving import Records
+from gateway.times import ALWAYS, Span, read_time
 
 APP_CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"  # as `workers/kubernetes/objects.py` names them
 RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away
 WAITING_LINES = 1_000  # that were read and not yet fetched
 UNREACHABLE_SECONDS = 5.0
+CLOCK_SECONDS = 60.0  # that the clocks of a node and of this machine may differ
+
+
+def _choose(lines: int | None, span: Span) -> dict[str, int | None]:
+    """Returns the parameters of a request for these lines. It may get others too, because clocks differ."""
+    if span.since == -math.inf:
+        return {"tail_lines": lines if span == ALWAYS else None}
+    return {"since": max(1, math.ceil(time.time() - span.since + CLOCK_SECONDS))}
 
 
 class PodLog(RuntimeLog):
@@ -43,19 +55,27 @@ class PodLog(RuntimeLog):
         releases = records["live"][1].releases if "live" in records else {}
         return live in releases and releases[live].runs
 
-    async def tail(self, deploy_id: str, lines: int) -> list[str]:
-        pod = await self._find_pod(deploy_id)
-        found = [line async for _, line in self._read_pod(pod, tail_lines=lines)] if pod is not None else []
-        return found[-lines:]
+    async def tail(self, deploy_id: str, lines: int, span: Span = ALWAYS) -> list[str]:
+        found = deque[str](maxlen=lines)
+        if (pod := await self._find_pod(deploy_id)) is not None:
+            async for at, line in self._read_pod(pod, **_choose(lines, span)):
+                if span == ALWAYS or span.contains(read_time(at)):
+                    found.append(line)
+        return [*found]
 
     async def follow(
-        self, find_deploy: Callable[[], Awaitable[str | None]], lines: int, until: Callable[[], bool]
+        self,
+        find_deploy: Callable[[], Awaitable[str | None]],
+        lines: int,
+        until: Callable[[], bool],
+        span: Span = ALWAYS,
     ) -> AsyncGenerator[list[str]]:
+        wanted: int | None = lines
         deploy_id = await find_deploy()
         while not until():
             found: asyncio.Queue[str] = asyncio.Queue(WAITING_LINES)
             checked_at = asyncio.get_running_loop().time()
-            async with run_in_background(self._collect(deploy_id, lines, found)):
+            async with run_in_background(self._collect(deploy_id, wanted, span, found)):
                 while not until():
                     yield [found.get_nowait() for _ in range(found.qsize())]
                     await asyncio.sleep(self._poll_seconds)
@@ -63,26 +83,27 @@ class PodLog(RuntimeLog):
                     if asyncio.get_running_loop().time() - checked_at > self._deploy_seconds:
                         checked_at, now = asyncio.get_running_loop().time(), await find_deploy()
                         if now not in (None, deploy_id):
-                            deploy_id, lines = now, WAITING_LINES  # all output of the new deploy follows
+                            deploy_id, wanted, span = now, None, ALWAYS  # all output of the new deploy follows
                             break
             if not until():
                 yield [found.get_nowait() for _ in range(found.qsize())]
 
-    async def _collect(self, deploy_id: str | None, lines: int, found: asyncio.Queue[str]) -> None:
-        """Collects the last lines, and new ones as they are written, of one container after the other."""
+    async def _collect(self, deploy_id: str | None, lines: int | None, span: Span, found: asyncio.Queue[str]) -> None:
+        """Collects the last lines of the span, and new ones as they are written, of one container after the other."""
+        which = _choose(lines, span)
         latest, same = "", 0  # the time of the newest line, and how many lines have it
         while deploy_id is not None:
             if (pod := await self._find_pod(deploy_id)) is not None:
                 former, left = latest, same  # what was read before the connection was lost comes again
-                async for at, line in self._read_pod(pod, tail_lines=lines, follow=True):
-                    if at < former:
+                async for at, line in self._read_pod(pod, **which, follow=True):
+                    if at < former or (span != ALWAYS and not span.contains(read_time(at))):
                         continue
                     if at == former and left:
                         left -= 1
                         continue
                     latest, same = at, same + 1 if at == latest else 1
                     await found.put(line)
-                lines = WAITING_LINES
+                which = _choose(None, Span(read_time(latest)) if latest else ALWAYS)
             end_if_canceled()
             await asyncio.sleep(self._retry_seconds)
 

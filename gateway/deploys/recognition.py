@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from gateway.accounts.records import PREVIEW, Build
 from gateway.deploys.unbuilt import PAGE, Files, explain_unbuilt, write_settings
 from gateway.settings.toml import parse_toml
+from gateway.text_files import decode_text
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63
@@ -454,6 +455,7 @@ def _text(value: Any, name: str) -> str:
 REQUIREMENTS, PROJECT, MANAGE = "requirements.txt", "pyproject.toml", "manage.py"
 VENV = "python3 -m venv .venv"
 PYTHON = ".venv/bin/python"
+UV = ".venv/bin/pip install uv"
 ENTRIES = ("main.py", "app.py", "wsgi.py", "app/main.py")
 MODULE = r"[A-Za-z_]\w{0,99}"
 APP = re.compile(r"^app\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
@@ -494,9 +496,7 @@ class _Python:
         self.name = make_label(
             _text(_table(project, "project"), "name") or _text(_table(project, "tool", "poetry"), "name")
         )
-        self.file, self._install = _choose_install(
-            files, poetry=bool(_table(project, "tool", "poetry", "dependencies"))
-        )
+        self.file, self._install = _choose_install(files, project)
 
     def install(self, server: str) -> str:
         """Returns the command that makes the virtual environment with the project's packages and the server."""
@@ -504,19 +504,26 @@ class _Python:
         return " && ".join([VENV, self._install, *added])
 
 
-def _choose_install(files: Files, *, poetry: bool) -> tuple[str, str]:
-    """Returns the file that names the packages, and the command that installs them into the virtual environment."""
+def _choose_install(files: Files, project: dict[str, Any]) -> tuple[str, str]:
+    """Returns the file that names the packages, and the command that installs them into the virtual environment.
+
+    An app is rarely a package that can be built, and it runs from its source. So the app itself is installed only where
+    its file says how to build it.
+    """
+    backend = _text(_table(project, "build-system"), "build-backend")
+    is_poetrys = backend.startswith("poetry.") or bool(_table(project, "tool", "poetry", "dependencies"))
     if files.has("uv.lock"):
-        return (
-            PROJECT,
-            ".venv/bin/pip install uv && .venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads",
-        )
-    if files.has("poetry.lock") or (poetry and not files.has(REQUIREMENTS)):
+        # Otherwise, uv would look for the Python of `.python-version`, which the host may lack.
+        sync = f"uv sync --frozen --inexact --no-dev --no-python-downloads --python {PYTHON}"
+        return PROJECT, f"{UV} && .venv/bin/{sync}"
+    if files.has("poetry.lock") or (is_poetrys and not files.has(REQUIREMENTS)):
         # Poetry must not change the environment that it runs in.
-        install = "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main"
+        install = "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main --no-root"
         return PROJECT, f"python3 -m venv ~/poetry && ~/poetry/bin/pip install poetry && {install}"
     if files.has(REQUIREMENTS):
         return REQUIREMENTS, f".venv/bin/pip install -r {REQUIREMENTS}"
+    if not _table(project, "build-system"):
+        return PROJECT, f"{UV} && .venv/bin/uv pip install --python {PYTHON} -r {PROJECT}"
     return PROJECT, ".venv/bin/pip install ."
 
 
@@ -583,7 +590,7 @@ class SourceFolder:
             if file is None:
                 return ""
             with open(file, "rb", closefd=False) as content:
-                return content.read(FILE_BYTES).decode(errors="replace").removeprefix("\ufeff")
+                return decode_text(content.read(FILE_BYTES))
 
     def has(self, path: str) -> bool:
         with ExitStack() as files:

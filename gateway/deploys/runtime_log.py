@@ -3,18 +3,22 @@
     GATEWAY_DATA_DIR/running/<deploy id>.output         the latest output
     GATEWAY_DATA_DIR/running/<deploy id>.output.former  the output before it; replaced when the other file is full
 
-Together the files have at most 1 MiB (`workers/sandbox/output.py`). The keeper of a sandbox imports this module in a
-Python without other packages.
+Each line begins with its time (`line_times.py`). Together the files have at most 1 MiB (`workers/sandbox/output.py`).
+The keeper of a sandbox imports this module in a Python without other packages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gateway.deploys.line_times import split_stamp
+from gateway.times import ALWAYS, Span
 
 if TYPE_CHECKING:
     from gateway.accounts.records import App
@@ -22,7 +26,13 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 DEPLOY_SECONDS = 2.0  # between two checks of which deploy is live
 FORMER = ".former"
+FIRST_BYTES = 64  # of a file, with the time of its first line
 ATTEMPTS = 5  # to read both files while they are swapped
+MISSING = "… lines are missing here: they were written faster than they were read\n".encode()
+
+
+File = tuple[int, bytes]  # its inode, which a later file may have too, and its first bytes
+Position = tuple[File | None, int]  # an offset in a file
 
 
 class RuntimeLog:
@@ -41,15 +51,19 @@ class RuntimeLog:
             return app.build.start is not None
         return live is not None and (self._folder / f"{live}.output").exists()
 
-    async def tail(self, deploy_id: str, lines: int) -> list[str]:
-        """Returns the last complete lines. Empty if nothing was written, or the app does not run here."""
+    async def tail(self, deploy_id: str, lines: int, span: Span = ALWAYS) -> list[str]:
+        """Returns the last complete lines of the span. Empty if there are none, or the app does not run here."""
         text, _ = await asyncio.to_thread(self._read, self._folder / f"{deploy_id}.output")
-        return _lines(text)[-lines:]
+        return _lines(text, span)[-lines:]
 
     async def follow(
-        self, find_deploy: Callable[[], Awaitable[str | None]], lines: int, until: Callable[[], bool]
+        self,
+        find_deploy: Callable[[], Awaitable[str | None]],
+        lines: int,
+        until: Callable[[], bool],
+        span: Span = ALWAYS,
     ) -> AsyncGenerator[list[str]]:
-        """Yields the last lines, then new ones as they are written, until `until` returns true.
+        """Yields the last lines of the span, then new ones as they are written, until `until` returns true.
 
         An empty list means that there are no new lines yet. `find_deploy` returns the id of the app's live deploy. When
         it changes, all output of the new deploy follows.
@@ -62,38 +76,39 @@ class RuntimeLog:
                 if now != deploy_id and now is not None:
                     text, position = await asyncio.to_thread(self._read, self._folder / f"{now}.output")
                     reader = _Reader(self._folder / f"{now}.output", position)
-                    yield _lines(text)[-lines if deploy_id is None else 0 :]
+                    yield _lines(text, span)[-lines if deploy_id is None else 0 :]
                     deploy_id = now
             yield await asyncio.to_thread(reader.read)
             await asyncio.sleep(self._poll_seconds)
 
     @staticmethod
-    def _read(path: Path) -> tuple[bytes, tuple[int, int]]:
-        """Returns the complete lines of both files, and their end: inode and offset."""
+    def _read(path: Path) -> tuple[bytes, Position]:
+        """Returns the complete lines of both files, and their end."""
         for _ in range(ATTEMPTS):
-            inode, text = _read_file(path)
-            former_inode, former = _read_file(path.with_name(path.name + FORMER))
-            if inode == 0 or former_inode != inode:  # else the files were swapped in between
+            current, text = _read_file(path)
+            former, before = _read_file(path.with_name(path.name + FORMER))
+            if current is None or former != current:  # else the files were swapped in between
                 break
         complete = _complete(text)
-        return former + complete, (inode, len(complete))
+        return before + complete, (current, len(complete))
 
 
 class _Reader:
     """Reads on from the end of the last read, even after the files were swapped."""
 
-    def __init__(self, path: Path, position: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, path: Path, position: Position = (None, 0)) -> None:
         self._path = path
-        self._inode, self._offset = position
+        self._file, self._offset = position
 
     def read(self) -> list[str]:
-        before, (inode, text) = b"", _read_file(self._path, self._offset, expected=self._inode)
-        if inode != self._inode:
-            former = self._path.with_name(self._path.name + FORMER)
-            former_inode, rest = _read_file(former, self._offset, expected=self._inode)
-            if self._inode and former_inode == self._inode:
+        before, (file, text) = b"", _read_file(self._path, self._offset, expected=self._file)
+        if file != self._file:
+            former, rest = _read_file(self._path.with_name(self._path.name + FORMER), self._offset, expected=self._file)
+            if self._file is not None and former == self._file:
                 before = rest
-            self._inode, self._offset = inode, 0
+            elif self._offset and file is not None:  # the files were swapped twice since the last read
+                before = MISSING
+            self._file, self._offset = file, 0
         text = _complete(text)
         self._offset += len(text)
         return _lines(before + text)
@@ -104,17 +119,23 @@ def _complete(text: bytes) -> bytes:
     return text[: text.rfind(b"\n") + 1]
 
 
-def _lines(text: bytes) -> list[str]:
-    return text.decode(errors="replace").split("\n")[:-1]
+def _lines(text: bytes, span: Span = ALWAYS) -> list[str]:
+    """Returns the lines of the span. One without a time has that of the previous line."""
+    found, at = [], -math.inf
+    for stamped in text.decode(errors="replace").split("\n")[:-1]:
+        time_ms, line = split_stamp(stamped)
+        at = at if time_ms is None else time_ms / 1000
+        if span.contains(at):
+            found.append(line)
+    return found
 
 
-def _read_file(path: Path, offset: int = 0, expected: int = 0) -> tuple[int, bytes]:
-    """Returns the inode (0 if there is no file) and the bytes. The offset applies only to the expected file."""
+def _read_file(path: Path, offset: int = 0, expected: File | None = None) -> tuple[File | None, bytes]:
+    """Returns which file it is (None if there is none), and the bytes. The offset applies only to the expected file."""
     try:
         with path.open("rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            if inode == expected:
-                file.seek(offset)
-            return inode, file.read()
+            found = os.fstat(file.fileno()).st_ino, file.readline(FIRST_BYTES)
+            file.seek(offset if found == expected else 0)
+            return found, file.read()
     except OSError:
-        return 0, b""
+        return None, b""

@@ -25,6 +25,7 @@ from gateway.deploys import archives
 from gateway.errors import MediaTypeUnsupported, RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
 from gateway.storage import Object, Storage
+from gateway.text_files import decode_text
 
 SOURCE_BYTES = 104_857_600  # of an upload
 SOURCE_FILES, UNPACKED_BYTES = 50_000, 1_073_741_824  # of a source; builds have the same limits
@@ -40,7 +41,9 @@ HOW_TO_PACK = "pack the folder of the app's source with: tar -czf source.tar.gz 
 Format = Literal["tar", "zip", "page"]
 MEDIA_TYPES: dict[str, Format | None] = {
     "application/gzip": "tar",
+    "application/x-gzip": "tar",
     "application/zip": "zip",
+    "application/x-zip-compressed": "zip",  # as browsers on Windows call it
     "text/html": "page",
     # These say nothing: clients send them for any file.
     "application/octet-stream": None,
@@ -50,7 +53,7 @@ MEDIA_TYPES: dict[str, Format | None] = {
 NAMES: dict[Format, str] = {"tar": "a tar.gz file", "zip": "a zip file", "page": "an HTML page"}
 HEAD_BYTES = 1_024  # from which the format is recognized
 GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
-BLANK = b"\xef\xbb\xbf \t\r\n"  # in front of a page: a byte order mark, and white space
+BLANK = " \t\r\n"  # in front of a page
 
 
 class SourceLimits(msgspec.Struct, frozen=True):
@@ -169,7 +172,7 @@ def _recognize(head: bytes, declared: Format | None) -> Format:
         found = "tar"
     elif head.startswith(ZIP_MAGIC):
         found = "zip"
-    elif declared == "page" or head.lstrip(BLANK).startswith(b"<"):
+    elif declared == "page" or decode_text(head).lstrip(BLANK).startswith("<"):
         found = "page"
     if found is None or declared not in (None, found):
         expected = NAMES[declared] if declared else "a tar.gz file, a zip file or an HTML page"

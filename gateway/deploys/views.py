@@ -7,7 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from gateway.deploys.addresses import address
-from gateway.deploys.logs import DeployLogs, split_times
+from gateway.deploys.logs import DeployLogs, Line, count_lines, read_lines, skip_lines
 from gateway.deploys.next_step import NextStep, find_next_step
 from gateway.deploys.phases import PhaseView, list_phases
 from gateway.deploys.records import Deploy, DeployRecords, State, Trigger
@@ -53,6 +53,7 @@ class DeployWithLog(DeployView, kw_only=True):
     nextStep: NextStep | msgspec.UnsetType = msgspec.UNSET  # after a failure
     log: str
     logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
+    logLines: int  # so far, with those that a long log lacks: `logAfter` of the next request
 
 
 async def view_deploys(listed: Sequence[Deploy], records: DeployRecords) -> list[DeployView]:
@@ -61,14 +62,26 @@ async def view_deploys(listed: Sequence[Deploy], records: DeployRecords) -> list
     return [DeployView.of(deploy, **fields) for deploy, fields in zip(listed, more, strict=True)]
 
 
-async def view_with_log(deploy: Deploy, records: DeployRecords, logs: DeployLogs) -> DeployWithLog:
+async def view_with_log(deploy: Deploy, records: DeployRecords, logs: DeployLogs, log_after: int = 0) -> DeployWithLog:
+    """Returns the deploy with its log, without the first `log_after` lines."""
     [fields] = await _read_more([deploy], records)
-    log, times = split_times(await logs.read(deploy))
+    lines = read_lines(await logs.read(deploy))
+    shown = skip_lines(lines, log_after)
     queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
-    if (step := find_next_step(deploy, log)) is not None:
+    if (step := find_next_step(deploy, _join(lines))) is not None:
         fields["nextStep"] = step
-    after = [None if time is None else max(0, time - queued) for time in times]
-    return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
+    return DeployWithLog.of(
+        deploy,
+        phases=list_phases(deploy),
+        log=_join(shown),
+        logTimes=[None if line.time is None else max(0, line.time - queued) for line in shown],
+        logLines=count_lines(lines),
+        **fields,
+    )
+
+
+def _join(lines: Sequence[Line]) -> str:
+    return "".join(f"{line.text}\n" for line in lines)
 
 
 async def _read_more(listed: Sequence[Deploy], records: DeployRecords) -> list[dict[str, Any]]:

@@ -181,9 +181,9 @@ class Webhooks:
     async def redeliver_failed(self, account_id: str, since: str) -> int:
         """Queues again the logged events from `since` on whose newest delivery failed; returns their number.
 
-        `since` is a time in ISO 8601. Raises RequestMalformed and RateLimited.
+        `since` is a time as `gateway/times.py` reads it. Raises RequestMalformed and RateLimited.
         """
-        first_at = parse_time(since, "since: use a time in ISO 8601, such as 2026-07-02T10:00:00Z.")
+        first_at = parse_time("since", since)
         key = redelivered_key(account_id)
         if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_SECONDS):
             wait = await self._store.client.pttl(key)

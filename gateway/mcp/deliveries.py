@@ -7,12 +7,13 @@ from typing import Annotated, get_args
 
 from gateway.events.deliveries import Filter, Outcome, list_deliveries, read_delivery
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
+from gateway.times import A_TIME
 
 LISTED_DELIVERIES = 20
 
 OutcomeName = Annotated[Outcome | None, Arg("delivered, failed or dropped", enum=["", *get_args(Outcome)])]
 EventId = Annotated[str, Arg("the event's id, from 'list'; show also takes an attempt of it")]
-Since = Annotated[str, Arg("the time of the oldest event to send, in ISO 8601, such as 2026-07-02T10:00:00Z")]
+Since = Annotated[str, Arg(f"the time of the oldest event to send: {A_TIME}")]
 
 
 class DeliveryTool(AgentTool):

@@ -14,6 +14,7 @@ from gateway.ids import Time, now_iso
 from gateway.keys import requests_key, usage_key
 from gateway.redis.client import Store
 from gateway.telemetry.usage import LIMIT_NAMES, LimitName, LoggedRequest, Outcome, UsageCounts, outcome_of
+from gateway.times import ALWAYS, Span
 
 Period = Literal["hour", "day"]
 Group = Literal["app", "model", "none"]
@@ -82,19 +83,12 @@ class RequestFilter(msgspec.Struct, frozen=True):
     model: str | None = None
     outcome: Outcome | None = None
     code: str | None = None
-    since: float | None = None  # seconds since the epoch, inclusive
-    until: float | None = None  # exclusive
+    span: Span = ALWAYS  # of arrival
 
     def matches(self, request: LoggedRequest) -> bool:
         return (
-            (self.since is None or request.at >= self.since * 1000)
-            and (self.until is None or request.at < self.until * 1000)
-            and self._matches_fields(request)
-        )
-
-    def _matches_fields(self, request: LoggedRequest) -> bool:
-        return (
-            self.app in (None, request.app)
+            self.span.contains(request.at / 1000)
+            and self.app in (None, request.app)
             and self.model in (None, request.model)
             and self.code in (None, request.code)
             and self.outcome in (None, outcome_of(request.code, request.nanoEuro))

@@ -313,3 +313,15 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
         "all done",
     ]
     await expect(page).to_have_title(f"Checking: deploy of {app} · Capsule")
+    await page.get_by_label("Filter: Build log").fill("")
+    for part in range(2):  # more at once than a log keeps
+        holder.log(again, "".join(f"line {part * 6_000 + number} {'x' * 50}\n" for number in range(6_000)))
+        await expect(log).to_contain_text(f"line {part * 6_000 + 5_999} ")
+    expected = 0
+    for line in (await log.inner_text()).splitlines():
+        if found := re.search(r"line (\d+) x", line):
+            assert int(found[1]) == expected
+            expected += 1
+        elif found := re.search(r"… ([\d,]+) lines are missing here", line):
+            expected += int(found[1].replace(",", ""))
+    assert expected == 12_000

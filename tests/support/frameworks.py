@@ -88,7 +88,8 @@ PROJECTS = [
     Project(
         "starlette",
         "Starlette",
-        "python3 -m venv .venv && .venv/bin/pip install .",
+        "python3 -m venv .venv && .venv/bin/pip install uv"
+        " && .venv/bin/uv pip install --python .venv/bin/python -r pyproject.toml",
         start=UVICORN.format("--factory app:create_app"),
         file="pyproject.toml",
     ),
@@ -122,7 +123,7 @@ PROJECTS = [
         "uv",
         "Starlette",
         "python3 -m venv .venv && .venv/bin/pip install uv && .venv/bin/uv sync --frozen --inexact --no-dev"
-        " --no-python-downloads && .venv/bin/pip install uvicorn",
+        " --no-python-downloads --python .venv/bin/python && .venv/bin/pip install uvicorn",
         start=UVICORN.format("main:app"),
         file="pyproject.toml",
     ),
@@ -130,7 +131,8 @@ PROJECTS = [
         "poetry",
         "Flask",
         "python3 -m venv .venv && python3 -m venv ~/poetry && ~/poetry/bin/pip install poetry &&"
-        " POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main && .venv/bin/pip install gunicorn",
+        " POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main --no-root"
+        " && .venv/bin/pip install gunicorn",
         start=f"{GUNICORN} 'wsgi:create_app()'",
         file="pyproject.toml",
     ),

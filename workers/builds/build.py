@@ -59,6 +59,8 @@ async def run_build_command(
     versions = await asyncio.to_thread(choose_versions, SourceFolder(folder / "source"), sandbox.tools)
     for line in versions.lines:
         write_line(line)
+    if versions.problem:
+        raise DeployError(versions.problem)
     environment = {**sandbox.prepend_path(versions.folders), "CI": "true", **DOWNLOADS, **trusted, **variables}
     environment |= {"HOME": HOME, "TMPDIR": TMP, "DATA_DIR": DATA}
     # It is for the start command. With `production`, package managers would leave out the tools that build the app.

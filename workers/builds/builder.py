@@ -32,7 +32,8 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
-from gateway.deploys.logs import LOG_BYTES, DeployLogs, stamp_line
+from gateway.deploys.line_times import stamp_line
+from gateway.deploys.logs import FIRST_BYTES, LAST_BYTES, DeployLogs, shorten
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
 from gateway.deploys.previews import Previews
@@ -55,6 +56,7 @@ from workers.builds.schedule import Schedule
 from workers.stream import Consumer, Entry, require_partition
 
 FLUSH_SECONDS = 0.5  # between flushes
+FLUSH_BYTES_PER_SECOND = 131_072  # of a build that prints without end; what it prints meanwhile is shortened
 RESOLUTION_MS = 100  # between two times in the log
 # Escape sequences in a build's output could move the cursor of a terminal that follows the log.
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
@@ -67,15 +69,19 @@ class DeployLog:
         """`logs` waits for Redis."""
         self._logs, self._deploy = logs, deploy
         self._lines: list[str] = []
+        self._sending = ""
         self._stamped = 0  # time of the last line that has a time, ms
-        self._size = 0  # bytes of all lines so far; lines beyond the log's bound are dropped
+        self._size = 0  # bytes of the lines that wait
+        self._next = 0.0  # when to flush again
         self._lock = asyncio.Lock()
 
     def write_line(self, line: str) -> None:
-        if self._size <= LOG_BYTES:
-            line = self._stamp(CONTROL.sub("", line))
-            self._size += len(line.encode())
-            self._lines.append(line)
+        line = self._stamp(CONTROL.sub("", line))
+        self._lines.append(line)
+        self._size += len(line.encode())
+        if self._size > 2 * (FIRST_BYTES + LAST_BYTES):
+            self._lines = [shorten("".join(self._lines))]
+            self._size = len(self._lines[0].encode())
 
     def _stamp(self, line: str) -> str:
         """Adds a time to the line. Lines that arrive together share the time of the first, which saves space."""
@@ -87,20 +93,26 @@ class DeployLog:
 
     async def flush(self) -> None:
         async with self._lock:
-            while self._lines:
-                count = len(self._lines)
-                await self._logs.append(self._deploy, "".join(self._lines[:count]))
-                del self._lines[:count]
+            while self._sending or self._lines:
+                if not self._sending:
+                    self._sending, self._lines, self._size = shorten("".join(self._lines)), [], 0
+                await self._logs.append(self._deploy, self._sending)
+                self._next = time.monotonic() + len(self._sending) / FLUSH_BYTES_PER_SECOND
+                self._sending = ""
+
+    async def _flush_in_time(self) -> None:
+        if time.monotonic() >= self._next:
+            await self.flush()
 
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(every(FLUSH_SECONDS, self.flush, first=FLUSH_SECONDS))
+        self._flushing = asyncio.create_task(every(FLUSH_SECONDS, self._flush_in_time, first=FLUSH_SECONDS))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(TimeoutError):  # a flush that is canceled could write its lines twice
+            await finish_despite_cancellation(asyncio.wait_for(self.flush(), COMMAND_SECONDS))
         self._flushing.cancel()
         await asyncio.gather(self._flushing, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            await finish_despite_cancellation(asyncio.wait_for(self.flush(), COMMAND_SECONDS))
 
 
 logger = structlog.get_logger()
@@ -252,7 +264,9 @@ class Builder:
     async def _fail_abandoned(self, deploy: Deploy) -> None:
         logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
         await self._undo(deploy)
-        await self._change_state(deploy, ("failed",), lambda: self._changes.fail_abandoned(deploy))
+        failed = await self._change_state(deploy, ("failed",), lambda: self._changes.fail_abandoned(deploy))
+        async with DeployLog(self._deploy_logs, failed) as log:
+            log.write_line(f"Failed: {failed.error}")
 
     async def _write_positions(self) -> None:
         """Writes the positions once they have changed, or some seconds later."""

@@ -20,6 +20,7 @@ from gateway import storage
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import url_of
 from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
@@ -36,7 +37,7 @@ from workers.hosting.release_files import read_release_manifest, write_environme
 from workers.hosting.releases import Releases, Site, link_folder
 from workers.hosting.sleep import ask_listening
 from workers.hosting.visits import VisitLog
-from workers.hosting.watchdog import LIMITS, control_path, is_running, output_path, read_state
+from workers.hosting.watchdog import LIMITS, control_path, is_running, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.removal import remove_folder
 from workers.sandbox.sandbox import MIB
@@ -260,8 +261,7 @@ class HostDriver:
         )
 
     async def read_output(self, target: Target) -> list[str]:
-        path = output_path(self._releases.folder, target.deploy)
-        return path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:] if path.exists() else []
+        return await RuntimeLog(str(self._releases.folder)).tail(target.deploy, OUTPUT_LINES)
 
     def runs(self, deploy: str) -> bool:
         return (self._releases.running / deploy).is_symlink()

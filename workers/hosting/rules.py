@@ -19,6 +19,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from gateway.text_files import decode_text
+
 FILE, PARTS, REDIRECTS, HEADERS = "rules", "rules.d", "_redirects", "_headers"
 # What is added to an address, without its slash at the end, to find its file, in this order. The pages have addresses
 # without that slash, and the index has one with it. A file itself, to which nothing is added, has only its own address.
@@ -129,7 +131,7 @@ def _take(path: Path, problems: list[str]) -> list[str]:
     if len(content) > MAX_BYTES:
         problems.append(f"{path.name} is skipped: it has more than {MAX_BYTES} bytes")
         return []
-    return content.decode(errors="replace").removeprefix("\ufeff").splitlines()
+    return decode_text(content).splitlines()
 
 
 def parse_redirects(lines: list[str], problems: list[str]) -> list[Redirect]:

@@ -20,7 +20,11 @@ ETC = (
 )
 IN_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - each sandbox has its own file systems here
 DATA_FILES = "files"  # in the folder of an app's data: what the app sees
-FILES = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
+HOST_NAME = "app"  # programs such as git look it up
+FILES = {
+    "/etc/resolv.conf": "nameserver 127.0.0.1\n",
+    "/etc/hosts": f"127.0.0.1 localhost {HOST_NAME}\n::1 localhost {HOST_NAME}\n",
+}
 
 
 def read_filter() -> bytes:
@@ -37,7 +41,7 @@ def build_arguments(spec: Spec, info_fd: int) -> list[str]:
     settings = _create_memory_file("".join(f"{word}\0" for word in variables).encode(errors="surrogateescape"))
     words = [spec["bwrap"], "--args", str(settings), "--new-session", "--die-with-parent", "--cap-drop", "ALL"]
     words += ["--unshare-user", "--uid", str(uid), "--gid", str(uid), "--unshare-pid", "--unshare-ipc"]
-    words += ["--unshare-uts", "--hostname", "app", "--unshare-cgroup-try"]
+    words += ["--unshare-uts", "--hostname", HOST_NAME, "--unshare-cgroup-try"]
     words += ["--info-fd", str(info_fd), "--seccomp", str(_create_memory_file(bytes.fromhex(spec["filter"])))]
     words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     # Otherwise, the command could write to the memory of bubblewrap's process, which must end with its keeper.

@@ -51,7 +51,7 @@ STOP_SOON_DRAIN_SECONDS, STOP_SOON_GRACE_SECONDS = 2.0, 2.0  # then
 CONNECTED = ("02", "03")  # states of a socket in /proc/net/unix: waits to be accepted, is accepted
 CHUNK_BYTES = 65_536  # per read of the command's output
 PIPE_READS = 16
-PAUSE_SECONDS = 0.01  # between reads of dropped output
+PAUSE_SECONDS = 0.01  # between reads of output that is dropped, or that the worker does not read fast enough
 UNMEASURABLE = 1 << 60  # bytes
 DATA_SECONDS = 5.0  # at most, between two measurements of an app's data
 STOPPED_STATUS = 240  # of a keeper in a pod that was told to stop its command, which has not failed
@@ -311,7 +311,9 @@ class Keeper:
 
     def _take_output(self) -> None:
         loop = asyncio.get_running_loop()
-        if not self._read_output():
+        self._output.flush()
+        waits = self._output.full and isinstance(self._output, BuildOutput)
+        if not waits and not self._read_output():
             loop.remove_reader(self._pipe)
         elif self._output.full:
             loop.remove_reader(self._pipe)
@@ -320,7 +322,7 @@ class Keeper:
     def _read_output(self) -> bytes:
         """Copies the command's output, line by line. Returns the bytes read. Raises BlockingIOError."""
         data = os.read(self._pipe, CHUNK_BYTES)
-        if self._output.full:
+        if self._output.full and isinstance(self._output, Output):
             self._output.drop(data.count(b"\n"))
             return data
         for line in self._splitter.split(data):

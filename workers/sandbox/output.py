@@ -1,11 +1,11 @@
 """The output of commands: its lines, without secrets.
 
-The first 256 KiB of a build's output go to the worker. The build's own keeper applies this bound and searches for
-secrets, because a build may print without end.
+All output of a build goes to the worker, as fast as that reads it: a build that prints more waits. The build's own
+keeper searches for secrets.
 
-The newest MiB of a start command's output stays on disk, in two files that `gateway/deploys/runtime_log.py` reads. When
-the current file is full, it replaces the former one. Both belong to the owner of the data folder, so the gateway can
-read them, and other apps cannot.
+The newest MiB of a start command's output stays on disk, with the time of each line, in two files that
+`gateway/deploys/runtime_log.py` reads. When the current file is full, it replaces the former one. Both belong to the
+owner of the data folder, so the gateway can read them, and other apps cannot.
 """
 
 import codecs
@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gateway.deploys.line_times import stamp_line
 from gateway.deploys.runtime_log import FORMER
 
 LINE_CHARACTERS = 4_096  # longer lines are split
 FILE_BYTES = 524_288  # of each of the two files
 BYTES_PER_SECOND = 65_536  # of a start command's output; the rest is dropped
-PASSED_BYTES = 262_144  # of a build's output; equals the bound of a deploy's log
+WAITING_BYTES = 65_536  # of a build's output that wait for the worker; then the build waits too
 FLUSH_SECONDS = 2.0  # that the worker has to read the end of the output
 MIN_LINE_BYTES = 64  # that each line counts at least
 CONCEALED_CHARACTERS = 8  # the shortest value that is hidden; hiding values such as "1" would hide half of a log
@@ -29,7 +30,11 @@ MAX_SECRETS = 500  # of an app, the longest ones: each line is searched for ever
 
 
 class LineSplitter:
-    """Splits the output of a command into lines of at most LINE_CHARACTERS characters."""
+    """Splits the output of a command into lines of at most LINE_CHARACTERS characters.
+
+    What follows a carriage return replaces what is before it, as in a terminal. So a progress bar leaves its last
+    state.
+    """
 
     def __init__(self) -> None:
         self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
@@ -37,10 +42,17 @@ class LineSplitter:
     def split(self, data: bytes) -> list[str]:
         """Returns the lines that the data completes. Empties data means the end and returns the rest."""
         *lines, rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
-        found = [piece for line in lines for piece in _cut(line.removesuffix("\r"))]
+        found = [piece for line in lines for piece in _cut(_overwrite(line).removesuffix("\r"))]
+        rest = _overwrite(rest) if data else _overwrite(rest).removesuffix("\r")
         whole = len(rest) - len(rest) % LINE_CHARACTERS if data else len(rest)
         self._rest = rest[whole:]
         return [*found, *_cut(rest[:whole])] if whole else found
+
+
+def _overwrite(line: str) -> str:
+    """Returns the text after the last carriage return, except one at the end: a line feed may follow that."""
+    written = line.rstrip("\r")
+    return written.rpartition("\r")[2] + "\r" * (written != line)
 
 
 def _cut(line: str) -> list[str]:
@@ -89,7 +101,7 @@ class Output:
         self._write(self._conceal(line))
 
     def _write(self, line: str) -> None:
-        text = line.encode(errors="replace") + b"\n"
+        text = stamp_line(line, int(time.time() * 1000)).encode(errors="replace")
         try:
             if self._size + len(text) > FILE_BYTES:
                 self._path.replace(_former(self._path))
@@ -125,24 +137,15 @@ class BuildOutput:
         """`fd`: a pipe. `conceal` hides secrets in a line."""
         os.set_blocking(fd, False)
         self._fd, self._conceal = fd, conceal
-        self._waiting, self._left = bytearray(), PASSED_BYTES
+        self._waiting = bytearray()
 
     def write_line(self, line: str) -> None:
-        if self._left <= 0:
-            return
-        text = self._conceal(line).encode(errors="replace") + b"\n"
-        self._left -= len(text)
-        self._waiting += text
-        if self._left <= 0:
-            self._waiting += f"… output beyond {PASSED_BYTES // 1_024} KiB was dropped\n".encode()
+        self._waiting += self._conceal(line).encode(errors="replace") + b"\n"
 
     @property
     def full(self) -> bool:
-        """Returns whether further output is dropped."""
-        return self._left <= 0
-
-    def drop(self, lines: int) -> None:
-        pass  # the last line reports it
+        """Returns whether the worker must read before more output is taken."""
+        return len(self._waiting) >= WAITING_BYTES
 
     def flush(self, seconds: float = 0) -> None:
         """Writes the waiting output. Waits at most `seconds` for the worker to read it."""
@@ -156,7 +159,6 @@ class BuildOutput:
                     return
             except OSError:  # the worker has ended
                 self._waiting.clear()
-                self._left = 0
 
 
 def _former(path: Path) -> Path:

@@ -53,6 +53,7 @@ OWN_TOOLS = "/opt/capsule"  # where commands see copies
 NODE = f"{OWN_TOOLS}/node"
 # Where a build and a start command see their folders, on every host. So a virtual environment of the build starts.
 APP, HOME, DATA, TMP = "/app", "/home/app", "/data", "/tmp"  # noqa: S108
+OWN_FOLDERS = (APP, HOME, DATA, TMP)
 MIB = 1 << 20
 CHUNK_BYTES = 16_384  # per read of output
 LINES_PER_PAUSE, PAUSE_SECONDS = 256, 0.01  # a pause after so many lines, so that other tasks run
@@ -155,6 +156,8 @@ class Sandbox:
         folders = [folder for folder in folders if os.access(folder, os.X_OK, effective_ids=EFFECTIVE)]
         if self._root:  # leave out tools that only root can start
             folders = [folder for folder in folders if not closed_folders(folder.resolve())]
+        if not trusted:  # leave out what the folders of each command hide
+            folders = [folder for folder in folders if not any(folder.is_relative_to(each) for each in OWN_FOLDERS)]
         if sys.prefix != sys.base_prefix:  # the service's own packages are no tools
             folders = [folder for folder in folders if not folder.is_relative_to(sys.prefix)]
         self._folders, self._made_folders, self._tool_places = [*map(str, folders)], list[str](), dict[str, str]()
@@ -184,11 +187,22 @@ class Sandbox:
             self._checked = True
 
     def _find_versions(self, copies: Path) -> None:
-        found = tools.find_versions(self._folders, copies)
+        found = tools.find_versions(self._folders, copies, tools.ask_versions if self._trusted else self._ask_versions)
         self._made_folders = sorted({tool.folder for tool in found} - {*self._folders})
         if not self._trusted:
             self._tool_places |= {each: f"{OWN_TOOLS}/{Path(each).parent.name}/bin" for each in self._made_folders}
         self.tools = [tool._replace(folder=self._tool_places.get(tool.folder, tool.folder)) for tool in found]
+
+    def _ask_versions(self, programs: Sequence[str]) -> list[str]:
+        """Returns what each program says where commands run. It may lack files there, and then it says nothing."""
+        seen = [
+            f"{self._tool_places.get(os.path.dirname(each), os.path.dirname(each))}/{os.path.basename(each)}"
+            for each in programs
+        ]
+        script = 'for program; do echo "$(timeout 5 "$program" --version 2>/dev/null | head -n 1)"; done'
+        command = Command(arguments=["sh", "-c", script, "sh", *seen], folder=Path("/"), environment=self.environment)
+        _, output = self._run_quickly(command)
+        return [*output.split("\n"), *[""] * len(programs)][: len(programs)]
 
     def _check_user(self, folder: Path) -> None:
         if not self._root:
@@ -222,7 +236,13 @@ class Sandbox:
 
     def _try_out(self) -> None:
         """Raises Unsafe if the kernel, or a container around the worker, does not allow namespaces."""
-        command = Command(arguments=["true"], folder=Path("/"), environment=self.environment)
+        outcome, output = self._run_quickly(Command(arguments=["true"], folder=Path("/"), environment=self.environment))
+        if not outcome.ok:
+            reason = outcome.error or output.strip().removeprefix(NOT_ENTERED)
+            raise Unsafe(f"bubblewrap can't make namespaces here ({reason})", find_namespace_remedy())
+
+    def _run_quickly(self, command: Command) -> tuple[Outcome, str]:
+        """Runs a command with little output, which is returned. Raises Unsafe if it takes long."""
         with self.reserve_user() as uid, contextlib.ExitStack() as files:
             report, report_to = _pipe(files, files)
             output, output_to = _pipe(files, files)
@@ -236,9 +256,7 @@ class Sandbox:
             report_to.close()
             output_to.close()
             outcome = msgspec.json.decode(report.read() or b'{"code": 126}', type=Outcome)
-            if not outcome.ok:
-                reason = outcome.error or output.read().decode(errors="replace").strip().removeprefix(NOT_ENTERED)
-                raise Unsafe(f"bubblewrap can't make namespaces here ({reason})", find_namespace_remedy())
+            return outcome, output.read().decode(errors="replace")
 
     @contextlib.contextmanager
     def reserve_user(self) -> Iterator[int | None]:

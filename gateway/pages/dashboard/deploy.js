@@ -29,17 +29,20 @@ export async function draw(signal, { id }) {
   const [state, details, line] = [h("div"), h("section", { class: "card" }), refusal()];
   const buttons = h("div", { class: "row" });
   let deploy;
+  let read = 0; // lines of the log
   const over = () => OVER.includes(deploy.state);
   const refresh = async () => {
-    const before = deploy?.state;
-    const { log: text, logTimes, ...rest } = await get(`/account/deploys/${encodeURIComponent(id)}`, signal);
+    const [before, after] = [deploy?.state, read];
+    const address = `/account/deploys/${encodeURIComponent(id)}?logAfter=${after}`;
+    const { log: text, logTimes, logLines, ...rest } = await get(address, signal);
     deploy = rest;
     if (before && before !== deploy.state) announce(`The deploy is ${deploy.state}.`);
     if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
     redraw(details, deploy, about);
     redraw(buttons, [deploy.state, deploy.kind, deploy.current, deploy.url], () => actions(deploy, line, refresh));
-    log.show(lines(text, logTimes, Date.parse(deploy.createdAt)));
+    if (read === after) log.add(lines(text, logTimes, Date.parse(deploy.createdAt))); // else another refresh was faster
+    read = Math.max(read, logLines);
     log.say(over() ? "No log output." : "No log output yet.");
     return over() ? "done" : "";
   };

@@ -21,7 +21,7 @@ export class IgnoredFiles {
       for (const { path, file } of files) {
         if (nameOf(path) !== wanted) continue;
         const folder = folderOf(path);
-        this.#rules.set(folder, [...(this.#rules.get(folder) ?? []), ...parse(await file.text())]);
+        this.#rules.set(folder, [...(this.#rules.get(folder) ?? []), ...parse(decode(new Uint8Array(await file.arrayBuffer())))]);
       }
     }
   }
@@ -52,6 +52,12 @@ export class IgnoredFiles {
 
 // Whether files of this name say what is ignored.
 export const decides = (name) => name === ENVIRONMENT || IGNORE_FILES.includes(name);
+
+// By the byte order mark: PowerShell writes UTF-16. The decoder leaves out the mark.
+function decode(bytes) {
+  const mark = `${bytes[0]} ${bytes[1]}`;
+  return new TextDecoder({ "255 254": "utf-16le", "254 255": "utf-16be" }[mark]).decode(bytes);
+}
 
 const nameOf = (path) => path.slice(path.lastIndexOf("/") + 1);
 const folderOf = (path) => path.slice(0, Math.max(path.lastIndexOf("/"), 0));

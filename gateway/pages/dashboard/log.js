@@ -53,14 +53,6 @@ export class LogView {
     if (!this.lines.length && this.log.textContent !== text) this.log.textContent = text;
   }
 
-  // Shows all lines of the log. It keeps the elements of known lines, and so a selection in them.
-  show(lines) {
-    const shown = this.lines.length;
-    const grown = lines.length >= shown && (!shown || lines[shown - 1].text === this.lines[shown - 1].text);
-    if (!grown) this.clear();
-    this.add(lines.slice(this.lines.length));
-  }
-
   add(lines) {
     if (!lines.length) return;
     if (!this.lines.length) this.log.textContent = "";

@@ -232,31 +232,34 @@ async def follow(tmp_path: Path, *answers: Script) -> Run:
 
 @pytest.mark.usefixtures("quick_follow")
 async def test_a_log_grows(tmp_path: Path) -> None:
-    run = await follow(
-        tmp_path,
-        deploy("queued", ""),
-        deploy("queued", ""),
-        deploy("building", "installing\nbuil"),
-        deploy("building", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m\x1b]0;title\x07 en"),
+    """Each request asks for the lines after those that are printed."""
+    log = ["installing", "", "\x1b[31mred\x1b[0m end", "… 5,000 lines are missing here", "swapped"]
+    answers = [
+        deploy("queued", "", logLines=0),
+        deploy("queued", "", logLines=0),
+        deploy("building", f"{log[0]}\n", logLines=1),
+        deploy("building", f"{log[1]}\n{log[2]}\n", logLines=3),
         answer(503, b"a proxy says the service restarts"),
-        deploy("checking", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
-        deploy("canary", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
-        deploy(
-            "live", "installing\nbuilding 100%\n\nred end\nswapped", url="https://shop.example.com", durationMs=61_000
-        ),
-    )
+        deploy("checking", "", logLines=3),
+        deploy("canary", f"{log[3]}\n{log[4]}\n", logLines=5_004),
+        deploy("live", "", logLines=5_004, url="https://shop.example.com", durationMs=61_000),
+    ]
+    async with Slow(*answers) as service:
+        run = await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow")
+        asked = [exchange.path.partition("logAfter=")[2] for exchange in service.exchanges]
     assert run.out.splitlines() == [
         "── queued",
         "── building",
         "installing",
-        "building 100%",
         "",
         "red end",
         "── checking",
-        "── canary",
+        "… 5,000 lines are missing here",
         "swapped",
+        "── canary",
         "Live at https://shop.example.com after 1 min 1 s.",
     ]
+    assert asked == ["0", "0", "0", "1", "3", "3", "3", "5004"]
 
 
 @pytest.mark.usefixtures("quick_follow")
@@ -270,7 +273,7 @@ async def test_a_service_that_stays_away(tmp_path: Path) -> None:
 async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], colored: bool) -> None:
     log = f"\x1b[31mred\x1b[0m and \x1b[2Jplain\n{'https://example.com/' + 'x' * 200}\n"
     async with Slow(
-        deploy("building", log), deploy("live", log, url="https://shop.example.com", durationMs=900)
+        deploy("building", log, logLines=2), deploy("live", "", url="https://shop.example.com", durationMs=900)
     ) as service:
         capsule = Tool(service.address, "csk_key", tmp_path)
         seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "show", "dep_1", "--follow", **environment)

@@ -5,10 +5,13 @@ import json
 import os
 import secrets
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from gateway.deploys.line_times import stamp_line
+from gateway.ids import now_iso
 from tests.support.accounts import App
 from tests.support.command_line import Tool
 from tests.support.deploys import publish, report_phases
@@ -28,7 +31,7 @@ async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) ->
     run = await capsule("env", "set", hosted.name, "TOKEN", given=secret + "\n")
     assert run.out == f"Set TOKEN for {hosted.name}, effective from the next deploy.\n"
     file = tmp_path / "variables"
-    file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n")
+    file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n", encoding="utf-16")
     assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0
     run = await capsule("env", "list", hosted.name, "--json")
     assert [each["name"] for each in json.loads(run.out)] == ["A", "B", "C", "TOKEN"]
@@ -69,6 +72,21 @@ async def test_logs_are_printed_and_followed(capsule: Tool, hosted: App) -> None
     running.mkdir()
     (running / f"{deploy}.output").write_text("one\ntwo \x1b[31mred\nthree\n")
     assert (await capsule("logs", hosted.name, "--tail", "2")).out == "two [31mred\nthree\n"
+    now = int(time.time() * 1_000)
+    text = stamp_line("old", now - 7_200_000) + stamp_line("new", now - 60_000) + stamp_line("three", now)
+    (running / f"{deploy}.output").write_text(text)
+    assert (await capsule("logs", hosted.name, "--since", "1h")).out == "new\nthree\n"
+    assert (await capsule("logs", hosted.name, "--since", "1h", "--until", "30s")).out == "new\n"
+    assert (await capsule("logs", hosted.name, "--until", now_iso(now / 1_000 - 3_600))).out == "old\n"
+    assert (await capsule("logs", hosted.name, "--since", "1h", "--tail", "1")).out == "three\n"
+    for options, reason in (
+        (("--since", "lately"), "'lately' is not a time; use a time in ISO 8601"),
+        (("--until", "1h", "--follow"), "give either --follow or --until"),
+    ):
+        refused = await capsule("logs", hosted.name, *options)
+        assert refused.code == 2
+        assert reason in refused.err
+    assert "since: must be before until." in (await capsule("logs", hosted.name, "--since", "1h", "--until", "2h")).err
     environment = {"CAPSULE_URL": gateway.address, "CAPSULE_API_KEY": hosted.account.key, "PATH": os.environ["PATH"]}
     command = [sys.executable, "-m", "capsule_gateway", "logs", hosted.name, "--tail", "1", "--follow"]
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)

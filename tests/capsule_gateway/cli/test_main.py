@@ -147,6 +147,8 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
         await wait_until(lambda: len(receiver.got()) == 4, 10)
         assert "RATE_LIMITED, retry after" in await capsule.refused(*again, "2026-07-02T10:00:00Z")
         assert "sample, redelivery 1" in (await capsule("deliveries", "list", "--limit", "1")).out
+        assert len((await capsule("deliveries", "list", "--since", "1h", "--json")).json) > 1
+        assert (await capsule("deliveries", "list", "--until", "1h", "--json")).json == []
     for command in ("redeliver", "show"):
         assert "no delivery" in await capsule.refused("deliveries", command, "evt_unknown")
 

@@ -91,6 +91,14 @@ def test_ignore_files(tmp_path: Path) -> None:
     assert packed_names(tmp_path) == sorted(["keep.log", "src/build/x", "ü"])
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_an_ignore_file_as_powershell_writes_it(tmp_path: Path, encoding: str) -> None:
+    """Otherwise, what it excludes would be published."""
+    write_files(tmp_path, "secret.txt", "index.html")
+    (tmp_path / ".gitignore").write_bytes("secret.txt\r\n".encode(encoding))
+    assert packed_names(tmp_path) == ["index.html"]
+
+
 def test_capsuleignore_includes_files_again(tmp_path: Path) -> None:
     write_files(tmp_path, "dist/i.js", "a.log", gitignore="dist\n*.log\n", capsuleignore="!dist\n")
     assert packed_names(tmp_path) == ["dist/i.js"]

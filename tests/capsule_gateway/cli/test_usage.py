@@ -39,6 +39,8 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     assert [row["reason"] for row in refused] == ["malformed"]
     assert (await capsule("requests", "--before", kept[0]["id"])).line == "No such requests."
     assert "before" in await capsule.refused("requests", "--before", "unknown")
+    assert (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "1h", "--json")).json == refused
+    assert (await capsule("requests", "--to", "1h", "--json")).json == []
     page = await capsule("requests", "--from", "2026-01-01", "--limit", "1")
     assert page.err == f"More: capsule requests --from 2026-01-01 --limit 1 --before {refused[0]['id']}\n"
     assert (await capsule(*page.err.split()[2:])).rows[1][0] == kept[0]["id"]

@@ -37,12 +37,14 @@ async def source_of(app: App, deploy: str) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("content", [PAGE, a_zip()], ids=["page", "zip"])
 async def test_the_type_or_the_first_bytes_say_what_it_is(hosted: App, content: bytes) -> None:
-    declared = "text/html; charset=utf-8" if content == PAGE else "Application/ZIP"
-    for kind in (declared, None, "application/octet-stream", "application/x-www-form-urlencoded"):
+    declared = ["text/html; charset=utf-8"] if content == PAGE else ["Application/ZIP", "application/x-zip-compressed"]
+    for kind in (*declared, None, "application/octet-stream", "application/x-www-form-urlencoded"):
         response = await put(hosted, content, kind)
         assert response.status_code == 202, response.text
         assert await source_of(hosted, response.json()["deployId"]) == {"index.html": PAGE}
-    assert (await put(hosted, TARBALL, "application/gzip")).status_code == 202
+    for kind in ("application/gzip", "application/x-gzip"):
+        assert (await put(hosted, TARBALL, kind)).status_code == 202
+    assert (await put(hosted, PAGE.decode().encode("utf-16"), None)).status_code == 202
 
 
 async def test_other_types_are_refused(hosted: App) -> None:

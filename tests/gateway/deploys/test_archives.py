@@ -108,7 +108,10 @@ def encrypted() -> bytes:
         (packed(("a/", b""), ("a", b"")), "contains 'a' twice"),
         (packed(("a", b""), ("a/b", b"")), "contains 'a/b' below a file"),
         (replaced(packed(("a/b.html", b"")), b"a/b.html", b"a\\b.html"), r"'a\\b\.html', a name with a backslash"),
-        (packed((entry("link", stat.S_IFLNK | 0o777), b"/etc/passwd")), "the link 'link'"),
+        (
+            packed((entry("link", stat.S_IFLNK | 0o777), b"/etc/passwd")),
+            "the link 'link'; replace it with its file, or pack a tar.gz",
+        ),
         (packed((entry("pipe", stat.S_IFIFO | 0o644), b"")), "'pipe', which is neither a file nor a folder"),
         (encrypted(), r"'secret\.txt', which is encrypted"),
         (packed(("/etc/x", b"")), "'/etc/x', which leaves its folder"),

@@ -5,10 +5,26 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gateway.deploys.logs import StoredLogs, split_times, stamp_line
+from gateway.deploys.line_times import stamp_line
+from gateway.deploys.logs import (
+    FIRST_BYTES,
+    LAST_BYTES,
+    SPARE_BYTES,
+    DeployLogs,
+    Line,
+    StoredLogs,
+    count_lines,
+    read_lines,
+    shorten,
+    skip_lines,
+)
+from gateway.deploys.records import Deploy
 from gateway.errors import StorageUnavailable
+from gateway.keys import deploy_log_key
+from gateway.redis.client import Store
 from gateway.storage import FolderStorage
 
 TODAY = datetime.datetime.now(datetime.UTC).date()
@@ -73,6 +89,79 @@ async def test_nothing_is_written_through_a_link(logs: StoredLogs, tmp_path: Pat
 
 def test_the_times_of_lines() -> None:
     stored = "without a time\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
-    assert split_times(stored) == ("without a time\none\nwith it\n\ncut", [None, 5, 5, 7, 7])
-    assert split_times("") == ("", [])
-    assert split_times("\n") == ("\n", [None])
+    expected = [("without a time", None), ("one", 5), ("with it", 5), ("", 7), ("cut", 7)]
+    assert [(line.text, line.time) for line in read_lines(stored)] == expected
+    assert read_lines("") == []
+    assert read_lines("\n") == [("", None, 1)]
+
+
+def numbered(first: int, end: int) -> str:
+    return "".join(stamp_line(f"line {number} é{'x' * (number % 70)}", number) for number in range(first, end))
+
+
+def texts(log: str) -> list[str]:
+    return [line.text for line in read_lines(log)]
+
+
+def test_a_long_log_keeps_its_first_and_its_last_part() -> None:
+    log = numbered(0, 9_000) + "FATAL: the reason\nFailed: status 7\n"
+    kept = shorten(log)
+    first, last = kept.split("\n\x1e", 1)
+    assert len(first.encode()) in range(FIRST_BYTES - 200, FIRST_BYTES)
+    assert len(last.encode()) in range(LAST_BYTES - 200, LAST_BYTES + 10)
+    assert kept.endswith("FATAL: the reason\nFailed: status 7\n")
+    lines = read_lines(kept)
+    [gap] = [line for line in lines if line.stands_for != 1]
+    assert gap.text == f"… {9_002 - len(lines) + 1:,} lines are missing here"
+    assert (gap.time, count_lines(lines)) == (None, 9_002)
+    assert shorten(kept) == kept
+    assert shorten(numbered(0, 100)) == numbered(0, 100)
+
+
+def test_parts_that_are_missing_already_count() -> None:
+    """A log is shortened many times while it grows, and parts of it before they are appended."""
+    whole, grown = numbered(0, 30_000), ""
+    for first, end in ((0, 10), (10, 9_000), (9_000, 9_001), (9_001, 21_000), (21_000, 29_990), (29_990, 30_000)):
+        grown = shorten(grown + shorten(numbered(first, end)))
+    assert count_lines(read_lines(grown)) == 30_000
+    assert (texts(grown)[:700], texts(grown)[-2_000:]) == (texts(whole)[:700], texts(whole)[-2_000:])
+    assert [line.stands_for for line in read_lines(grown)].count(1) == len(read_lines(grown)) - 1
+    assert len(grown.encode()) < FIRST_BYTES + LAST_BYTES + 20
+
+
+@pytest.mark.parametrize(("step", "misses"), [(1, False), (500, False), (12_000, True)])
+def test_a_reader_gets_each_line_once_and_is_told_what_it_missed(step: int, misses: bool) -> None:
+    """The reader asks after each `step` lines that the deploy has written."""
+    log, seen, read = "", list[Line](), 0
+    for first in range(0, 20 * step, step):
+        log = shorten(log + numbered(first, first + step))
+        lines = read_lines(log)
+        seen += skip_lines(lines, read)
+        read = count_lines(lines)
+        assert count_lines(seen) == read == first + step
+        assert skip_lines(lines, read) == []
+    number = 0
+    for line in seen:
+        if line.stands_for == 1:
+            assert line.text.startswith(f"line {number} ")
+        number += line.stands_for
+    assert any(line.stands_for > 1 for line in seen) is misses
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_redis_keeps_a_bounded_log(store: Store, tmp_path: Path) -> None:
+    deploy = Deploy(
+        id="dep_1", account="acc_1", app="shop", appId="app_1", kind="live", state="building", trigger="upload",
+        createdAt=f"{DAY}T10:00:00.000Z",
+    )  # fmt: skip
+    logs, key = DeployLogs(store, FolderStorage(tmp_path)), deploy_log_key("acc_1", "dep_1")
+    for first in range(0, 30_000, 1_000):
+        await logs.append(deploy, numbered(first, first + 1_000))
+        assert await store.client.strlen(key) <= FIRST_BYTES + LAST_BYTES + SPARE_BYTES + 20
+        lines = read_lines(await logs.read(deploy))
+        assert count_lines(lines) == first + 1_000
+        assert len((await logs.read(deploy)).encode()) <= FIRST_BYTES + LAST_BYTES + 20
+    await logs.append(deploy, "Failed: status 7\n")
+    await logs.store(deploy)
+    assert await store.get(key) is None
+    assert texts(await logs.read(msgspec.structs.replace(deploy, state="failed")))[-1] == "Failed: status 7"

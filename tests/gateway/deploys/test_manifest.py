@@ -127,8 +127,16 @@ def test_a_fault_is_reported_with_its_position(text: str, line: int, column: int
     assert str(raised.value) == f"capsule.toml, line {line}: {fault} (column {column})"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_manifest_as_powershell_writes_it(encoding: str) -> None:
+    text = 'name = "notes"\r\n[build]\r\noutput = "größe"\r\n'
+    assert parse_manifest(text.encode(encoding)) == parse_manifest(text.encode())
+    with pytest.raises(ManifestError, match=r"^capsule.toml, line 2: "):
+        parse_manifest('name = "notes"\r\nmore = 1'.encode(encoding))
+
+
 def test_a_manifest_that_is_no_text_or_too_large() -> None:
-    with pytest.raises(ManifestError, match=r"^capsule.toml, line 2: the file is not UTF-8 text"):
+    with pytest.raises(ManifestError, match=r"^capsule.toml, line 2: the file is not text in UTF-8"):
         parse_manifest(b'name = "a"\n\xff')
     with pytest.raises(ManifestError, match="more than 16 KiB"):
         parse_manifest(b"#" * (MAX_BYTES + 1))

@@ -1,3 +1,4 @@
+import codecs
 import json
 import os
 import subprocess
@@ -51,6 +52,16 @@ def test_each_project(project: Project) -> None:
     found = recognize(SourceFolder(FOLDER / project.folder))
     build = Build(project.command, start=project.start) if project.start else Build(project.command, project.output)
     assert found._replace(name="") == Recognition(project.rule, project.file, build)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_files_as_powershell_writes_them(tmp_path: Path, encoding: str) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    for name, text in {"requirements.txt": "flask\r\ngunicorn\r\n", "app.py": "app = Flask(__name__)\r\n"}.items():
+        (tmp_path / name).write_bytes(mark + text.encode(encoding))
+    assert recognize(SourceFolder(tmp_path)).describe().startswith("Flask (requirements.txt): ")
+    (tmp_path / "package.json").write_bytes(mark + package("vite").encode(encoding))
+    assert recognize(SourceFolder(tmp_path)).rule == "Vite"
 
 
 def test_each_rule_has_a_project() -> None:
@@ -540,10 +551,15 @@ def test_what_bun_starts(folder: Path, fields: dict[str, str], files: dict[str, 
     assert found.build.start == (f"PATH=$PWD/.capsule/bin:$PATH bun {entry}" if entry else None)
 
 
-SYNC = ".venv/bin/pip install uv && .venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads"
+SYNC = (
+    ".venv/bin/pip install uv && "
+    ".venv/bin/uv sync --frozen --inexact --no-dev --no-python-downloads --python .venv/bin/python"
+)
+DEPENDENCIES = ".venv/bin/pip install uv && .venv/bin/uv pip install --python .venv/bin/python -r pyproject.toml"
+PACKAGES = "[project]\ndependencies = ['fastapi', 'uvicorn']"
 POETRY = (
     "python3 -m venv ~/poetry && ~/poetry/bin/pip install poetry && "
-    "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main"
+    "POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main --no-root"
 )
 
 
@@ -572,7 +588,9 @@ POETRY = (
             POETRY,
         ),
         ({"pyproject.toml": "[tool.poetry.dependencies]\nfastapi = '*'\nuvicorn = '*'"}, POETRY),
-        ({"pyproject.toml": "[project]\ndependencies = ['fastapi', 'uvicorn']"}, ".venv/bin/pip install ."),
+        ({"pyproject.toml": f"{PACKAGES}\n[build-system]\nbuild-backend = 'poetry.core.masonry.api'"}, POETRY),
+        ({"pyproject.toml": PACKAGES}, DEPENDENCIES),
+        ({"pyproject.toml": f"{PACKAGES}\n[build-system]\nrequires = ['hatchling']"}, ".venv/bin/pip install ."),
     ],
 )
 def test_how_python_packages_are_installed(folder: Path, files: dict[str, str], install: str) -> None:

@@ -188,7 +188,9 @@ async def test_filters(holder: Holder) -> None:
     assert await holder.log("?app=nobody") == []
 
 
-@pytest.mark.parametrize("query", ["before=evt_unknown", "type=app.bored", "outcome=lost"])
+@pytest.mark.parametrize(
+    "query", ["before=evt_unknown", "type=app.bored", "outcome=lost", "since=lately", "since=1h&until=2h"]
+)
 async def test_a_wrong_filter(holder: Holder, query: str) -> None:
     response = await holder.call("GET", f"{DELIVERIES}?{query}")
     assert query.partition("=")[0] in refused(response, 400, "REQUEST_MALFORMED")["message"]

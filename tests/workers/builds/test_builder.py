@@ -125,6 +125,43 @@ async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_follo
     assert deploy["warning"] in deploy["log"]
 
 
+LONG = r"""
+printf '10%%\r20%%\r100%%\n'
+i=0
+while [ $i -lt 12000 ]; do echo "line $i lorem ipsum dolor sit amet consectetur"; i=$((i+1)); done
+printf 'FATAL: the reason' >&2
+exit 7
+"""
+
+
+async def test_a_long_log_keeps_the_reason_of_the_failure(host: Host) -> None:
+    """A reader who follows the log gets each line once, and is told how many it has missed."""
+    app = await host.app(build={"command": "sh long.sh", "output": "."})
+    deploy_id = await host.publish(app, {"long.sh": LONG})
+    followed, read = list[str](), 0
+    while True:
+        shown = await host.call("GET", f"/account/deploys/{deploy_id}?logAfter={read}")
+        followed += shown["log"].splitlines()
+        assert len(shown["log"].splitlines()) == len(shown["logTimes"])
+        read = shown["logLines"]
+        if shown["state"] == "failed":
+            break
+        await asyncio.sleep(0.1)
+    log = (await host.over(deploy_id))["log"].splitlines()
+    assert log.count("100%") == 1
+    assert any(line.endswith(" lines are missing here") for line in log)
+    for lines in (log, followed):
+        assert lines[-2:] == ["FATAL: the reason", "Failed: the build command ended with status 7"]
+        expected = 0
+        for line in lines:
+            if line.startswith("line "):
+                assert line.startswith(f"line {expected} ")
+                expected += 1
+            elif line.endswith(" lines are missing here"):
+                expected += int(line.split()[1].replace(",", ""))
+        assert expected == 12_000
+
+
 async def test_an_old_git_is_reported_at_the_start_and_clones_nothing(own: Host, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -269,6 +306,8 @@ async def test_a_killed_workers_deploy_fails_once_and_the_next_deploy_succeeds(o
         "failed",
         "build: the worker stopped during the deploy; deploy again",
     )
+    ended = await wait_until(lambda: own.deploy(killed), holds=lambda deploy: "Failed: " in deploy["log"])
+    assert ended["log"].endswith(f"\nFailed: {deploy['error']}\n")
     assert (await own.over(waits))["state"] == "live"
     assert [event for event, _ in await own.events(waits)] == ["deploy.succeeded"]
     assert [event for event, _ in await own.events(killed)] == ["deploy.failed"]

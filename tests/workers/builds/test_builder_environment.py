@@ -68,6 +68,7 @@ async def test_endless_output_of_a_build_does_not_delay_other_apps(host: Host) -
     deploy = await host.over(deploy_id)
     assert deploy["state"] == "live"
     assert len(deploy["log"]) < 300_000
+    assert "\nthe end\n" in deploy["log"]
     assert during < control + 0.1
 
 
@@ -111,6 +112,8 @@ async def test_the_output_of_a_start_command_can_be_read_and_followed(host: Host
 
     assert (await text()).startswith("starting with none\nGET /\n")
     assert (await text("?tail=1")) == "GET /\n"
+    assert (await text("?since=1h")).startswith("starting with none\nGET /\n")
+    assert (await text("?until=1h")) == ""
     assert (await (await host.gateway.account("maker")).get(path)).status_code == 404
     events = {"Authorization": f"Bearer {host.account.key}", "Accept": "text/event-stream"}
     async with asyncio.timeout(60), host.gateway.http.stream("GET", path + "?tail=1", headers=events) as stream:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.deploys.logs import split_times
+from gateway.deploys.logs import FIRST_BYTES, LAST_BYTES, Line, count_lines, read_lines
 from gateway.deploys.records import Deploy
 from gateway.errors import BackboneUnavailable
 from tests.support.polling import wait_until
@@ -29,13 +29,15 @@ class Stored:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.lines: list[Line] = []
         self.failures = 0
 
     async def append(self, deploy: Deploy, text: str) -> None:
         if self.failures:
             self.failures -= 1
             raise BackboneUnavailable
-        self.texts.append(split_times(text)[0])
+        self.texts.append("".join(f"{line.text}\n" for line in read_lines(text)))
+        self.lines += read_lines(text)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPa
     lines = DeployLog(stored, DEPLOY)  # type: ignore[arg-type]
     for line in ("one", "two", "three"):
         lines.write_line(line)
-    assert split_times("".join(lines._lines)) == ("one\ntwo\nthree\n", [100_000, 100_000, 101_500])
+    assert [line.time for line in read_lines("".join(lines._lines))] == [100_000, 100_000, 101_500]
 
 
 async def test_lines_wait_for_redis_in_order(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +86,34 @@ async def test_a_canceled_deploy_keeps_its_last_lines(stored: Stored) -> None:
     assert stored.texts == ["last\n"]
 
 
-async def test_control_characters_and_lines_beyond_the_bound_are_dropped(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(builder, "LOG_BYTES", 10 + len("1782979200000\x1f"))
+async def test_control_characters_are_dropped(stored: Stored) -> None:
+    """Among them are those that mark the times of lines, and missing lines."""
     async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
-        for line in ("\x1b[31mred\x1b[0m\x07", "\x1b]0;title\x07abcdefg", "beyond"):
+        for line in ("\x1b[31mred\x1b[0m\x07", "\x1b]0;title\x07abcdefg", "\x1e500"):
             lines.write_line(line)
-    assert "".join(stored.texts) == "red\nabcdefg\n"
+    assert "".join(stored.texts) == "red\nabcdefg\n500\n"
+
+
+async def test_lines_that_wait_are_bounded(stored: Stored) -> None:
+    """While Redis is away, a build may print much more than a log keeps."""
+    stored.failures = 1_000_000
+    async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
+        for number in range(60_000):
+            lines.write_line(f"line {number}")
+            assert sum(map(len, lines._lines)) < 3 * (FIRST_BYTES + LAST_BYTES)
+        lines.write_line("Failed: status 7")
+        stored.failures = 0
+    assert count_lines(stored.lines) == 60_001
+    assert (stored.lines[0].text, stored.lines[-1].text) == ("line 0", "Failed: status 7")
+    assert len("".join(stored.texts)) < FIRST_BYTES + LAST_BYTES
+
+
+async def test_a_flood_is_flushed_at_a_pace(stored: Stored) -> None:
+    async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
+        for _ in range(5_000):
+            lines.write_line("y" * 100)
+        await wait_until(lambda: len(stored.texts) == 1)
+        lines.write_line("waits")
+        await asyncio.sleep(0.1)
+        assert len(stored.texts) == 1
+    assert stored.texts[-1] == "waits\n"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from gateway.deploys.line_times import split_stamp
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
@@ -62,10 +63,10 @@ class Apps:
         path = output_path(self.hosting.folder, deploy_id)
 
         def lines() -> list[str]:
-            return path.read_text().splitlines() if path.exists() else []
+            return [split_stamp(line)[1] for line in path.read_text().split("\n")] if path.exists() else []
 
         await wait_until(lambda: "done" in lines(), 20)
-        return lines()[:-1]
+        return lines()[:-2]
 
     async def end(self, deploy_id: str) -> None:
         self.hosting.releases.stop(deploy_id)

@@ -1,6 +1,7 @@
 """`_redirects` and `_headers` of static apps, compiled and followed by a real Caddy."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -341,6 +342,20 @@ def test_what_is_too_much_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "files" / REDIRECTS).write_bytes(b"#" * (MAX_BYTES + 1))
     assert compile_rules(tmp_path) == [f"{REDIRECTS} is skipped: it has more than {MAX_BYTES} bytes"]
     assert not [*(tmp_path / "files").iterdir()]
+
+
+def test_rules_as_powershell_writes_them(tmp_path: Path) -> None:
+    written = []
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        release = tmp_path / encoding
+        (release / "files").mkdir(parents=True)
+        (release / "files" / REDIRECTS).write_bytes("/größe /size 302\r\n".encode(encoding))
+        (release / "files" / HEADERS).write_bytes("/*\r\n  X-A: 1\r\n".encode(encoding))
+        assert compile_rules(release) == []
+        texts = [path.read_text() for path in release.rglob("*") if path.is_file()]
+        written.append(sorted(re.sub(r'"[0-9a-f]{16}"', "", text) for text in texts))  # each has an id of its own
+    assert any("x-a" in text for text in written[0])
+    assert written == [written[0]] * 3
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * 300, "/a" * 400, "/" + "%C3%BC" * 150, "/a%00b", "/.." * 90])

@@ -287,6 +287,13 @@ async def test_an_endpoint_may_be_an_address(room: Room, echo: int, address: str
     assert len([line for line in room.lines if not line.startswith("Network: ")]) == 1
 
 
+async def test_the_own_host_name_needs_no_look_up(room: Room) -> None:
+    """git looks it up at each clone, and the log would report that it has no public address."""
+    script = "import socket; print({each[4][0] for each in socket.getaddrinfo(socket.gethostname(), 80)})"
+    assert (await room.run(f"exec /usr/bin/python3 -c '{script}'", connect=[443])).ok, room.lines
+    assert room.lines in (["{'127.0.0.1', '::1'}"], ["{'::1', '127.0.0.1'}"], ["{'127.0.0.1'}"])
+
+
 async def test_one_sandbox_does_not_reach_another(room: Room) -> None:
     """Both may use the same port, and neither reaches the other there."""
     listening = (

@@ -1,16 +1,17 @@
 """The output of commands: bounded, without secrets, and read while it is written."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from gateway.deploys.logs import LOG_BYTES
+from gateway.deploys.line_times import split_stamp
 from gateway.deploys.runtime_log import RuntimeLog
 from workers.sandbox import output
-from workers.sandbox.output import PASSED_BYTES, BuildOutput, LineSplitter, Output, make_concealer
+from workers.sandbox.output import WAITING_BYTES, BuildOutput, LineSplitter, Output, make_concealer
 
 
 @pytest.fixture
@@ -26,6 +27,10 @@ def opened(path: Path, conceal: Callable[[str], str] = str) -> Iterator[Output]:
         yield lines
     finally:
         lines._file.close()
+
+
+def texts(path: Path) -> list[str]:
+    return [split_stamp(line)[1] for line in path.read_text().split("\n")[:-1]]
 
 
 def sizes(path: Path) -> int:
@@ -63,23 +68,45 @@ def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert splitter.split(b"") == []
 
 
-async def test_a_build_passes_as_much_output_as_a_log_holds() -> None:
-    assert PASSED_BYTES == LOG_BYTES
+@pytest.mark.parametrize(
+    ("written", "lines"),
+    [
+        (["10%\r20%\r100%\nnext\n"], ["100%", "next"]),
+        (["10%\r", "20%\r", "100%\r", "\n"], ["100%"]),
+        (["10%\r", "20%"], ["20%"]),
+        (["10%\r", "20%\r"], ["20%"]),
+        (["one\r\ntwo\r", "\nthree\r\r\n"], ["one", "two", "three"]),
+        (["\r\n\r", "\n"], ["", ""]),
+        (["x" * 3_000 + "\r", "y" * 3_000 + "\r", "z\n"], ["z"]),
+    ],
+)
+def test_a_progress_bar_leaves_its_last_state(written: list[str], lines: list[str]) -> None:
+    splitter = LineSplitter()
+    found = [line for text in written for line in splitter.split(text.encode())]
+    assert [*found, *splitter.split(b"")] == lines
+
+
+def test_a_build_waits_for_its_worker() -> None:
+    """Nothing is dropped, and little waits in memory."""
     read, write = os.pipe()
     passed = BuildOutput(write, make_concealer({"A": "a long secret"}))
-    for _ in range(100_000):
-        passed.write_line("a long secret!")
-    passed.flush()
-    found = b""
-    while not found.endswith(b"dropped\n"):
+    written, found = 0, b""
+    while written < 100_000:
+        passed.flush()
+        if passed.full:
+            assert len(passed._waiting) < WAITING_BYTES + 100
+            found += os.read(read, 1 << 20)
+            continue
+        passed.write_line(f"{written} a long secret!")
+        written += 1
+    while found.count(b"\n") < 100_000:
+        passed.flush()
         found += os.read(read, 1 << 20)
-        passed.flush(1)
-    lines = found.decode().splitlines()
-    assert set(lines[:-1]) == {"***!"}
-    assert lines[-1] == "… output beyond 256 KiB was dropped"
+    assert found.decode().splitlines() == [f"{number} ***!" for number in range(100_000)]
     os.close(read)
     passed.write_line("nobody reads this")
     passed.flush(1)
+    assert not passed.full
     os.close(write)
 
 
@@ -107,7 +134,7 @@ def test_a_restart_appends_to_the_same_file(path: Path) -> None:
     for word in ("one", "two"):
         with opened(path) as lines:
             lines.write_line(word)
-    assert path.read_text() == "one\ntwo\n"
+    assert texts(path) == ["one", "two"]
 
 
 def test_secrets_are_concealed(path: Path) -> None:
@@ -115,4 +142,15 @@ def test_secrets_are_concealed(path: Path) -> None:
     with opened(path, make_concealer(variables)) as lines:
         for line in ("short", "x a long secret y", "a long secret, longer", "line two of it"):
             lines.write_line(line)
-    assert path.read_text() == "short\nx *** y\n***\n*** it\n"
+    assert texts(path) == ["short", "x *** y", "***", "*** it"]
+
+
+def test_each_line_has_its_time(path: Path) -> None:
+    """Whatever the line itself looks like."""
+    with opened(path) as lines:
+        for line in ("", "5\x1ffive", "\x1f"):
+            lines.write_line(line)
+    now = time.time() * 1_000
+    found = [split_stamp(line) for line in path.read_text().split("\n")[:-1]]
+    assert [text for _, text in found] == ["", "5\x1ffive", "\x1f"]
+    assert all(at is not None and now - 10_000 < at <= now for at, _ in found)

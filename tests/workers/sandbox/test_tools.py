@@ -1,11 +1,12 @@
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.folders import passable_folder
-from tests.support.sandbox import ROOT, Room
+from tests.support.sandbox import ROOT, Room, checked_sandbox
 from workers.sandbox import tools
 from workers.sandbox.sandbox import BUILD_USERS
 
@@ -86,7 +87,7 @@ def test_other_versions_on_the_path_are_listed(tmp_path: Path) -> None:
     program(second, "python3.13", "command not found")
     program(second, "python3.12-config", "Python 3.12.4")
     folders = [str(first), str(second)]
-    found = tools.find_versions(folders, tmp_path / "tools")
+    found = tools.find_versions(folders, tmp_path / "tools", tools.ask_versions)
     made = found[-1].folder
     assert Path(made).is_relative_to(tmp_path / "tools")
     assert found == [
@@ -96,4 +97,23 @@ def test_other_versions_on_the_path_are_listed(tmp_path: Path) -> None:
         tools.Program("Python", "3.12.4", made),
     ]
     assert subprocess.check_output([f"{made}/python3"], text=True) == "Python 3.12.4\n"
-    assert tools.find_versions(folders, tmp_path / "tools") == found
+    assert tools.find_versions(folders, tmp_path / "tools", tools.ask_versions) == found
+
+
+def test_programs_that_commands_do_not_see_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each build has its own /tmp, and of a program elsewhere it may lack files."""
+    with passable_folder() as hidden, tempfile.TemporaryDirectory(dir="/var/tmp") as top:
+        folder = Path(top)
+        folder.chmod(0o755)
+        program(hidden / "bin", "node", "v99.0.0")
+        program(folder / "lacking", "node", "v98.0.0")
+        (folder / "bin").mkdir()
+        (folder / "bin" / "node").symlink_to(folder / "lacking" / "node")
+        monkeypatch.setenv("PATH", os.pathsep.join([f"{hidden}/bin", os.environ["PATH"], f"{folder}/bin"]))
+        assert subprocess.check_output([f"{folder}/bin/node"]) == b"v98.0.0\n"
+        sandbox = checked_sandbox(BUILD_USERS, hidden)
+        versions = [(tool.name, tool.version) for tool in sandbox.tools]
+        assert {"99.0.0", "98.0.0"}.isdisjoint(version for _, version in versions)
+        assert f"{hidden}/bin" not in sandbox.path.split(os.pathsep)
+        assert "Python" in dict(versions)
+        assert len(set(versions)) == len(versions), "each version once"

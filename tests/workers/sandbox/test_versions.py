@@ -42,9 +42,47 @@ def test_the_newest_version_that_fits_is_used(tmp_path: Path, text: str) -> None
 
 
 @pytest.mark.parametrize("text", ["22", "^22.12.0", ">24", "25.x", "<20", "24.14.2", "~20.21"])
-def test_a_version_that_is_missing_is_named(tmp_path: Path, text: str) -> None:
+def test_a_range_without_a_version_here_is_a_problem(tmp_path: Path, text: str) -> None:
     shown = "this host has Node.js 24.14.1 and 20.20.2 and 20.9.0"
-    assert ask(tmp_path, text) == Versions([], [f"package.json asks for Node.js {text}; {shown}"])
+    assert ask(tmp_path, text) == Versions([], [], f"package.json asks for Node.js {text}; {shown}")
+
+
+def test_a_pinned_version_that_is_missing_is_named(tmp_path: Path) -> None:
+    """The default one of the range is used, if the project has a range."""
+    missing = ".nvmrc asks for Node.js 22; this host has Node.js 24.14.1 and 20.20.2 and 20.9.0"
+    assert choose(tmp_path, **{".nvmrc": "22"}) == Versions([], [missing])
+    assert ask(tmp_path, ">=18") == Versions([], [missing])
+    assert ask(tmp_path, "<23") == Versions(["/old"], [missing, "package.json asks for Node.js <23; using 20.20.2"])
+    assert ask(tmp_path, ">=99").problem.startswith("package.json asks for Node.js >=99; this host has Node.js 24.14.1")
+    assert choose(tmp_path, **{".nvmrc": "20"}) == Versions(["/old"], [".nvmrc asks for Node.js 20; using 20.20.2"])
+
+
+OLDER, NEWER, NONE = [], ["/opt/capsule/python3.12/bin"], None
+
+
+@pytest.mark.parametrize(
+    ("text", "folders"),
+    [
+        *((text, OLDER) for text in ("", ">=3.9", ">3.10", "~=3.11", "~=3.11.1", "==3.11.*", "==3.11.2", "<3.13")),
+        *((text, OLDER) for text in (">=3.9,!=3.10.*", ">= 3.9, < 4", "^3.11", "3.11.*", "!=3.10.*", ">3.11")),
+        *(
+            (text, NEWER)
+            for text in (">=3.12", ">=3.11.5", "~=3.12", "~3.12", "^3.12", "==3.12.*", ">=3.12,<4.0,!=3.13.1")
+        ),
+        *((text, NONE) for text in (">=3.13", "<3.9", "~=3.13", "^3.13", "==3.10.*", ">=3.12,<3.12.1", "^2.7 || ^4")),
+    ],
+)
+def test_the_range_of_a_python_project(tmp_path: Path, text: str, folders: list[str] | None) -> None:
+    shown = "this host has Python 3.11.2 and 3.12.4"
+    for table in (f"[project]\nrequires-python = '{text}'", f"[tool.poetry.dependencies]\npython = '{text}'"):
+        choice = choose(tmp_path, **{"pyproject.toml": table})
+        assert choice.folders == (folders or [])
+        assert choice.problem == ("" if folders is not None else f"pyproject.toml asks for Python {text}; {shown}")
+
+
+@pytest.mark.parametrize("text", ["[", "[project]\nrequires-python = 3.12", "project = 5", "[tool]\npoetry = []"])
+def test_a_python_project_without_a_range(tmp_path: Path, text: str) -> None:
+    assert choose(tmp_path, **{"pyproject.toml": text}) == Versions([], [])
 
 
 NO_VERSIONS = ["lts/*", "lts/iron", "node", "twenty", ">=", "20 ||| 22", "18 - <", "18 - latest", "? - ["]
@@ -89,7 +127,12 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_host_without_node(tmp_path: Path) -> None:
     (tmp_path / ".nvmrc").write_text("20")
-    assert choose_versions(SourceFolder(tmp_path), []).lines == [".nvmrc asks for Node.js 20; this host has no Node.js"]
+    (tmp_path / "package.json").write_text('{"engines": {"node": ">=22"}}')  # perhaps of a project of Python
+    lines = [
+        f"{wish}; this host has no Node.js"
+        for wish in (".nvmrc asks for Node.js 20", "package.json asks for Node.js >=22")
+    ]
+    assert choose_versions(SourceFolder(tmp_path), []) == Versions([], lines)
 
 
 @pytest.mark.parametrize("program", ["node", "python3"])
