@@ -39,17 +39,22 @@ FORBIDDEN = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
     *("transfer-encoding", "upgrade", "content-length", "content-encoding", "content-range", "date", "server", "via"),
 }
-# What a template knows of the request: its path decoded, without the slash at the end; with one; and encoded.
-PATHS = '{{$bare := trimSuffix "/" .Req.URL.Path}}{{$path := print $bare "/"}}{{$encoded := .Req.URL.EscapedPath}}'
-# Each path gets one spelling: `%41` is decoded, because no program tells it from `A`. The signs that may have a meaning
-# stay as they were sent, encoded or plain.
-ONE_SPELLING = r"""{{if contains "%" $encoded}}
-{{$kept := regexReplaceAll "%(2[14-9A-Ca-cFf]|3[ABDabd]|40|5[BDbd])" $encoded "%25${1}"}}
-{{$encoded = urlJoin (dict "path" (urlParse (print "x://x" $kept)).path)}}
-{{range $sign, $code := dict "!" "%21" "'" "%27" "(" "%28" ")" "%29" "*" "%2A" "[" "%5B" "]" "%5D"}}
-{{$encoded = replace $code $sign $encoded}}{{end}}
-{{$encoded = replace "%25" "%" $encoded}}
-{{end}}"""
+# What a template knows of the request: its path decoded, without the slash at the end, and with one.
+PATHS = '{{$bare := trimSuffix "/" .Req.URL.Path}}{{$path := print $bare "/"}}'
+# The path encoded, in one spelling: `%41` is decoded, because no program tells it from `A`. The signs that may have a
+# meaning stay as they were sent, encoded or plain. Few paths need the template that does this, so it is a part.
+SPELLING = "spelling"
+ENCODED = (
+    "{{$encoded := .Req.URL.EscapedPath}}"
+    f'{{{{if contains "%" $encoded}}}}{{{{$encoded = include "/{PARTS}/{SPELLING}"}}}}{{{{end}}}}'
+)
+ONE_SPELLING = r"""
+{{- $kept := regexReplaceAll "%(2[14-9A-Ca-cFf]|3[ABDabd]|40|5[BDbd])" .Req.URL.EscapedPath "%25${1}"}}
+{{- $encoded := urlJoin (dict "path" (urlParse (print "x://x" $kept)).path)}}
+{{- range $sign, $code := dict "!" "%21" "'" "%27" "(" "%28" ")" "%29" "*" "%2A" "[" "%5B" "]" "%5D"}}
+{{- $encoded = replace $code $sign $encoded}}{{end}}
+{{- replace "%25" "%" $encoded -}}
+"""
 SIGNS = "!$&'()*+,/:;=@[]"  # may stand in a path both plain and encoded, which may differ in meaning
 _HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _NAME = "[A-Za-z][A-Za-z0-9_]*"
@@ -83,6 +88,12 @@ class Redirect(msgspec.Struct, frozen=True):
     def can_lead_back(self) -> bool:
         """Whether it may lead to a path that it matches, which would never end."""
         return self.is_pattern and self.is_local and self.status in REDIRECT_STATUSES
+
+    @property
+    def needs_encoded(self) -> bool:
+        """Whether it must know how the visitor has encoded the path."""
+        has_splat = self.source.endswith("*") and ":splat" in self.target
+        return self.can_lead_back or has_splat or _PLACEHOLDER.search(self.source) is not None
 
     @property
     def first_part(self) -> str | None:
@@ -273,6 +284,7 @@ def _write(release: Path, redirects: list[Redirect], headers: list[HeaderRule], 
         counting = [each for each in matching if each.overrides_files or not own]
         first_line = sorted(counting, key=lambda each: each.number)[:1]
         (parts / f"path-{_digest(path)}").write_text(_render_redirects(first_line))
+    (parts / SPELLING).write_text(ONE_SPELLING)
     version = secrets.token_hex(8)  # tells Caddy whether a swap came between the rules and the file
     (parts / f"id-{version}").touch()
     (release / FILE).write_text(_render(headers, version))
@@ -336,8 +348,8 @@ def _render_redirects(redirects: list[Redirect]) -> str:
         PATHS,
         '{{$query := ""}}{{if .Req.URL.RawQuery}}{{$query = print "?" .Req.URL.RawQuery}}{{end}}{{$own := false}}',
     ]
-    if any(each.is_pattern for each in redirects):
-        parts.append(ONE_SPELLING)
+    if any(each.needs_encoded for each in redirects):
+        parts.append(ENCODED)
     if not all(each.overrides_files for each in redirects):
         endings = " ".join(map(_quote, (*PAGES, INDEX)))
         parts.append(
@@ -387,7 +399,7 @@ def _escape(byte: int) -> str:
     """Returns the regular expression of a byte in an encoded path."""
     sign, code = chr(byte), f"%{byte:02X}"
     if sign in SIGNS:
-        return f"(?:{re.escape(sign)}|(?i:{code}))"
+        return f"(?:{re.escape(sign)}|%{code[1]}[{code[2]}{code[2].lower()}])"
     return re.escape(quote(sign)) if byte < 128 else code
 
 
@@ -425,14 +437,21 @@ def _render_target(redirect: Redirect) -> tuple[str, str]:
             if part.startswith(":") and part[1:] in names:
                 parts.append(capture.format(f'(regexReplaceAll {pattern} $encoded "${{{part[1:]}}}")'))
             else:
-                parts.append(_quote(quote(part, safe="/%:@!$&'()*+,;=-._~?#[]")))
+                parts.append(_quote(_encode(part)))
         return " ".join(parts)
 
     # One slash at the start: two would lead to another host.
     whole = f'(print {_quote(base)} (regexReplaceAll "^/+" (print {render(path, "{}")}) "/"))'
+    if names.isdisjoint(each[1:] for each in _VARIABLE.findall(path)):
+        whole = _quote(f"{base}/{_encode(path).lstrip('/')}")
     # A part of a path stays one value of a query.
     query = render(tail, '(replace "&" "%26" (replace "+" "%2B" {}))')
     return whole, f"{'' if mark == '?' else '$query'} {_quote(mark)} {query}"
+
+
+def _encode(text: str) -> str:
+    """Encodes what may not stand in an address; what is encoded already stays so."""
+    return quote(text, safe=f"{SIGNS}%?#")
 
 
 def _split(target: str) -> tuple[str, str, str, str]:
