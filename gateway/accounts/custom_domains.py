@@ -40,7 +40,7 @@ from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import Resolver
 from gateway.settings import Settings
 
-LOOKUPS = Allowance(domain_lookups_key, 10, 60, "An app's domain can be verified {limit} times per minute")
+LOOKUPS = Allowance(domain_lookups_key, 10, 60, "An app's domains can be verified {limit} times per minute")
 MAX_DOMAINS = 5  # of an app
 MISSING_SECONDS = 7 * 86_400  # after which a domain without its record is no longer verified
 NO_DOMAIN = "This app does not have this domain; add it first."

@@ -70,8 +70,12 @@ def find_operator(request: Request[Any, Any, State]) -> str:
 
 
 def _find_target(request: Request[Any, Any, State]) -> str:
+    return next(iter(_list_targets(request)), "")[:200]
+
+
+def _list_targets(request: Request[Any, Any, State]) -> list[str]:
     # A parameter that may contain slashes begins with one.
-    return next((str(value).removeprefix("/") for value in request.path_params.values()), "")[:200]
+    return [str(value).removeprefix("/") for value in request.path_params.values()]
 
 
 async def _find_account(request: Request[Any, Any, State], services: Services) -> str:
@@ -83,8 +87,8 @@ async def _find_account(request: Request[Any, Any, State], services: Services) -
 
 
 async def begin_change(request: Request[Any, Any, State], services: Services, access: Access, call: Call) -> None:
-    """Begins the entry of a request in the account's trail."""
-    target = _find_target(request)
+    """Begins the entry of a request in the account's trail, which names a domain with its app."""
+    target = "/".join(_list_targets(request))
     entry = await services.account_trail.begin(access, call.name, target)
     request.scope["state"][CHANGE] = services, access, call, target, entry
 

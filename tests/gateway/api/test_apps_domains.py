@@ -217,6 +217,21 @@ async def test_an_operators_put_keeps_the_others(app: App, gw: Gateway, resolver
     assert [each for each in json.dumps(found).split('"') if each == app.name] == []
 
 
+async def test_the_audit_trail_names_the_domain(app: App, apex: str) -> None:
+    www = f"www.{apex}"
+    for domain in (apex, www):
+        await put(app, domain)
+    await call(app, "POST", www, verify=True)
+    await call(app, "DELETE", apex)
+    trail = (await app.account.get("/account/audit")).json()
+    assert [(each["action"], each["target"]) for each in trail[:4]] == [
+        ("remove_domain", f"{app.name}/{apex}"),
+        ("prove_domain", f"{app.name}/{www}"),
+        ("put_domain", f"{app.name}/{www}"),
+        ("put_domain", f"{app.name}/{apex}"),
+    ]
+
+
 async def test_operators_find_an_app_by_each_domain(app: App, gw: Gateway, apex: str) -> None:
     for domain in (apex, f"www.{apex}"):
         await put(app, domain)

@@ -12,9 +12,11 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from gateway.settings import Settings
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import HOST, Hosting, Said
+from tests.support.hosted_apps import DOMAIN, HOST, Hosting, Said
 from tests.support.polling import wait_until
+from workers.hosting.driver import HostPlaces
 from workers.hosting.host_watch import read_certificate_left
 
 FORWARDING = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
@@ -115,6 +117,24 @@ async def test_a_served_name_gets_a_certificate(secured: tuple[Hosting, FakeGate
     async with connected(hosting, HOST, "h2") as (_, writer):
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
     assert gateway.asked == [HOST]
+
+
+async def test_each_domain_of_an_app_has_a_certificate(secured: tuple[Hosting, FakeGateway]) -> None:
+    """One that redirects needs it, too: the browser checks it before it follows."""
+    hosting, gateway = secured
+    names = ("example.org", "www.example.org", "xn--e28h.example.org")
+    gateway.allowed.update(names)
+    settings = Settings(apps_domain=DOMAIN, acme="internal", apps_url="https://{host}")
+    places = HostPlaces(settings, hosting.releases)
+    [place] = await places.list_places("shop")
+    await places.rename(place, {HOST: "", names[0]: "", **dict.fromkeys(names[1:], names[0])})
+    assert (await ask(hosting, names[0])).body == b"shop"
+    for name in names[1:]:
+        said = await ask(hosting, name, "/a%20b?c=%C3%BC")
+        assert (said.status, said.headers["location"]) == (308, "https://example.org/a%20b?c=%C3%BC")
+    assert gateway.asked == [*names]
+    # A redirect for another name than the connection's is refused as everything is.
+    assert (await ask(hosting, HOST, host=names[1])).status == 421
 
 
 async def test_the_rest_of_a_certificates_lifetime_is_known(secured: tuple[Hosting, FakeGateway]) -> None:
