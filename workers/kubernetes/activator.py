@@ -23,7 +23,7 @@ from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.pod_quota import PodQuotaReached
 from workers.kubernetes.sleep import Sleep
-from workers.sandbox.network import Connection, connect_to_server, splice
+from workers.sandbox.network import Connection, connect_to_server, drop_rest, splice
 from workers.sandbox.relay import FROM_MONITOR
 
 logger = structlog.get_logger()
@@ -37,6 +37,7 @@ HELD, HELD_OF_APP = 2_000, 128  # requests; each account that has some may have 
 CONNECTIONS = 4_000  # at once; each may send a head of so many bytes
 HOLD_SECONDS = 55.0  # that a request waits; usual ingress controllers wait for 60 seconds
 IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
+REFUSE_SECONDS = 5.0  # in which a request that is refused must end
 NO_APP = "404 Not Found", "There is no app at this address."
 BUSY = "503 Service Unavailable", "The app has too many requests in progress."
 UNASKED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"  # to uptime probes, which wake no app
@@ -116,22 +117,22 @@ class Activator:
                 head = await reader.readuntil(b"\r\n\r\n")
             key = self._sleep.find_address(find_host(head))
             if key is None:
-                return await refuse(writer, *NO_APP)
+                return await refuse(visitor, *NO_APP)
             if self._sleep.is_suspended(key):
-                return await refuse(writer, *SUSPENDED)
+                return await refuse(visitor, *SUSPENDED)
             if FROM_MONITOR.search(head) and self._sleep.is_asleep(*key):
                 return writer.write(UNASKED)
             account = self._sleep.account_of(key)
             if not self._has_room(key[0], account):
                 self._sleep.wake_soon(key)  # others may hold all places, and the next attempt finds it awake
-                return await refuse(writer, *BUSY)
+                return await refuse(visitor, *BUSY)
             try:
                 with self._holding(key[0], account):
                     async with asyncio.timeout(self._hold_seconds):
                         app = await connect_to_server(*await self._sleep.wake(key))
             except (DeployError, OSError) as error:
                 logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
-                return await refuse(writer, *(QUOTA_REACHED if isinstance(error, PodQuotaReached) else NOT_AWAKE))
+                return await refuse(visitor, *(QUOTA_REACHED if isinstance(error, PodQuotaReached) else NOT_AWAKE))
             app[1].write(close_afterwards(head))
             with contextlib.closing(app[1]):
                 await splice(visitor, app, IDLE_SECONDS)
@@ -169,14 +170,17 @@ def close_afterwards(head: bytes) -> bytes:
     return b"\r\n".join([first, *kept, b"Connection: " + upgrade + b"close", b"", b""])
 
 
-async def refuse(writer: asyncio.StreamWriter, status: str, text: str) -> None:
+async def refuse(visitor: Connection, status: str, text: str) -> None:
+    """Answers the request, and drops it. Raises OSError."""
+    reader, writer = visitor
     body = f"{text}\n"
     headers = [
         *("Content-Type: text/plain; charset=utf-8", f"Content-Length: {len(body)}"),
         *("Cache-Control: no-store", "Retry-After: 1", "Connection: close"),
     ]
     writer.write("\r\n".join([f"HTTP/1.1 {status}", *headers, "", body]).encode())
-    await writer.drain()
+    writer.write_eof()
+    await drop_rest(reader, REFUSE_SECONDS)
 
 
 def find_own_address() -> str:

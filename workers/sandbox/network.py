@@ -49,7 +49,7 @@ CHECK_SECONDS = 1.0  # between checks whether that byte is late
 RACE_SECONDS = 0.25  # that one address of an endpoint has before the next one is tried too
 CHUNK_BYTES = 65_536
 LAST_CHUNKS = 16  # of an answer that are read after its connection was reset
-DROPPED_BYTES, DROP_SECONDS = 64 << 20, 30.0  # of a request whose server has closed the connection
+DROPPED_BYTES, DROP_SECONDS = 64 << 20, 30.0  # of a request that was answered before it was read
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 NO_SUCH_NAME, SERVER_FAILURE = 3, 2
 TTL_SECONDS = 30
@@ -357,17 +357,12 @@ async def splice(
         writer.write_eof()
 
     async def carry_request() -> None:
-        nonlocal moved_at
         try:
             return await carry(one[0], other[1])
         except OSError:
             if not other[1].is_closing():
                 raise
-        left = DROPPED_BYTES
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DROP_SECONDS):
-                while left > 0 and (data := await one[0].read(CHUNK_BYTES)):
-                    moved_at, left = loop.time(), left - len(data)
+        await drop_rest(one[0], DROP_SECONDS)
 
     directions = [asyncio.create_task(carry_request()), asyncio.create_task(carry(other[0], one[1]))]
     try:
@@ -397,6 +392,18 @@ async def splice(
         await asyncio.gather(*directions, return_exceptions=True)
         one[1].close()
         other[1].close()
+
+
+async def drop_rest(reader: asyncio.StreamReader, seconds: float) -> None:
+    """Reads the rest of a request that has its answer. To close the connection before would take the answer with it.
+
+    Ends when the visitor does, and within bounds. Raises OSError.
+    """
+    left = DROPPED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while left > 0 and (data := await reader.read(CHUNK_BYTES)):
+                left -= len(data)
 
 
 def abort(writer: asyncio.StreamWriter) -> None:

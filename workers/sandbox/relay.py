@@ -18,7 +18,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from workers.sandbox.listeners import find_listeners
-from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, connect_to_server, splice
+from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, connect_to_server, drop_rest, splice
 from workers.sandbox.trailers import ResponseReader
 
 BACKLOG = 4_096  # connections that wait to be accepted
@@ -219,10 +219,11 @@ class Relay:
 
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Answers the request, without reading more of it than has arrived."""
+    """Answers the request, and drops it."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(seconds):
             await reader.read(CHUNK_BYTES)
             writer.write(BUSY)
-            await writer.drain()
+            writer.write_eof()
+            await drop_rest(reader, seconds)
     writer.close()

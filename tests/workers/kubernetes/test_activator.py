@@ -71,7 +71,7 @@ async def apps(request: pytest.FixtureRequest, unused_tcp_port: int) -> AsyncIte
         apps.server.close()
 
 
-async def ask(port: int, host: str = "notes.example.com", *, more: bytes = b"") -> bytes:
+async def ask(port: int, host: str = "notes.example.com", *, more: bytes = b"", body: bytes = b"") -> bytes:
     async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         with contextlib.suppress(OSError):
             return await asyncio.open_connection("127.0.0.1", port)
@@ -81,6 +81,7 @@ async def ask(port: int, host: str = "notes.example.com", *, more: bytes = b"") 
     assert connection is not None
     reader, writer = connection
     writer.write(b"GET /page HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (host.encode(), more))
+    writer.write(body)
     with contextlib.closing(writer):
         async with asyncio.timeout(20):
             return await reader.read()
@@ -97,6 +98,16 @@ async def test_requests_wait_until_the_app_is_awake(apps: tuple[Apps, int]) -> N
     for answer in await asyncio.gather(*asking):
         assert answer.startswith(b"HTTP/1.1 200 OK")
         assert b"GET /page HTTP/1.1\r\nHost: Notes.example.com:80\r\nConnection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("host", ["notes.example.com", "suspended.example.com", "other.example.org"])
+async def test_an_answer_before_the_whole_upload_reaches_the_visitor(apps: tuple[Apps, int], host: str) -> None:
+    """From the app, and from the activator itself."""
+    own, port = apps
+    own.awake.set()
+    for _ in range(10):
+        answer = await ask(port, host, more=b"Content-Length: 5000000\r\n", body=b"x" * 5_000_000)
+        assert answer.startswith(b"HTTP/1.1 "), answer
 
 
 @pytest.mark.parametrize("apps", [{"held_of_app": 2}], indirect=True)

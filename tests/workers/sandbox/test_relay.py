@@ -159,6 +159,24 @@ async def test_an_early_answer_reaches_a_visitor_that_goes_on_sending(tmp_path: 
             writer.close()
 
 
+async def test_a_refusal_reaches_a_visitor_that_goes_on_sending(app: Running) -> None:
+    async with app(wait_seconds=2) as running:
+        others = [await running.ask() for _ in range(5)]
+        await running.has(3)
+        reader, writer = await running.ask()
+        for _ in range(50):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        for count in (4, 5):
+            for _, other in (running.connections[count - 4], others[count - 4]):
+                other.close()
+            await running.has(count)
+        for _, other in others:
+            other.close()
+
+
 @pytest.mark.parametrize("limit", ["DROPPED_BYTES", "DROP_SECONDS"])
 async def test_what_an_app_does_not_read_is_dropped_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
