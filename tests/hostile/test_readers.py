@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 import pytest
 
-from capsule_gateway.cli.account import _parse_since
-from capsule_gateway.cli.arguments import find_app_name
+from capsule_gateway.cli.arguments import TIME, find_app_name
 from capsule_gateway.cli.limits import _read_limit
 from capsule_gateway.cli.service import WrongUsage
 from gateway.accounts.app_fields import NewAuth, check_auth, check_repository
@@ -277,15 +277,15 @@ READERS = {
         ("", " "),
     ),
     "times of the API": Reader(
-        lambda text, _: parse_time(text, "since: …"),
+        lambda text, _: parse_time("since", text),
         (RequestMalformed,),
         ("2026", "-07", "-02", "T10:00", ":00", "Z", "+00:00", "0001-01-01", "9999-12-31", "W01", "1d", "-99:99"),
         ("",),
         ["2026-07-02T10:00:00.000Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"],
     ),
     "times of the command line": Reader(
-        lambda text, _: _parse_since(text),
-        (WrongUsage,),
+        lambda text, _: TIME.convert(text, None, None),
+        (click.BadParameter,),
         ("999999d", "1h", "30m", "2026", "-07-02", "T10:00", "Z", "٣d", "0001-01-01", "9999-12-31"),
         ("",),
         ["30m", "2026-07-02T10:00:00Z"],
