@@ -25,7 +25,9 @@ import yaml
 from tests.docs.pages import Run, Section, run, sections
 from tests.kubernetes.cluster import OwnCluster
 from tests.kubernetes.ingress import Ingress, copy
+from tests.kubernetes.volumes import Volumes
 from tests.support.background import cancel, in_background
+from tests.support.deployment import server
 from tests.support.folders import passable_folder
 from tests.support.redis_servers import RedisServer
 from tests.support.s3_server import S3Server
@@ -90,7 +92,7 @@ class Reader:
 
 
 async def test_the_page_leads_from_an_empty_cluster_to_an_app(
-    cluster: OwnCluster, kubectl: Path, ingress: Ingress, tmp_path: Path
+    cluster: OwnCluster, kubectl: Path, ingress: Ingress, volumes: Volumes, tmp_path: Path
 ) -> None:
     api = f"http://localhost:{ingress.port}"
     page = sections("kubernetes.md", {"https://api.capsule.example": api})["From an empty cluster to an app"]
@@ -103,6 +105,7 @@ async def test_the_page_leads_from_an_empty_cluster_to_an_app(
                 await install(reader, cluster, redis, s3, api)
                 async with building(reader, cluster):
                     await publish(reader, api)
+                    await publish_server(reader, api)
                 assert_pods_use_the_registry(cluster, "capsule-apps", "app.kubernetes.io/managed-by=capsule")
             finally:
                 await reader.run("kubectl -n capsule logs --prefix -l app.kubernetes.io/part-of=capsule >pods.log")
@@ -188,6 +191,18 @@ async def publish(reader: Reader, api: str) -> None:
         assert (await http.get("/platform/accounts")).status_code == 401
         for path in ("health", "ready", "metrics"):
             assert (await http.get(f"/{path}")).status_code == 502, "nothing is behind the Service"
+
+
+async def publish_server(reader: Reader, api: str) -> None:
+    """Also publishes an app with a start command: `sites` makes its volume, and reaches more ports of its pod."""
+    (folder := reader.folder / "server").mkdir()
+    files = {"capsule.toml": 'name = "server"\n[build]\nstart = "exec node server.js"\n', **server("from inside")}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    done = await reader.run("capsule deploy server")
+    assert done.code == 0, done.out + done.err
+    async with httpx.AsyncClient(base_url=api, trust_env=False) as http:
+        assert (await http.get("/", headers={"Host": f"server.{DOMAIN}"})).text == "from inside"
 
 
 def write_variables(file: Path, variables: dict[str, str]) -> None:
