@@ -43,6 +43,7 @@ WARN_FULL, FAIL_FULL = 0.8, 0.95  # of memory or of a disk
 LEAST_FREE_BYTES = 1 << 30
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of pods that use the API server
 NO_KEY = "not set: the tokens of the apps' pods are made from it"
 
 State = Literal["ok", "warn", "fail"]
@@ -63,7 +64,7 @@ async def examine(settings: Settings) -> list[Row]:
     checks: list[tuple[str, Callable[[Settings], AsyncIterator[Row]]]] = [
         ("redis", check_redis),
         ("storage", check_storage),
-        *([("sandbox", check_sandbox)] if hosts_apps else []),
+        *([("sandbox", check_sandbox)] if hosts_apps and not (in_cluster and _has_service_account()) else []),
         *([("caddy", check_caddy)] if hosts_apps and not in_cluster else []),
         *([("cluster", check_cluster)] if in_cluster else []),
         ("encryption key", check_encryption_key),
@@ -73,6 +74,11 @@ async def examine(settings: Settings) -> list[Row]:
     ]
     found = await asyncio.gather(*(_collect(name, check(settings)) for name, check in checks))
     return [row for rows in found for row in rows]
+
+
+def _has_service_account() -> bool:
+    """Returns whether this is a pod of the gateway or the worker `sites`, which leave confining apps to the cluster."""
+    return SERVICE_ACCOUNT.exists()
 
 
 async def _collect(name: str, check: AsyncIterator[Row]) -> list[Row]:

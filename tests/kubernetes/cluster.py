@@ -1,14 +1,15 @@
 """A real Kubernetes on this machine: etcd, the API server, controllers, a scheduler, and one node with containerd.
 
-It needs root and Debian 12, and is Kubernetes 1.20, Debian's newest. The binaries are built once (`build`) and kept;
-KUBERNETES_BIN names a folder that has them already. Pods have addresses that this machine reaches. There is no DNS, no
-kube-proxy and no ingress controller (but `ingress.py`), nobody enforces network policies (but `policies.py`), and this
-version knows no Pod Security.
+It needs root and Debian 12, and is Kubernetes 1.20, Debian's newest, with a newer kubectl. The binaries are made once
+(`build`) and kept; KUBERNETES_BIN names a folder that has them already. Pods have addresses that this machine reaches.
+There is no DNS, no kube-proxy and no ingress controller (but `ingress.py`), nobody enforces network policies (but
+`policies.py`), and this version knows no Pod Security.
 
 `python -m tests.kubernetes.cluster` starts a cluster, prints its KUBECONFIG, and ends it on Ctrl-C.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -28,6 +29,7 @@ from tests.support.redis_servers import free_port
 
 HERE = Path(__file__).parent
 START_SECONDS = 120.0
+OLDEST_KUBECTL = (1, 21)  # that builds the kustomizations of ops/kubernetes
 NODE = "node-1"
 PAUSE = "localhost/pause:1"
 # With the names of the programs' packages in Debian.
@@ -60,12 +62,19 @@ def find_binaries() -> Path:
     """Returns the folder of Kubernetes' programs, which are built first if necessary."""
     if given := os.environ.get("KUBERNETES_BIN"):
         return Path(given)
-    folder = CACHE / "bin-1.20.2"
+    folder = CACHE / f"bin-{hashlib.sha256((HERE / 'build').read_bytes()).hexdigest()[:16]}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             run(HERE / "build", f"{scratch}/bin", timeout=3600)
             os.replace(f"{scratch}/bin", folder)
     return folder
+
+
+def check_kubectl(kubectl: Path) -> None:
+    version = json.loads(run(kubectl, "version", "--client", "--output=json"))["clientVersion"]
+    found = int(version["major"]), int(version["minor"].rstrip("+"))
+    oldest = ".".join(map(str, OLDEST_KUBECTL))
+    assert found >= OLDEST_KUBECTL, f"{kubectl} is {version['gitVersion']}, and ops/kubernetes needs {oldest} or newer"
 
 
 def install_programs() -> None:
@@ -148,6 +157,10 @@ class OwnCluster(Cluster):
             self.processes[part] = subprocess.Popen(
                 self._command(part), cwd=self.folder, stdout=log, stderr=log, start_new_session=True
             )
+
+    def name_image(self, name: str) -> None:
+        """Gives the image one more name on the node."""
+        run(*self._ctr_command, "images", "tag", NAME, name)
 
     def kill(self, part: str) -> None:
         process = self.processes.pop(part)

@@ -20,13 +20,13 @@ HEAD_BYTES = PIECE_BYTES = 65_536
 class Ingress:
     """Listens on `port` of 127.0.0.1."""
 
-    def __init__(self, server: str, token: str, namespace: str, *, slices: str) -> None:
+    def __init__(self, server: str, token: str, *, slices: str) -> None:
         """`slices`: the version of the API of EndpointSlices."""
         paths = {
-            "ingresses": f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses",
-            "slices": f"/apis/discovery.k8s.io/{slices}/namespaces/{namespace}/endpointslices",
+            "ingresses": "/apis/networking.k8s.io/v1/ingresses",
+            "slices": f"/apis/discovery.k8s.io/{slices}/endpointslices",
         }
-        self.namespace, self.watching = namespace, Watching(server, token, paths)
+        self.watching = Watching(server, token, paths)
         self.port = free_port()
         self.connections = 0
         self.answering: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
@@ -41,22 +41,26 @@ class Ingress:
                 listener.close()
                 await cancel(*self.answering)
 
-    def find_pods(self, host: str) -> list[tuple[str, int]]:
-        """Returns addresses and ports of the pods that answer for a host name."""
-        for ingress in self.watching.objects["ingresses"].values():
-            for rule in ingress["spec"].get("rules", ()):
-                if rule.get("host") == host:
-                    service = rule["http"]["paths"][0]["backend"]["service"]["name"]
-                    return [
-                        (address, port["port"])
-                        for each in self.watching.objects["slices"].values()
-                        if each["metadata"]["labels"]["kubernetes.io/service-name"] == service
-                        for endpoint in each.get("endpoints") or ()
-                        if endpoint.get("conditions", {}).get("ready", True)
-                        for address in endpoint["addresses"]
-                        for port in each["ports"]
-                    ]
-        return []
+    def find_pods(self, host: str, path: str) -> list[tuple[str, int]]:
+        """Returns addresses and ports of the pods that answer for a path of a host name."""
+        rules = [
+            (len(rule["path"]), namespace, rule["backend"]["service"]["name"])
+            for (namespace, _), ingress in self.watching.objects["ingresses"].items()
+            for each in ingress["spec"].get("rules", ())
+            if each.get("host") == host
+            for rule in each["http"]["paths"]
+            if f"{path}/".startswith(f"{rule['path'].rstrip('/')}/")
+        ]
+        _, namespace, service = max(rules, default=(0, "", ""))
+        return [
+            (address, port["port"])
+            for (of, _), each in self.watching.objects["slices"].items()
+            if (of, each["metadata"]["labels"]["kubernetes.io/service-name"]) == (namespace, service)
+            for endpoint in each.get("endpoints") or ()
+            if endpoint.get("conditions", {}).get("ready", True)
+            for address in endpoint["addresses"]
+            for port in each["ports"]
+        ]
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.answering.add(task := asyncio.create_task(self._answer(reader, writer)))
@@ -72,7 +76,8 @@ class Ingress:
             kept += [b"Connection: Upgrade" if upgrade else b"Connection: close", b"X-Forwarded-For: 203.0.113.7"]
             kept += [b"X-Forwarded-Proto: http", f"X-Forwarded-Host: {host}".encode()]
             self.connections += 1
-            pods = self.find_pods(host.partition(":")[0])
+            path = first.split(b" ")[1].partition(b"?")[0].decode()
+            pods = self.find_pods(host.partition(":")[0], path)
             try:
                 from_pod, to_pod = await asyncio.open_connection(*pods[self.connections % len(pods)])
             except (OSError, ZeroDivisionError):  # no pod answers, or there is none

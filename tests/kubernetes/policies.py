@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self
 
 from tests.kubernetes.watching import Watching
+from tests.support.background import cancel
 
 Rule = list[str]
 EGRESS, INGRESS = "0x1", "0x2"  # bits of the mark
@@ -32,7 +33,7 @@ class Policies:
             try:
                 yield self
             finally:
-                following.cancel()
+                await cancel(following)
                 for hook in ("FORWARD", "INPUT"):
                     iptables("--delete", hook, "--jump", self.chain)
                 iptables("--flush", self.chain)

@@ -14,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from tests.kubernetes.watching import Watching
+from tests.support.background import cancel
 
 CLASS = "folders"
 STORAGE_CLASS = {
@@ -39,7 +40,7 @@ class Volumes:
             try:
                 yield self
             finally:
-                following.cancel()
+                await cancel(following)
 
     async def _follow(self) -> None:
         trust = ssl.create_default_context()

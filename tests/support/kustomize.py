@@ -1,5 +1,6 @@
 """Builds a kustomization, with the fields that ops/kubernetes uses. Any other field is an error."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def build(folder: Path) -> list[Document]:
             merge(target, change)
     for image in kustomization.get("images", []):
         for container in (container for document in documents for container in containers(document)):
-            if container["image"] == image["name"]:
+            if re.sub(r":[\w.-]+$", "", container["image"]) == image["name"]:
                 container["image"] = f"{image['newName']}:{image['newTag']}"
     names = [identity(document) for document in documents]
     assert len(names) == len(set(names)), f"{folder}: a name occurs twice"

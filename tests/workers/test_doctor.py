@@ -95,6 +95,18 @@ async def test_a_machine_that_lacks_everything(tmp_path: Path, monkeypatch: pyte
     assert "secret" not in repr(found)
 
 
+async def test_a_pod_that_the_cluster_confines_needs_no_sandbox(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(redis_url=redis_url, data_dir=str(tmp_path), apps_engine="kubernetes", encryption_key="key")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert {"sandbox", "cluster"} <= (await rows_of(settings)).keys()  # a builder
+    monkeypatch.setattr(doctor, "SERVICE_ACCOUNT", tmp_path)
+    found = await rows_of(settings)
+    assert "cluster" in found
+    assert not {"sandbox", "control groups"} & found.keys()
+
+
 @pytest.mark.parametrize(("good", "trusted", "state"), [(1, 1, "ok"), (1, 0, "fail"), (0, 1, "fail")])
 async def test_tls(
     good: int,
