@@ -35,9 +35,15 @@ class Callers:
         self._operator = {"authorization": f"Bearer {operator_token}"}
         self._keys = {app: ec.generate_private_key(ec.SECP256R1()) for app in self.apps}
         self._strangers: Counter[str] = Counter()  # by target
-        self.rotation = folder / "callers.txt"
-        self.rotation.write_text("".join(self._line(app, "user") for app in self.apps))
-        self._folder = folder
+        self._folder, self._written = folder, set[str]()
+
+    def rotation_at(self, path: str) -> Path:
+        """Returns the file of all callers, who ask at this path below the app's `/ai`."""
+        rotation = self._folder / f"callers{path.replace('/', '-')}.txt"
+        if path not in self._written:
+            rotation.write_text("".join(self._line(app, "user", path) for app in self.apps))
+            self._written.add(path)
+        return rotation
 
     def fresh_rotation(self, target: str, count: int) -> Path:
         """Creates new users, whose tokens the target cannot have cached."""
@@ -48,11 +54,11 @@ class Callers:
         rotation.write_text("".join(lines))
         return rotation
 
-    def _line(self, app: str, user: str) -> str:
+    def _line(self, app: str, user: str, path: str = "") -> str:
         now = int(time.time())
         claims = {"sub": user, "iss": _origin(app), "aud": AUDIENCE, "iat": now, "exp": now + 86_400}
         token = jwt.encode(claims, self._keys[app], algorithm="ES256", headers={"kid": app})
-        return f"/capsule/{app}/ai\tAuthorization: Bearer {token}\tOrigin: {_origin(app)}\n"
+        return f"/capsule/{app}/ai{path}\tAuthorization: Bearer {token}\tOrigin: {_origin(app)}\n"
 
     @contextmanager
     def backends(self) -> Iterator[str]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from callers import Callers
@@ -56,6 +56,24 @@ class Target:
         return f"http://127.0.0.1:{self.port}"
 
 
+class Door(NamedTuple):
+    """The gateway, asked in another format."""
+
+    path: str
+    question: dict[str, Any]
+    maximum: str  # the field for the most tokens
+    end: str
+    extra_events: int  # in addition to tokens
+
+
+DOORS = {
+    "chat": Door(
+        "/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}, "max_tokens", "data: [DONE]", 2
+    ),
+    "responses": Door("/responses", {"input": PROMPT}, "max_output_tokens", "event: response.completed", 8),
+}
+
+
 class Rig:
     """The servers that every target shares."""
 
@@ -81,7 +99,7 @@ class Rig:
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
             stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
             # Each target gets its own database, because all have apps with the same names.
-            databases = enumerate(("gateway", "traces", "traces-1%", "against"))
+            databases = enumerate(("gateway", "traces", "traces-1%", "against", *DOORS))
             self._redis_urls = {name: f"redis://127.0.0.1:{self.redis_port}/{n}" for n, name in databases}
             if self._with_cluster:
                 self._redis_urls["cluster"] = stack.enter_context(self._cluster())
@@ -133,7 +151,7 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Runs the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%" or "against"."""
+        """Runs the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%", "against", or a door."""
         port = free_port()
         command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {
@@ -155,7 +173,7 @@ class Rig:
             settings["OTEL_TRACES_SAMPLER_ARG"] = "0.01" if name == "traces-1%" else "1"
         argv = shlex.split(command.format(port=port))
         with self._running(name, argv, port, core=self._alone, env=settings, path="/ready") as process:
-            target = Target(name, port, process.pid, extra_events=1)
+            target = Target(name, port, process.pid, DOORS[name].extra_events if name in DOORS else 1)
             if name not in self.callers.api_keys:
                 self.callers.register(name, target.address, self._backends)
             yield target
@@ -168,9 +186,13 @@ class Rig:
         words += ["-i", str(target.pid), "-T", "90", "-e", str(load.tokens + target.extra_events)]
         words += ["-c", str(load.streams), "-r", str(load.ramp_ms)]
         words += ["-d", str(load.seconds), "-w", str(load.warmup)]
-        if target.is_gateway:
-            body: dict[str, Any] = {"prompt": PROMPT, "maxTokens": load.tokens}
-            words += ["-R", rotation or self.callers.rotation, "-E", "event: done"]
+        if target.name in DOORS:
+            door = DOORS[target.name]
+            body: dict[str, Any] = {door.maximum: load.tokens, "stream": True, **door.question}
+            words += ["-R", self.callers.rotation_at(door.path), "-E", door.end]
+        elif target.is_gateway:
+            body = {"prompt": PROMPT, "maxTokens": load.tokens}
+            words += ["-R", rotation or self.callers.rotation_at(""), "-E", "event: done"]
         else:
             body = {"model": "stub", "stream": True, "max_tokens": load.tokens}
             body["stream_options"] = {"include_usage": True}

@@ -30,6 +30,7 @@ from gateway.deploys.states import Deploys
 from gateway.events.notices import Notices
 from gateway.events.webhooks import Webhooks
 from gateway.inference.auth.users import Users
+from gateway.inference.formats.doors import FORMATS
 from gateway.inference.handler import Inference
 from gateway.inference.providers import Providers
 from gateway.inference.spend.admission import Admission
@@ -63,7 +64,7 @@ class ProcessState:
 class Services:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics(PRICES, [each.name for each in settings.providers])
+        self.metrics = Metrics(PRICES, [each.name for each in settings.providers], FORMATS)
         self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)

@@ -36,8 +36,10 @@ from gateway.errors import (
     Unauthorized,
 )
 from gateway.events.catalog import SAMPLES
+from gateway.inference.formats.doors import DOORS
 from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
+from gateway.inference.formats.responses import ResponseRequest
 from gateway.services import Injected
 from gateway.settings import Settings
 from gateway.settings.prices import PRICES, choice_of
@@ -314,10 +316,40 @@ data: {"id":"chatcmpl-…","object":"chat.completion.chunk","choices":[{"index":
 data: [DONE]
 
 """
+ASKED_EXAMPLE = {"model": "gpt-oss-120b", "input": "What is a capsule?", "stream": True}
+EVENTS_EXAMPLE = """\
+event: response.created
+data: {"type":"response.created","sequence_number":0,"response":{"id":"resp_…","object":"response","output":[]}}
+
+event: response.output_text.delta
+data: {"type":"response.output_text.delta","sequence_number":4,"item_id":"msg_…","output_index":0,"delta":"Hello"}
+
+event: response.completed
+data: {"type":"response.completed","sequence_number":8,"response":{"id":"resp_…","object":"response","output":[]}}
+
+"""
+# What each address takes and answers: its summary, its body with an example, its answer, and a stream.
+ASKED: dict[str, tuple[str, Any, Any, Any, str]] = {
+    "ai": ("Ask the model", Prompt, PROMPT_EXAMPLE, PromptResponse, STREAM_EXAMPLE),
+    "ai/chat/completions": (
+        "Ask the model, in OpenAI's chat-completions format",
+        Completion,
+        COMPLETION_EXAMPLE,
+        dict[str, Any],
+        CHUNKS_EXAMPLE,
+    ),
+    "ai/responses": (
+        "Ask the model, in OpenAI's Responses format",
+        ResponseRequest,
+        ASKED_EXAMPLE,
+        dict[str, Any],
+        EVENTS_EXAMPLE,
+    ),
+}
 STREAMED_EVENT = {
     "type": "object",
     "required": ["data"],
-    "properties": {"event": {"enum": ["message", "done", "error"]}, "data": {"type": "string"}},
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
 }
 
 
@@ -344,23 +376,21 @@ def _path_parameter(name: str, description: str) -> Schema:
 
 
 def inference_paths() -> Schema:
-    native = _inference_operation("ai", "Ask the model", PromptResponse, COMPLETION_ERRORS)
-    native["requestBody"] = json_body(Prompt, PROMPT_EXAMPLE)
-    content = native["responses"]["200"]["content"]
-    content["application/json"]["example"] = RESPONSE_EXAMPLE
-    content["text/event-stream"] = {"schema": STREAMED_EVENT, "example": STREAM_EXAMPLE}
-
-    openai = _inference_operation(
-        "ai/chat/completions", "Ask the model, in the OpenAI format", dict[str, Any], COMPLETION_ERRORS
-    )
-    openai["requestBody"] = json_body(Completion, COMPLETION_EXAMPLE)
-    openai["responses"]["200"]["content"]["text/event-stream"] = {"schema": STREAMED_EVENT, "example": CHUNKS_EXAMPLE}
+    doors = {}
+    for path in DOORS:
+        summary, body, example, answer, streamed = ASKED[path]
+        operation = _inference_operation(path, summary, answer, COMPLETION_ERRORS)
+        operation["requestBody"] = json_body(body, example)
+        content = operation["responses"]["200"]["content"]
+        content["text/event-stream"] = {"schema": STREAMED_EVENT, "example": streamed}
+        doors[f"/capsule/{{app}}/{path}"] = {"post": operation}
+        if path == "ai":
+            content["application/json"]["example"] = RESPONSE_EXAMPLE
 
     model = _inference_operation("ai/models/model", "Get a model", Model, (*MODELS_ERRORS, e.NotFound))
     model["parameters"] = [*model["parameters"], _path_parameter("model", "The model's id")]
     return {
-        "/capsule/{app}/ai": {"post": native},
-        "/capsule/{app}/ai/chat/completions": {"post": openai},
+        **doors,
         "/capsule/{app}/ai/models": {
             "get": _inference_operation("ai/models", "List the models", Models, MODELS_ERRORS)
         },
@@ -424,7 +454,7 @@ def _event(name: str, sample: Any) -> Schema:
     }
 
 
-TYPES = [PromptResponse, Model, Models, Prompt, Completion, *map(type, SAMPLES.values())]
+TYPES = [PromptResponse, Model, Models, Prompt, Completion, ResponseRequest, *map(type, SAMPLES.values())]
 
 
 Schema = dict[str, Any]

@@ -37,8 +37,9 @@ from gateway.inference.auth.trial_tokens import is_test_token
 from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER_BYTES, Backlog, Backlogs
-from gateway.inference.formats import native, openai
 from gateway.inference.formats.completion import CompletionRequest, Format, FullAnswer
+from gateway.inference.formats.doors import DOORS, Door
+from gateway.inference.formats.openai import list_models
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
 from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
@@ -63,11 +64,7 @@ from gateway.telemetry.usage import RequestDetails
 logger = structlog.get_logger()
 
 FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
-METHODS = {
-    "ai": b"POST",
-    "ai/chat/completions": b"POST",
-    **{f"ai/{path}": b"GET" for path in openai.list_models(PRICES)},
-}
+METHODS = dict.fromkeys(DOORS, b"POST") | {f"ai/{path}": b"GET" for path in list_models(PRICES)}
 NOT_FOUND = b"Not Found"
 NOT_FOUND_HEADERS: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"9")]
 
@@ -87,7 +84,7 @@ class Inference:
         self._settings, self._registry, self._users = settings, registry, users
         self._admission, self._upstream, self._availability = admission, upstream, availability
         self._metrics, self._counters = metrics, counters
-        self._models = {f"ai/{path}": body for path, body in openai.list_models(upstream.providers.models).items()}
+        self._models = {f"ai/{path}": body for path, body in list_models(upstream.providers.models).items()}
         self._methods = {
             route: method for route, method in METHODS.items() if method != b"GET" or route in self._models
         }
@@ -142,15 +139,15 @@ class Inference:
         if route in self._models:
             await self._users.verify(app, _bearer_token(request.authorization))
             return await request.answer(self._models[route])
-        await self._complete(request, app, account, "native" if route == "ai" else "openai")
+        await self._complete(request, app, account, DOORS[route])
 
-    async def _complete(self, request: InferenceRequest, app: App, account: Account | None, format_name: str) -> None:
+    async def _complete(self, request: InferenceRequest, app: App, account: Account | None, door: Door) -> None:
         """Verifies the token, admits the request, relays its answer and settles its cost."""
         user = await self._users.verify(app, _bearer_token(request.authorization))
         request.authorization = None
-        request.format = format_name
+        request.format = door.format
         request.trace.leave()
-        completion = await self._read_completion_request(request)
+        completion = await self._read_completion_request(request, door)
         if account is None:
             raise AppNotFound
         # Checked again because verifying the token and reading the body took time.
@@ -175,13 +172,10 @@ class Inference:
         finally:
             backlog.clear()
 
-    async def _read_completion_request(self, request: InferenceRequest) -> CompletionRequest | ServiceError:
+    async def _read_completion_request(self, request: InferenceRequest, door: Door) -> CompletionRequest | ServiceError:
         """Reads the body, and returns the request or the body's fault. Raises ClientGone."""
-        read_completion_request = (
-            native.read_completion_request if request.format == "native" else openai.read_completion_request
-        )
         try:
-            completion = read_completion_request(await request.read_body(), request.wants_stream)
+            completion = door.read_completion_request(await request.read_body(), request.wants_stream)
         except ServiceError as fault:
             return fault
         models = self._upstream.providers.models
@@ -253,9 +247,7 @@ class Inference:
 
         The permit is held until the answer has been read. Data that a slow client has not taken by then is sent later.
         """
-        format: Format = native.NATIVE
-        if request.format == "openai":
-            format = openai.OpenAI(request.request_id, completion.model, completion.with_usage)
+        format = completion.make_format(request.request_id, completion.model)
         exchange = self._upstream.exchange(request, completion, app, account, format)
         failure: ServiceError | None = None
         full, held = FullAnswer("", "", []), b""
@@ -286,8 +278,7 @@ class Inference:
             self._metrics.anomalies.labels("finish reason").inc()
         if answer.inconsistent_usage:
             self._metrics.anomalies.labels("token counts").inc()
-        # The native format has no other way to say that the text is a refusal.
-        finish = "content_filter" if answer.refused and request.format == "native" else answer.finish
+        finish = "content_filter" if answer.refused and not format.names_refusals else answer.finish
         if not completion.stream:
             return await request.answer(format.full(full, model, finish, answer.usage), backlog)
         if held and request.first_token is None:
@@ -423,7 +414,7 @@ async def _collect(stream: Stream) -> FullAnswer:
     return FullAnswer("".join(text), "".join(reasoning), calls, "".join(refusal))
 
 
-OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"
+OFFERED = f"{', '.join(f'POST /{door}' for door in DOORS)}, GET /ai/models and GET /ai/models/<model>"
 NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
 
 
@@ -432,13 +423,10 @@ def explain_missing(path: str, models: Collection[str]) -> str:
     first = path.partition("/")[0]
     if first == "v1":
         return "Leave out '/v1': the base URL ends with '/ai'."
-    if path.rstrip("/") in ("", "chat/completions", "models"):
+    if f"ai/{path}".rstrip("/") in METHODS:
         return "Leave out the slash at the end of the address."
     if first == "responses":
-        return (
-            "The Responses API is not offered; use chat completions, at /ai/chat/completions. "
-            "With the Vercel AI SDK, call createOpenAI(…).chat(model)."
-        )
+        return "No answer is stored, so none can be read, continued, canceled or deleted; send the whole history again."
     if first == "completions":
         return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
     if first == "models":

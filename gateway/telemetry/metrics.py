@@ -35,7 +35,7 @@ class BulkHistogram(Histogram):
 
 
 class Metrics:
-    def __init__(self, models: Iterable[str] = (), providers: Iterable[str] = ()) -> None:
+    def __init__(self, models: Iterable[str] = (), providers: Iterable[str] = (), formats: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._ended: list[tuple[RequestLine, bool]] = []  # queued requests, and whether they were admitted
         self._new_reserved = self._new_settled = 0  # nano-euro, not yet counted
@@ -157,7 +157,7 @@ class Metrics:
         for code in PROVIDER_FAULT_CODES:
             for model in models:
                 self.provider_errors.labels(code, model)
-        for format in ("", "native", "openai"):
+        for format in ("", *formats):  # empty while it is unknown
             self.requests.labels(format, 500, "INTERNAL")
         for provider in providers:
             self._attempts.labels(provider, "ok")

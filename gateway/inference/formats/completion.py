@@ -1,8 +1,8 @@
-"""Types for both formats: native.py and openai.py decode a body into a `CompletionRequest`, and encode its answer."""
+"""What all formats share: each decodes a body into a `CompletionRequest`, and encodes its answer."""
 
 import re
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ _ESCAPE = re.compile(
 _LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
 T = TypeVar("T")
+# Gets the request id and the model.
+MakeFormat: TypeAlias = Callable[[str, str], "Format"]
 
 
 class FullAnswer(msgspec.Struct, frozen=True):
@@ -38,11 +40,13 @@ class CompletionRequest(msgspec.Struct):
     text_bytes: int  # priced: UTF-8 bytes, and the allowance for further messages
     stream: bool
     payload: bytes  # the provider's request body; empty after it was sent
-    with_usage: bool = True
+    make_format: MakeFormat
 
 
 class Format(Protocol):
     """Encodes one answer."""
+
+    names_refusals: bool  # otherwise only the finish reason says that a text is a refusal
 
     @property
     def keep_alive(self) -> bytes: ...

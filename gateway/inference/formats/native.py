@@ -62,6 +62,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
                 **effort,
             }
         ),
+        make_format=lambda *_: NATIVE,
     )
 
 
@@ -80,6 +81,7 @@ def _fault(fields: Any, error: Exception) -> ServiceError:
 
 
 class Native:
+    names_refusals = False
     keep_alive = b": keep-alive\n\n"
 
     def name_model(self, model: str) -> None:

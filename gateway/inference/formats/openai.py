@@ -3,6 +3,7 @@
 import calendar
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,40 +13,29 @@ from gateway.inference.formats.completion import (
     INVALID_BODY,
     CompletionRequest,
     FullAnswer,
-    check_model,
     decode_again,
     encode,
     finish_reason,
     malformed,
     replace_halves,
 )
-from gateway.inference.formats.tools import Tool, ToolCall, ToolChoice, join_calls, object_of
+from gateway.inference.formats.payload import (
+    FORWARDED,
+    AtLeastOne,
+    Part,
+    Temperature,
+    TopP,
+    assistant_message,
+    compose,
+    find_unsupported_part,
+    join_text,
+)
+from gateway.inference.formats.tools import Tool, ToolCall, ToolChoice, join_calls
 from gateway.inference.provider.chunks import Delta
 from gateway.inference.provider.dialects import TOOL_CALLS
-from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, Usage
-
-FORWARDED = (
-    "temperature",
-    "top_p",
-    "stop",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "reasoning_effort",
-    "response_format",
-)
-FORWARDED_WITH_TOOLS = (*FORWARDED, "tools", "tool_choice", "parallel_tool_calls")
-
+from gateway.settings.prices import PRICED_ON, Usage
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    refusal: str = ""
-    thinking: str = ""
 
 
 class Message(msgspec.Struct):
@@ -70,8 +60,8 @@ class Completion(msgspec.Struct):
     stream_options: StreamOptions | None = None
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stop: str | list[str] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
@@ -90,11 +80,6 @@ class Completion(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Completion).decode
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-PART_TYPES = (
-    "only text is supported, in parts of the types `text`, `input_text`, `output_text`, `refusal`, and in messages of "
-    "the assistant `thinking`; remove images, audio, video, files and other parts."
-)
 
 
 def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
@@ -104,32 +89,14 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     except INVALID_BODY:
         completion = decode_again(replace_halves(body), Completion, _fault)
     _refuse_unsupported(completion)
-    messages = _join_system([_message_to_send(number, message) for number, message in enumerate(completion.messages)])
-    text_bytes = sum(map(_bytes_of_message, messages))
-    if not text_bytes:
-        raise RequestMalformed("The messages contain no text.")
-    model = check_model(DEFAULT_MODEL if completion.model is None else completion.model)
-    limits = [m for m in (completion.max_tokens, completion.max_completion_tokens) if m is not None]
-    max_tokens = min([*limits, MAX_OUTPUT_TOKENS])
-    request: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
-        "max_tokens": max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    forwarded = FORWARDED_WITH_TOOLS if completion.tools else FORWARDED
-    settings = {name: value for name in forwarded if (value := getattr(completion, name)) is not None}
-    # The provider may put any of these into the prompt, as it does with a schema, and then bills it.
-    settings_bytes = sum(len(encode(value)) for value in settings.values() if type(value) not in (int, float))
     options = completion.stream_options
-    return CompletionRequest(
-        model=model,
-        max_tokens=max_tokens,
-        text_bytes=text_bytes + MESSAGE_TOKENS * (len(messages) - 1) + settings_bytes,
+    return compose(
+        [_message_to_send(number, message) for number, message in enumerate(completion.messages)],
+        {name: getattr(completion, name) for name in FORWARDED},
+        model=completion.model,
+        max_tokens=(completion.max_tokens, completion.max_completion_tokens),
         stream=bool(completion.stream),
-        payload=encode(request | settings),
-        with_usage=options is not None and bool(options.include_usage),
+        make_format=partial(OpenAI, with_usage=options is not None and bool(options.include_usage)),
     )
 
 
@@ -147,22 +114,13 @@ def _refuse_unsupported(completion: Completion) -> None:
         raise RequestMalformed("`n` above 1 is not supported here; send several requests.")
 
 
-def _join_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages with all system texts in the first one: chat templates drop or refuse further ones."""
-    texts = [message["content"] for message in messages if message["role"] == "system"]
-    if not texts:
-        return messages
-    others = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
-
-
 def _message_to_send(number: int, message: Message) -> dict[str, Any]:
     role = message.role
     if role == "assistant":
         return _assistant_message(number, message)
     if message.content is None:
         raise RequestMalformed(f"messages[{number}].content: must be text or a list, not null.")
-    text = _text(number, message.content)
+    text = join_text("messages", number, message.content)
     if role == "tool":
         if message.tool_call_id is None:
             raise RequestMalformed(f"messages[{number}]: the field tool_call_id is missing.")
@@ -177,51 +135,20 @@ def _assistant_message(number: int, message: Message) -> dict[str, Any]:
     if not isinstance(content, str):
         reasoning = reasoning or "\n".join(part.thinking for part in content if part.type == "thinking")
         content = [part for part in content if part.type != "thinking"]
-    sent: dict[str, Any] = {"role": message.role, "content": _text(number, content)}
-    if reasoning:
-        # Each provider reads one of the two names; vLLM reads another one than it once did.
-        sent |= {"reasoning_content": reasoning, "reasoning": reasoning}
-    if message.tool_calls:
-        for call in message.tool_calls:
-            call.function.arguments = object_of(call.function.arguments)  # chat templates parse it
-        sent |= {"content": sent["content"] or None, "tool_calls": message.tool_calls}
-    return sent
-
-
-def _bytes_of_message(sent: dict[str, Any]) -> int:
-    """Returns the priced bytes: the text and the reasoning, and the JSON of tool calls and their ids."""
-    calls = sum(len(encode(sent[name])) for name in ("tool_calls", "tool_call_id") if name in sent)
-    return len((sent["content"] or "").encode()) + len(sent.get("reasoning", "").encode()) + calls
-
-
-def _text(number: int, content: str | list[Part]) -> str:
-    if isinstance(content, str):
-        return content
-    for place, part in enumerate(content):
-        if part.type not in TEXT_PARTS:
-            raise _unsupported_part(number, place)
-    return "\n".join(part.refusal if part.type == "refusal" else part.text for part in content)
-
-
-def _unsupported_part(number: int, place: int) -> MultimodalUnsupported:
-    return MultimodalUnsupported(f"messages[{number}].content[{place}].type: {PART_TYPES}")
+    return assistant_message(join_text("messages", number, content), reasoning, message.tool_calls)
 
 
 def _fault(fields: Any, error: Exception) -> ServiceError:
     """Returns whether the fields of a refused body are multimodal or malformed."""
-    messages = fields.get("messages") if isinstance(fields, dict) else None
-    for number, message in enumerate(messages if isinstance(messages, list) else []):
-        content = message.get("content") if isinstance(message, dict) else None
-        for place, part in enumerate(content if isinstance(content, list) else []):
-            if isinstance(part, dict) and part.get("type", "text") not in (*TEXT_PARTS, "thinking"):
-                return _unsupported_part(number, place)
-    return malformed(error)
+    return find_unsupported_part(fields, "messages") or malformed(error)
 
 
 class OpenAI:
     """Encodes one answer, with its id and the model in every chunk."""
 
-    def __init__(self, request_id: str, model: str, with_usage: bool) -> None:
+    names_refusals = True
+
+    def __init__(self, request_id: str, model: str, *, with_usage: bool) -> None:
         self._id, self._created = f"chatcmpl-{request_id}", int(time.time())
         self._with_usage = with_usage
         self._first = True

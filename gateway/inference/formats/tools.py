@@ -65,16 +65,27 @@ def _is_object(text: str) -> bool:
     return False
 
 
+class CallIndex:
+    """Finds the call to which a part belongs. One without an index begins a call if it has an id, else continues it."""
+
+    def __init__(self) -> None:
+        self._index = -1
+
+    def of(self, part: CallPart) -> int:
+        if part.index is not None:
+            self._index = part.index
+        elif part.id or self._index < 0:
+            self._index += 1
+        return self._index
+
+
 def join_calls(parts: list[CallPart]) -> list[ToolCall]:
-    """Joins the calls of a whole answer. A part without an index begins a call if it has an id, else continues one."""
+    """Joins the calls of a whole answer."""
     calls: dict[int, ToolCall] = {}
     arguments: dict[int, list[str]] = {}
-    index = -1
+    find = CallIndex()
     for part in parts:
-        if part.index is not None:
-            index = part.index
-        elif part.id or not calls:
-            index += 1
+        index = find.of(part)
         if index not in calls:
             calls[index], arguments[index] = ToolCall("", CalledFunction("", "")), []
         call = calls[index]

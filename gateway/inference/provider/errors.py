@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderRefused, ServiceError
-from gateway.inference.formats.openai import FORWARDED_WITH_TOOLS
+from gateway.inference.formats.payload import FORWARDED
 
 DEFAULT_RETRY_SECONDS = 5.0  # if a rate limit names no time
 NAME_CHARACTERS = 100  # of an error's code, type or parameter that are read
@@ -34,7 +34,7 @@ _OBJECTIONS = (
     ),
 )
 # The parameters that a message may name; the provider could write anything into `param`.
-_PARAMETERS = ("messages", "max_tokens", *FORWARDED_WITH_TOOLS)
+_PARAMETERS = ("messages", "max_tokens", *FORWARDED)
 
 
 class ProviderSignal(enum.Enum):

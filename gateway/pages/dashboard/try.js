@@ -166,5 +166,20 @@ function snippets(name, { prompt, model, maxTokens, reasoningEffort }) {
         `        print(chunk.choices[0].delta.content or "", end="", flush=True)`,
       ].join("\n"),
     ),
+    snippet(
+      "Python, with the Responses API",
+      [
+        "from openai import OpenAI",
+        "",
+        `client = OpenAI(base_url=${JSON.stringify(url)}, api_key=user_token)`,
+        "response = client.responses.create(",
+        `    model=${JSON.stringify(model)},`,
+        `    max_output_tokens=${maxTokens},`,
+        ...(reasoningEffort ? [`    reasoning={"effort": ${JSON.stringify(reasoningEffort)}},`] : []),
+        `    input=${JSON.stringify(prompt)},`,
+        ")",
+        "print(response.output_text)",
+      ].join("\n"),
+    ),
   ];
 }

@@ -49,6 +49,11 @@ CLIENTS = {
     "LangChain for JavaScript": Client(
         "langchain_node.mjs", ("@langchain/openai", "langchain", "@langchain/core", "zod")
     ),
+    # As they are without further settings: they speak the Responses API.
+    "Responses with OpenAI for Python": Client("responses_python.py", ("openai",)),
+    "Responses with OpenAI for Node": Client("responses_node.mjs", ("openai",)),
+    "Responses with the OpenAI Agents SDK": Client("responses_agents_python.py", ("openai-agents",)),
+    "Responses with the Vercel AI SDK": Client("responses_ai_sdk.mjs", ("@ai-sdk/openai", "ai", "zod")),
 }
 INSTRUCTOR = Client("instructor_python.py", ("instructor",))
 

@@ -1,7 +1,8 @@
-"""The table of dialects at both doors, streamed and whole: the same text, the same end, the same money."""
+"""The table of dialects at each door, streamed and whole: the same text, the same end, the same money."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,20 +18,12 @@ Outcome = tuple[str, str]  # the text, and the finish reason or the error's code
 
 
 async def ask(app: App, prompt: str, door: str, stream: bool) -> Outcome:
-    if door == "native":
-        response = await app.ask(prompt, stream=stream)
-    else:
-        body = {"model": "gpt-oss-120b", "stream": stream, "messages": [{"role": "user", "content": prompt}]}
-        response = await app.post(body, path="/chat/completions")
+    path, body, read_stream, read_whole = DOORS[door]
+    response = await app.post({**body(prompt), "stream": stream}, path=path)
     if response.headers["content-type"].startswith("text/event-stream"):
-        return (read_native if door == "native" else read_openai)(response.text)
-    body = response.json()
-    if "error" in body:
-        return "", body["error"]["code"]
-    if door == "native":
-        return body["text"], body["finishReason"]
-    choice = body["choices"][0]
-    return choice["message"]["content"] or choice["message"].get("refusal", ""), choice["finish_reason"]
+        return read_stream(response.text)
+    answer = response.json()
+    return ("", answer["error"]["code"]) if answer.get("error") else read_whole(answer)
 
 
 def read_native(stream: str) -> Outcome:
@@ -56,8 +49,53 @@ def read_openai(stream: str) -> Outcome:
     return text, end
 
 
+def read_responses(stream: str) -> Outcome:
+    text, events = "", [json.loads(line[6:]) for line in stream.split("\n") if line.startswith("data: ")]
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    for each in events:
+        if each["type"] in ("response.output_text.delta", "response.refusal.delta"):
+            text += each["delta"]
+    last = events[-1]["response"]
+    if last["error"]:
+        return text, last["error"]["code"]
+    assert (text, last["status"]) == (read_output(last)[0], events[-1]["type"].removeprefix("response."))
+    return text, read_output(last)[1]
+
+
+def read_output(response: dict[str, Any]) -> Outcome:
+    parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    text = "".join(part.get("text") or part.get("refusal", "") for part in parts)
+    reason = (response["incomplete_details"] or {}).get("reason")
+    called = any(item["type"] == "function_call" for item in response["output"])
+    return text, {"max_output_tokens": "length"}.get(reason, reason) or ("tool_calls" if called else "stop")
+
+
+def read_message(answer: dict[str, Any]) -> Outcome:
+    choice = answer["choices"][0]
+    return choice["message"]["content"] or choice["message"].get("refusal", ""), choice["finish_reason"]
+
+
+class Door(NamedTuple):
+    path: str
+    body: Callable[[str], dict[str, Any]]
+    read_stream: Callable[[str], Outcome]
+    read_whole: Callable[[dict[str, Any]], Outcome]
+
+
+DOORS = {
+    "native": Door("", lambda prompt: {"prompt": prompt}, read_native, lambda a: (a["text"], a["finishReason"])),
+    "openai": Door(
+        "/chat/completions",
+        lambda prompt: {"messages": [{"role": "user", "content": prompt}]},
+        read_openai,
+        read_message,
+    ),
+    "responses": Door("/responses", lambda prompt: {"input": prompt}, read_responses, read_output),
+}
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("door", ["native", "openai"])
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", TABLE)
 async def test_what_providers_send(app: App, provider: FakeProvider, name: str, door: str, stream: bool) -> None:
     sent, text, finish, reported = TABLE[name]
@@ -81,7 +119,7 @@ async def test_the_books_agree(app: App, provider: FakeProvider) -> None:
     """The spend, the rows and the usage of all of it, to the nano-euro."""
     for number, (sent, _, _, _) in enumerate(TABLE.values()):
         prompt = provider.plays(split(sent, "events"))
-        await ask(app, prompt, ("native", "openai")[number % 2], number % 3 == 0)
+        await ask(app, prompt, [*DOORS][number % 3], number % 2 == 0)
     spent = await app.account.settled()
 
     async def recorded() -> tuple[int, int]:

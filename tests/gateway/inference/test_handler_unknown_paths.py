@@ -14,12 +14,13 @@ HINTS = {
     "chat/completions/": "Leave out the slash",
     "models/": "Leave out the slash",
     "models/gpt-5": ", ".join(PRICES),
-    "responses": "createOpenAI(…).chat(model)",
-    "responses/resp_1": "chat completions",
+    "responses/": "Leave out the slash",
+    "responses/resp_1": "No answer is stored",
+    "responses/resp_1/cancel": "No answer is stored",
     "completions": "chat completions",
     "embeddings": "Only text",
     "images/generations": "Only text",
-    "cormorant": "POST /ai/chat/completions",
+    "cormorant": "POST /ai/responses",
 }
 
 
@@ -33,7 +34,7 @@ def test_hints(path: str) -> None:
 async def test_an_unknown_address_below_ai(app: App) -> None:
     """A browser's preflight passes, so that the page can read the explanation."""
     http, origin = app.gateway.http, {"Origin": app.origin}
-    for path in ("/responses", "/v1/chat/completions", "/embeddings", "/", "/models/gpt-5"):
+    for path in ("/responses/resp_1", "/v1/chat/completions", "/embeddings", "/", "/models/gpt-5"):
         for method in ("GET", "POST"):
             response = await http.request(method, app.path + path, headers=app.headers(**origin))
             assert refused(response, 404, "NOT_FOUND")["message"] == explain_missing(path[1:], PRICES)
@@ -43,9 +44,9 @@ async def test_an_unknown_address_below_ai(app: App) -> None:
         assert preflight.status_code == 204
         assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
     evil = {"Origin": "https://evil.example"}
-    response = await http.post(app.path + "/responses", headers=evil)
+    response = await http.post(app.path + "/responses/resp_1", headers=evil)
     refused(response, 404, "NOT_FOUND")
     assert "Access-Control-Allow-Origin" not in response.headers
-    refused(await http.options(app.path + "/responses", headers=evil), 403, "ORIGIN_NOT_ALLOWED")
+    refused(await http.options(app.path + "/responses/resp_1", headers=evil), 403, "ORIGIN_NOT_ALLOWED")
     beside = await http.post(app.path + "x", headers=app.headers())
     assert (beside.status_code, beside.text) == (404, "Not Found")

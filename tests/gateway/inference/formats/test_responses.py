@@ -1,0 +1,335 @@
+"""The Responses format, through the real SDK and over HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+import pytest_asyncio
+
+from gateway.inference.formats import openai as chat
+from gateway.inference.formats import responses
+from tests.fakes import FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, call_part, calls, chunk, tokens
+from tests.fakes.server import CLOSE, HANG
+from tests.support.accounts import App
+from tests.support.metrics import metric
+from tests.support.polling import wait_until
+from tests.support.prices import cost, max_cost
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MODEL, PATH = "gpt-oss-120b", "/responses"
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
+TOOL = {"type": "function", "name": "weather", "description": "Says it", "parameters": PARAMETERS, "strict": True}
+CALLS = calls(
+    call_part(0, id="call_1", name="weather", arguments=""),
+    call_part(0, arguments='{"city": "Z'),
+    call_part(1, id="call_2", name="weather", arguments='{"city": "Bern"}'),
+    call_part(0, arguments='ürich"}'),
+)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(app: App) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0
+    ) as client:
+        yield client
+
+
+def read_events(text: str) -> list[dict[str, Any]]:
+    """Returns the data of the events, whose names are their types."""
+    found = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        if not event.startswith(":"):
+            name, _, data = event.partition("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+# -- answers ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("Bon", "jour ☀", usage=(7, 3)))
+    response = await client.responses.create(model=MODEL, input=prompt, metadata={"a": "b"}, store=True)
+    assert (response.object, response.status, response.output_text) == ("response", "completed", "Bonjour ☀")
+    assert (response.model, response.metadata, response.error) == (MODEL, {"a": "b"}, None)
+    assert response.usage
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 3, 10)
+    assert response.to_dict()["store"] is False
+    assert await app.account.settled() == cost(7, 3)
+    assert await metric(app.gateway, 'gateway_requests_total{code="",format="responses",status="200"}') == 1
+
+
+async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(
+        ROLE, chunk(reasoning="hm"), chunk("Bon"), chunk("jour"), chunk(finish="stop"), chunk(usage=(7, 3)), DONE
+    )
+    response = await app.post({"input": prompt, "stream": True}, path=PATH)
+    events = read_events(response.text)
+    text = ["response.output_text.delta"] * 2 + ["response.output_text.done"]
+    item = ["response.content_part.done", "response.output_item.done"]
+    begun = ["response.output_item.added", "response.content_part.added"]
+    thought = ["response.reasoning_text.delta", "response.reasoning_text.done"]
+    middle = [*begun, *thought, *item, *begun, *text, *item]
+    assert [e["type"] for e in events] == [
+        "response.created",
+        "response.in_progress",
+        *middle,
+        "response.completed",
+    ]
+    assert [e["sequence_number"] for e in events] == [*range(len(events))]
+    assert (events[0]["response"]["status"], events[0]["response"]["output"]) == ("in_progress", [])
+    last = events[-1]["response"]
+    assert last["id"] == events[0]["response"]["id"]
+    assert last["output"] == [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert [each["type"] for each in last["output"]] == ["reasoning", "message"]
+    assert last["output"][1]["content"][0]["text"] == "Bonjour"
+    assert await app.account.settled() == cost(7, 3)
+
+
+async def test_calls_in_pieces_are_joined(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    """Pieces of two calls may be mixed."""
+    for stream in (False, True):
+        prompt = provider.plays(CALLS)
+        if stream:
+            async with client.responses.stream(model=MODEL, input=prompt, tools=[TOOL]) as events:
+                response: Any = await events.get_final_response()
+        else:
+            response = await client.responses.create(model=MODEL, input=prompt, tools=[TOOL])
+        made = [(item.type, item.call_id, item.name, json.loads(item.arguments)["city"]) for item in response.output]
+        assert made == [
+            ("function_call", "call_1", "weather", "Zürich"),
+            ("function_call", "call_2", "weather", "Bern"),
+        ]
+    assert await app.account.settled() == 2 * cost(9, 4)
+
+
+async def test_an_answer_that_fits_a_schema(client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    class Place(pydantic.BaseModel):
+        city: str
+
+    prompt = provider.plays(tokens('{"city": ', '"Zürich"}'))
+    response = await client.responses.parse(model=MODEL, input=prompt, text_format=Place)
+    assert response.output_parsed == Place(city="Zürich")
+    sent = provider.asked(prompt)[0].json["response_format"]
+    assert sent["type"] == "json_schema"
+    assert sent["json_schema"]["schema"]["properties"]["city"] == {"title": "City", "type": "string"}
+
+
+ENDS = {
+    "length": ("incomplete", "max_output_tokens"),
+    "content_filter": ("incomplete", "content_filter"),
+    "stop": ("completed", None),
+}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("finish", ENDS)
+async def test_how_an_answer_ends(app: App, provider: FakeProvider, finish: str, stream: bool) -> None:
+    prompt = provider.plays(tokens("a", finish=finish))
+    response = await app.post({"input": prompt, "stream": stream}, path=PATH)
+    body = read_events(response.text)[-1]["response"] if stream else response.json()
+    assert (body["status"], (body["incomplete_details"] or {}).get("reason")) == ENDS[finish]
+    assert body["output"][0]["status"] == ENDS[finish][0]
+
+
+async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    refusal = [ROLE, chunk(refusal="No"), chunk(refusal=", thanks."), chunk(finish="content_filter"), DONE]
+    async with client.responses.stream(model=MODEL, input=provider.plays(*refusal)) as events:
+        response: Any = await events.get_final_response()
+    assert response.status == "completed"
+    assert response.output[0].content[0].refusal == "No, thanks."
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+async def test_a_failure_before_the_first_event_keeps_its_status(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(answer(500))
+    refused(await app.post({"input": prompt, "stream": True}, path=PATH), 502, "PROVIDER_ERROR")
+    assert await app.account.settled() == 0
+
+
+async def test_a_later_failure_is_an_event(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), chunk("b"), CLOSE)
+    events = read_events((await app.post({"input": prompt, "stream": True}, path=PATH)).text)
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["status"] == "failed"
+    assert events[-1]["response"]["error"]["code"] == "PROVIDER_ERROR"
+    assert await app.account.settled() == max_cost(prompt)
+
+
+async def test_a_client_that_leaves_pays_what_was_reserved(
+    app: App, client: openai.AsyncOpenAI, provider: FakeProvider
+) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), HANG)
+    stream = await client.responses.create(model=MODEL, input=prompt, stream=True)
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            break
+    await stream.close()
+    assert await wait_until(app.account.settled) == max_cost(prompt)
+
+
+async def test_an_answer_cannot_be_read_again(app: App) -> None:
+    for path in ("/responses/resp_1", "/responses/resp_1/input_items"):
+        response = await app.gateway.http.get(app.path + path, headers=app.headers())
+        refused(response, 404, "NOT_FOUND")
+    refused(await app.gateway.http.get(app.path + PATH, headers=app.headers()), 405, "METHOD_NOT_ALLOWED")
+
+
+# -- requests --------------------------------------------------------------------------------------------------
+
+
+def read_payload(format: Any, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Returns the provider's request, and the bytes that are priced."""
+    request = format.read_completion_request(json.dumps(body).encode(), False)
+    return json.loads(request.payload), request.text_bytes
+
+
+def spoken(kind: str, text: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "text": text}]
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Zürich"}'}}
+ITEM = {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "c1", "name": "weather"}
+# What a Responses request has, and the chat request that says the same.
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a text": ({"input": "Hé"}, {"messages": [{"role": "user", "content": "Hé"}]}),
+    "instructions": (
+        {
+            "instructions": "Be brief.",
+            "input": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hi"}],
+        },
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "developer", "content": "Be kind."},
+                {"role": "user", "content": "Hi"},
+            ]
+        },
+    ),
+    "a history with thinking and a call": (
+        {
+            "input": [
+                {"role": "user", "content": spoken("input_text", "Hi")},
+                {"type": "reasoning", "id": "rs_1", "summary": [], "content": spoken("reasoning_text", "Hm")},
+                {"type": "message", "id": "msg_1", "role": "assistant", "content": spoken("output_text", "I look.")},
+                {**ITEM, "arguments": '{"city":"Zürich"}'},
+                {"type": "item_reference", "id": "rs_1"},
+                {"type": "function_call_output", "call_id": "c1", "output": "It rains."},
+            ],
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "name": "weather"},
+            "parallel_tool_calls": False,
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "I look.", "reasoning": "Hm", "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "c1", "content": "It rains."},
+            ],
+            "tools": [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+            "parallel_tool_calls": False,
+        },
+    ),
+    "settings": (
+        {
+            "input": "Hi",
+            "max_output_tokens": 50,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": PARAMETERS, "strict": True}},
+            "include": ["reasoning.encrypted_content"],
+            "truncation": "disabled",
+            "user": "u",
+        },
+        {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_completion_tokens": 50,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "reasoning_effort": "low",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": PARAMETERS, "strict": True},
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+async def test_the_same_at_both_doors_costs_the_same(name: str) -> None:
+    asked, said = SAME[name]
+    assert read_payload(responses, asked) == read_payload(chat, said)
+
+
+async def test_a_call_after_a_call_begins_no_message() -> None:
+    items = [{**ITEM, "call_id": call, "arguments": "{}"} for call in ("c1", "c2")]
+    outputs = [{"type": "function_call_output", "call_id": call, "output": "x"} for call in ("c1", "c2")]
+    payload, _ = read_payload(responses, {"input": [{"role": "user", "content": "Hi"}, *items, *outputs]})
+    assert [message["role"] for message in payload["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert [call["id"] for call in payload["messages"][1]["tool_calls"]] == ["c1", "c2"]
+
+
+IMAGE = {"type": "input_image", "image_url": "https://cormorant.example/a.png"}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an answer to continue": ({"previous_response_id": "resp_cormorant"}, "previous_response_id"),
+    "a conversation": ({"conversation": {"id": "cormorant"}}, "conversation"),
+    "an answer for later": ({"background": True}, "background"),
+    "a kept prompt": ({"prompt": {"id": "cormorant"}}, "prompt"),
+    "another tool": ({"tools": [TOOL, {"type": "web_search_cormorant"}]}, "tools[1].type"),
+    "a tool without a name": ({"tools": [{"type": "function"}]}, "tools[0]"),
+    "a choice of another tool": ({"tools": [TOOL], "tool_choice": {"type": "cormorant"}}, "tool_choice"),
+    "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
+    "a shorter history": ({"truncation": "auto"}, "truncation"),
+    "probabilities": ({"include": ["message.output_text.logprobs"]}, "include"),
+    "more probabilities": ({"top_logprobs": 3}, "top_logprobs"),
+    "an item of another kind": ({"input": [{"type": "cormorant"}]}, "input[0].type"),
+    "what is stored": ({"input": [{"type": "item_reference", "id": "msg_cormorant"}]}, "`store`"),
+    "a call without an id": ({"input": [{"type": "function_call", "name": "a"}]}, "call_id"),
+    "no output": ({"input": [{"type": "function_call_output", "call_id": "cormorant"}]}, "output"),
+    "no role": ({"input": [{"content": "cormorant"}]}, "role"),
+    "a schema without a name": ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
+    "no input": ({"input": None}, "input"),
+    "no text": ({"input": []}, "no text"),
+    "a role that is none": ({"input": [{"role": "cormorant", "content": "a"}]}, "role"),
+    "no answer at all": ({"max_output_tokens": 0}, "max_output_tokens"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_is_refused_is_named(app: App, name: str) -> None:
+    body, named = REFUSED[name]
+    message = refused(await app.post({"input": "Hi", **body}, path=PATH), 400, "REQUEST_MALFORMED")["message"]
+    assert named in message
+    assert "cormorant" not in message
+
+
+async def test_an_image_is_refused_at_its_place(app: App) -> None:
+    body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, IMAGE]}]}
+    message = refused(await app.post(body, path=PATH), 422, "MULTIMODAL_UNSUPPORTED")["message"]
+    assert message.startswith("input[0].content[1].type: ")
+
+
+async def test_requests_at_each_door_share_the_limits(app: App, provider: FakeProvider) -> None:
+    """Twenty requests a minute, wherever they come in."""
+    bodies = {
+        "": {"prompt": "p"},
+        "/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
+        PATH: {"input": "p"},
+    }
+    asked = [app.post(body, path=path) for _ in range(7) for path, body in bodies.items()]
+    statuses = [response.status_code for response in await asyncio.gather(*asked)]
+    assert statuses.count(429) == 1
