@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from callers import APPS, Pace
-from rig import DOORS, PROMPT, SCRATCH, Rig, Target
+from rig import FORMATS, PROMPT, SCRATCH, Rig, Target
 from workloads import WORKLOADS, Load, Workload
 
 INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
     parser.add_argument("--cluster", action="store_true", help="also measure the gateway on Redis Cluster, alternating")
     parser.add_argument("--traces", action="store_true", help="also measure traces of all and of 1 %%, alternating")
-    parser.add_argument("--doors", action="store_true", help="also measure the other formats, alternating")
+    parser.add_argument("--formats", action="store_true", help="also measure the other formats, alternating")
     parser.add_argument("--against", metavar="COMMIT", help="also measure another commit's gateway, alternating")
     parser.add_argument("--no-rust", action="store_true", help="leave out the relay in Rust, which comes from PyPI")
     parser.add_argument("--together", action="store_true", help="measure simultaneously instead of alternating")
@@ -281,7 +281,7 @@ def main() -> int:
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
     targets = ["nginx", *([] if options.no_rust else ["rust"]), *(["against"] if options.against else []), "gateway"]
     targets += [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
-    targets += DOORS if options.doors else []
+    targets += FORMATS if options.formats else []
     with Rig(options.gateway, options.cluster, options.against) as rig:
         bench = Bench(rig, names, options.runs, targets, options.together)
         bench.run()

@@ -56,7 +56,7 @@ class Target:
         return f"http://127.0.0.1:{self.port}"
 
 
-class Door(NamedTuple):
+class Format(NamedTuple):
     """The gateway, asked in another format."""
 
     path: str
@@ -66,11 +66,11 @@ class Door(NamedTuple):
     extra_events: int  # in addition to tokens
 
 
-DOORS = {
-    "chat": Door(
+FORMATS = {
+    "chat": Format(
         "/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}, "max_tokens", "data: [DONE]", 2
     ),
-    "responses": Door("/responses", {"input": PROMPT}, "max_output_tokens", "event: response.completed", 8),
+    "responses": Format("/responses", {"input": PROMPT}, "max_output_tokens", "event: response.completed", 8),
 }
 
 
@@ -99,7 +99,7 @@ class Rig:
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
             stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
             # Each target gets its own database, because all have apps with the same names.
-            databases = enumerate(("gateway", "traces", "traces-1%", "against", *DOORS))
+            databases = enumerate(("gateway", "traces", "traces-1%", "against", *FORMATS))
             self._redis_urls = {name: f"redis://127.0.0.1:{self.redis_port}/{n}" for n, name in databases}
             if self._with_cluster:
                 self._redis_urls["cluster"] = stack.enter_context(self._cluster())
@@ -151,7 +151,7 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Runs the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%", "against", or a door."""
+        """Runs the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%", "against", or a format."""
         port = free_port()
         command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {
@@ -173,7 +173,7 @@ class Rig:
             settings["OTEL_TRACES_SAMPLER_ARG"] = "0.01" if name == "traces-1%" else "1"
         argv = shlex.split(command.format(port=port))
         with self._running(name, argv, port, core=self._alone, env=settings, path="/ready") as process:
-            target = Target(name, port, process.pid, DOORS[name].extra_events if name in DOORS else 1)
+            target = Target(name, port, process.pid, FORMATS[name].extra_events if name in FORMATS else 1)
             if name not in self.callers.api_keys:
                 self.callers.register(name, target.address, self._backends)
             yield target
@@ -186,10 +186,10 @@ class Rig:
         words += ["-i", str(target.pid), "-T", "90", "-e", str(load.tokens + target.extra_events)]
         words += ["-c", str(load.streams), "-r", str(load.ramp_ms)]
         words += ["-d", str(load.seconds), "-w", str(load.warmup)]
-        if target.name in DOORS:
-            door = DOORS[target.name]
-            body: dict[str, Any] = {door.maximum: load.tokens, "stream": True, **door.question}
-            words += ["-R", self.callers.rotation_at(door.path), "-E", door.end]
+        if target.name in FORMATS:
+            format = FORMATS[target.name]
+            body: dict[str, Any] = {format.maximum: load.tokens, "stream": True, **format.question}
+            words += ["-R", self.callers.rotation_at(format.path), "-E", format.end]
         elif target.is_gateway:
             body = {"prompt": PROMPT, "maxTokens": load.tokens}
             words += ["-R", rotation or self.callers.rotation_at(""), "-E", "event: done"]

@@ -174,7 +174,7 @@ class RequestLine(msgspec.Struct, kw_only=True, gc=False):
 
     request_id: str
     app: str
-    format: str  # of `formats/doors.py`; empty while unknown
+    format: str  # of `formats/endpoints.py`; empty while unknown
     model: str
     status: int
     code: str

@@ -30,7 +30,7 @@ from gateway.deploys.states import Deploys
 from gateway.events.notices import Notices
 from gateway.events.webhooks import Webhooks
 from gateway.inference.auth.users import Users
-from gateway.inference.formats.doors import FORMATS
+from gateway.inference.formats.endpoints import FORMATS
 from gateway.inference.handler import Inference
 from gateway.inference.providers import Providers
 from gateway.inference.spend.admission import Admission

@@ -36,7 +36,7 @@ from gateway.errors import (
     Unauthorized,
 )
 from gateway.events.catalog import SAMPLES
-from gateway.inference.formats.doors import DOORS
+from gateway.inference.formats.endpoints import ENDPOINTS
 from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
 from gateway.inference.formats.responses import ResponseRequest
@@ -376,21 +376,21 @@ def _path_parameter(name: str, description: str) -> Schema:
 
 
 def inference_paths() -> Schema:
-    doors = {}
-    for path in DOORS:
+    endpoints = {}
+    for path in ENDPOINTS:
         summary, body, example, answer, streamed = ASKED[path]
         operation = _inference_operation(path, summary, answer, COMPLETION_ERRORS)
         operation["requestBody"] = json_body(body, example)
         content = operation["responses"]["200"]["content"]
         content["text/event-stream"] = {"schema": STREAMED_EVENT, "example": streamed}
-        doors[f"/capsule/{{app}}/{path}"] = {"post": operation}
+        endpoints[f"/capsule/{{app}}/{path}"] = {"post": operation}
         if path == "ai":
             content["application/json"]["example"] = RESPONSE_EXAMPLE
 
     model = _inference_operation("ai/models/model", "Get a model", Model, (*MODELS_ERRORS, e.NotFound))
     model["parameters"] = [*model["parameters"], _path_parameter("model", "The model's id")]
     return {
-        **doors,
+        **endpoints,
         "/capsule/{app}/ai/models": {
             "get": _inference_operation("ai/models", "List the models", Models, MODELS_ERRORS)
         },

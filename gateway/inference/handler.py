@@ -38,7 +38,7 @@ from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER_BYTES, Backlog, Backlogs
 from gateway.inference.formats.completion import CompletionRequest, Format, FullAnswer
-from gateway.inference.formats.doors import DOORS, Door
+from gateway.inference.formats.endpoints import ENDPOINTS, Endpoint
 from gateway.inference.formats.openai import list_models
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
 from gateway.inference.request import DUPLICATE, InferenceRequest
@@ -64,7 +64,7 @@ from gateway.telemetry.usage import RequestDetails
 logger = structlog.get_logger()
 
 FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
-METHODS = dict.fromkeys(DOORS, b"POST") | {f"ai/{path}": b"GET" for path in list_models(PRICES)}
+METHODS = dict.fromkeys(ENDPOINTS, b"POST") | {f"ai/{path}": b"GET" for path in list_models(PRICES)}
 NOT_FOUND = b"Not Found"
 NOT_FOUND_HEADERS: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"9")]
 
@@ -139,15 +139,15 @@ class Inference:
         if route in self._models:
             await self._users.verify(app, _bearer_token(request.authorization))
             return await request.answer(self._models[route])
-        await self._complete(request, app, account, DOORS[route])
+        await self._complete(request, app, account, ENDPOINTS[route])
 
-    async def _complete(self, request: InferenceRequest, app: App, account: Account | None, door: Door) -> None:
+    async def _complete(self, request: InferenceRequest, app: App, account: Account | None, endpoint: Endpoint) -> None:
         """Verifies the token, admits the request, relays its answer and settles its cost."""
         user = await self._users.verify(app, _bearer_token(request.authorization))
         request.authorization = None
-        request.format = door.format
+        request.format = endpoint.format
         request.trace.leave()
-        completion = await self._read_completion_request(request, door)
+        completion = await self._read_completion_request(request, endpoint)
         if account is None:
             raise AppNotFound
         # Checked again because verifying the token and reading the body took time.
@@ -172,10 +172,12 @@ class Inference:
         finally:
             backlog.clear()
 
-    async def _read_completion_request(self, request: InferenceRequest, door: Door) -> CompletionRequest | ServiceError:
+    async def _read_completion_request(
+        self, request: InferenceRequest, endpoint: Endpoint
+    ) -> CompletionRequest | ServiceError:
         """Reads the body, and returns the request or the body's fault. Raises ClientGone."""
         try:
-            completion = door.read_completion_request(await request.read_body(), request.wants_stream)
+            completion = endpoint.read_completion_request(await request.read_body(), request.wants_stream)
         except ServiceError as fault:
             return fault
         models = self._upstream.providers.models
@@ -414,7 +416,7 @@ async def _collect(stream: Stream) -> FullAnswer:
     return FullAnswer("".join(text), "".join(reasoning), calls, "".join(refusal))
 
 
-OFFERED = f"{', '.join(f'POST /{door}' for door in DOORS)}, GET /ai/models and GET /ai/models/<model>"
+OFFERED = f"{', '.join(f'POST /{endpoint}' for endpoint in ENDPOINTS)}, GET /ai/models and GET /ai/models/<model>"
 NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
 
 

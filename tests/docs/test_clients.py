@@ -158,13 +158,14 @@ async def test_curl(
     (tmp_path / ".capsule").mkdir()
     (tmp_path / ".capsule" / "user-token").write_text(backend.token())  # as `make run` does
     sign_in, curl = page["Clients"].take("sh"), page["curl"]
-    whole, stream, chat = (curl.take("sh") for _ in range(3))
-    asked = [await run_shell(sign_in + block, tmp_path) for block in (whole, stream, chat)]
-    assert [done.code for done in asked] == [0, 0, 0], asked
+    blocks = whole, *_ = [curl.take("sh") for _ in range(4)]
+    asked = [await run_shell(sign_in + block, tmp_path) for block in blocks]
+    assert [done.code for done in asked] == [0, 0, 0, 0], asked
     assert json.loads(asked[0].out)["text"] == ANSWER
     assert f'data: {{"token":"{COMPLETIONS[0]}"}}\n\n' in asked[1].out
     assert "event: done\n" in asked[1].out
     assert json.loads(asked[2].out)["choices"][0]["message"]["content"] == ANSWER
+    assert json.loads(asked[3].out)["output"][0]["content"][0]["text"] == ANSWER
     assert not page["Clients"].left + curl.left
 
     visitor = Visitor("curl", account, backend, provider)

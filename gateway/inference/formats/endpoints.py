@@ -7,15 +7,15 @@ from gateway.inference.formats import native, openai, responses
 from gateway.inference.formats.completion import CompletionRequest
 
 
-class Door(NamedTuple):
+class Endpoint(NamedTuple):
     format: str  # its name in the request log, metrics and traces
     # Decodes the body, or raises its fault. Gets the body, and whether the `Accept` header asks for a stream.
     read_completion_request: Callable[[bytes, bool], CompletionRequest]
 
 
-DOORS = {
-    "ai": Door("native", native.read_completion_request),
-    "ai/chat/completions": Door("openai", openai.read_completion_request),
-    "ai/responses": Door("responses", responses.read_completion_request),
+ENDPOINTS = {
+    "ai": Endpoint("native", native.read_completion_request),
+    "ai/chat/completions": Endpoint("openai", openai.read_completion_request),
+    "ai/responses": Endpoint("responses", responses.read_completion_request),
 }
-FORMATS = [door.format for door in DOORS.values()]
+FORMATS = [endpoint.format for endpoint in ENDPOINTS.values()]
