@@ -158,7 +158,7 @@ async def test_curl(
     (tmp_path / ".capsule").mkdir()
     (tmp_path / ".capsule" / "user-token").write_text(backend.token())  # as `make run` does
     sign_in, curl = page["Clients"].take("sh"), page["curl"]
-    blocks = whole, *_ = [curl.take("sh") for _ in range(4)]
+    blocks = whole, stream, *_ = [curl.take("sh") for _ in range(4)]
     asked = [await run_shell(sign_in + block, tmp_path) for block in blocks]
     assert [done.code for done in asked] == [0, 0, 0, 0], asked
     assert json.loads(asked[0].out)["text"] == ANSWER
