@@ -177,7 +177,15 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*.*")
 ]
 ELSEWHERE = {"receiver.py", "examples/receiver.py", "locustfile.py", "examples/locustfile.py"}  # in docs/
-OF_PROJECTS = {"manage.py", "main.py", "settings.py", "app/main.py", "wsgi.py"}  # that people deploy
+OF_PROJECTS = {
+    "manage.py",
+    "main.py",
+    "settings.py",
+    "app/main.py",
+    "wsgi.py",
+    "config.py",
+    "app.py",
+}  # that people deploy
 
 
 @pytest.mark.parametrize("source", PAGES)
