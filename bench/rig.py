@@ -151,7 +151,7 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Runs the gateway: plain, or as "cluster" (Redis Cluster), "traces", "traces-1%", "against", or one of FORMATS."""
+        """Runs the gateway: plain, "cluster" (Redis Cluster), "traces", "traces-1%", "against", or of FORMATS."""
         port = free_port()
         command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {

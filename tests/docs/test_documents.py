@@ -177,7 +177,8 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*.*")
 ]
 ELSEWHERE = {"receiver.py", "examples/receiver.py", "locustfile.py", "examples/locustfile.py"}  # in docs/
-OF_PROJECTS = {"manage.py", "main.py", "settings.py", "app/main.py", "config.py", "wsgi.py"}  # that people deploy
+# That people deploy.
+OF_PROJECTS = {"manage.py", "main.py", "settings.py", "app/main.py", "config.py", "app.py", "wsgi.py"}
 
 
 @pytest.mark.parametrize("source", PAGES)

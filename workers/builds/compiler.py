@@ -39,6 +39,9 @@ from workers.sandbox.sandbox import BUILD_USERS, MIB, open_sandbox
 logger = structlog.get_logger()
 
 
+NAMES = 10  # in a line of the log
+
+
 class Job(msgspec.Struct, frozen=True):
     deploy: Deploy
     app: App
@@ -120,7 +123,7 @@ class Compiler:
                 output = "." if runs else spec.output
                 private = await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if private:
-                    job.write_line(f"Left out, because visitors must not read them: {', '.join(private)}")
+                    job.write_line(f"Left out, because visitors must not read them: {_list_names(private)}")
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
                 else:
@@ -216,3 +219,8 @@ class Compiler:
         archives.write_record(release, archive)
         await job.record_archive(archive)
         return archive
+
+
+def _list_names(names: list[str]) -> str:
+    shown = [name for name in names if name.isprintable()][:NAMES]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -108,10 +109,13 @@ async def test_a_manifest_and_the_setting_of_the_app_come_first(
 async def test_files_of_a_server_beside_a_page_are_not_served(host: Host) -> None:
     app = await host.app()
     files = {"index.html": TEXT, "Dockerfile": "FROM x", "Procfile": "web: x", "server.js": "secret()", "app.js": "x"}
+    files |= {f"z\n{number}.php": "<?php" for number in range(20)}
     deploy = await host.over(await host.publish(app, files))
     assert deploy["state"] == "live", deploy["log"]
-    assert "Left out, because visitors must not read them: Dockerfile, Procfile, server.js\n" in deploy["log"]
-    answers = {name: await host.web.get(f"/{name}", headers={"Host": f"{app}.{DOMAIN}"}) for name in files}
+    assert (
+        "Left out, because visitors must not read them: Dockerfile, Procfile, server.js and 20 more\n" in deploy["log"]
+    )
+    answers = {name: await host.web.get(f"/{quote(name)}", headers={"Host": f"{app}.{DOMAIN}"}) for name in files}
     assert [name for name, answer in answers.items() if answer.text == files[name]] == ["index.html", "app.js"]
 
 
