@@ -138,7 +138,7 @@ class Relay:
                 first = await reader.read(CHUNK_BYTES)
             if FROM_MONITOR.search(first.partition(b"\r\n\r\n")[0] + b"\r\n"):
                 self._requests.discard(asyncio.current_task())
-            app = await self._reach_app()
+            app = await self._reach_app(reader)
             app[1].write(first)
             await splice(
                 visitor,
@@ -166,14 +166,14 @@ class Relay:
             self._waiting -= 1
         return True
 
-    async def _reach_app(self) -> Connection:
-        """Connects to the app. If it has just started, waits until it listens. Raises OSError."""
+    async def _reach_app(self, visitor: asyncio.StreamReader) -> Connection:
+        """Connects to the app. If it has just started, waits until it listens or the visitor leaves. Raises OSError."""
         async with contextlib.nullcontext() if self._has_listened else self._starting:
             while True:
                 try:
                     connection = await connect_to_server("127.0.0.1", self._port)
                 except ConnectionRefusedError:
-                    if self._has_listened or self._loop.time() > self._began + START_SECONDS:
+                    if self._has_listened or visitor.at_eof() or self._loop.time() > self._began + START_SECONDS:
                         raise
                     await asyncio.sleep(RETRY_SECONDS)
                 else:

@@ -1,5 +1,6 @@
 """Manifests from end to end: what they change, when, and for whom, with a real gateway, workers, builds and apps."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -143,6 +144,21 @@ async def test_a_fault_fails_the_build_and_a_failed_canary_gives_the_settings_ba
     assert deploy["error"] == "canary: GET / returned 500", deploy
     assert await settings_of(host, app) == before
     assert await ask(host, app) == 200
+
+
+async def test_the_health_check_of_a_start_command(host: Host) -> None:
+    await host.worker("deploys")
+    app = await host.app()
+    manifest = '[build]\nstart = "exec node server.js"\nhealth = "/me"\n'
+    await live(host, app, server(manifest, visits="0"))
+    deploy = await host.over(await host.publish(app, server(manifest.replace("/me", "/"), visits="Infinity")))
+    assert deploy["state"] == "live", deploy
+    elsewhere = manifest.replace("exec node", "PORT=9999 exec node")
+    began = time.monotonic()
+    deploy = await host.over(await host.publish(app, server(elsewhere)))
+    assert deploy["error"] == "health: It listens at 9999; listen at $PORT (8080).", deploy
+    assert time.monotonic() - began < 50, "it does not wait until the end"
+    assert (await settings_of(host, app))["build"]["health"] == "/"
 
 
 async def test_settings_change_with_the_swap_and_back_when_the_worker_is_killed(host: Host) -> None:
