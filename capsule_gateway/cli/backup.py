@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,19 +17,46 @@ import click
 from capsule_gateway.cli.processes import load_settings
 from capsule_gateway.cli.service import ServiceRefusal, WrongUsage
 from capsule_gateway.cli.show import print_note
+from gateway.ids import now_iso
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from workers.backup.run import Report
-    from workers.backup.target import BackupTarget
+    from workers.backup.target import BackupManifest, BackupTarget
 
 T = TypeVar("T")
 ACTIONS = ("list", "verify")
 MIB = 1_048_576
-at_time = click.option(
-    "--at", default="", metavar="TIME", help="The last backup until this UTC time, or its beginning."
+TIME = re.compile(
+    r"\d{4}-\d\d-\d\d(?P<minute>[T ]\d\d:\d\d(?P<second>:\d\d(?P<fraction>\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?",
+    re.ASCII,
 )
+HINT = "is not a time; use one like 2026-07-02, '2026-07-02 10:00' or 2026-07-02T10:00:00Z"
 
+
+def parse_until(context: click.Context, option: click.Parameter, text: str | None) -> str:
+    """Returns the last millisecond of the day, minute or second that the text names, as `now_iso` formats it."""
+    from gateway.errors import RequestMalformed
+    from gateway.validation import parse_time
+
+    if text is None:
+        return ""
+    if (found := TIME.fullmatch(text)) is None:
+        raise click.BadParameter(f"{text!r} {HINT}", context, option)
+    span = 86_400 if not found["minute"] else 60 if not found["second"] else 1 if not found["fraction"] else 0
+    try:
+        return now_iso(parse_time(text, "") + span - 0.001 * bool(span))
+    except RequestMalformed:
+        raise click.BadParameter(f"{text!r} {HINT}", context, option) from None
+
+
+at_time = click.option(
+    "--at",
+    metavar="TIME",
+    callback=parse_until,
+    help="Take the last backup until this time, such as 2026-07-02 (its end) or 2026-07-02T10:00. It is in UTC unless "
+    "it has an offset.",
+)
 any_author = click.option(
     "--unauthenticated", is_flag=True, help="Take a backup that does not prove that this service made it."
 )
@@ -121,6 +149,7 @@ async def _list(settings: Settings, address: str) -> None:
 async def _verify(settings: Settings, address: str, at: str, unauthenticated: bool) -> None:
     target = await _open(settings, address, unauthenticated=unauthenticated)
     manifest = await target.find(at)
+    print_note(f"Reading the backup of {manifest.at}")
     count = await target.verify(manifest)
     if unauthenticated or not settings.encryption_key:
         print_note("Note: nothing was compared with GATEWAY_ENCRYPTION_KEY, so anybody may have made this backup")
@@ -141,7 +170,14 @@ async def _restore(
 
     target = await _open(settings, address, unauthenticated=unauthenticated)
     async with contextlib.aclosing(Backup(settings, target)) as made:
-        return await made.restore(at, force=force, spent_today=spent_today)
+        return await made.restore(at, force=force, spent_today=spent_today, announce=_announce)
+
+
+def _announce(manifest: BackupManifest) -> None:
+    print_note(
+        f"Restoring the backup of {manifest.at}: {manifest.accounts} accounts, {manifest.apps} apps, "
+        f"{manifest.size / MIB:.1f} MiB"
+    )
 
 
 def _print_notes(report: Report) -> None:

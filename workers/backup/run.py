@@ -12,7 +12,7 @@ restore with another key is refused.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -174,16 +174,24 @@ class Backup:
 
     # -- restore ---------------------------------------------------------------------------------------------
 
-    async def restore(self, at: str = "", *, force: bool = False, spent_today: bool = False) -> Report:
-        """Restores the last backup, or the last one until `at`.
+    async def restore(
+        self,
+        until: str = "",
+        *,
+        force: bool = False,
+        spent_today: bool = False,
+        announce: Callable[[BackupManifest], None] = lambda _: None,
+    ) -> Report:
+        """Restores the last backup, or the last one until a time, and announces which before it writes anything.
 
         `force` replaces what is there. `spent_today` uses up all caps of this day. Raises BackupRefused, BadBackup,
         BackboneUnavailable and StorageUnavailable.
         """
-        manifest = await self._target.find(at)
+        manifest = await self._target.find(until)
         marker = f"{RESTORING} {manifest.at}"
         resumes = await self._store.get(LAYOUT_KEY) == marker
         keys = await self._check(manifest, force=force or resumes)
+        announce(manifest)
         await self._target.look()
         await self._target.verify(manifest)
         entries = await self._target.list_files(manifest)

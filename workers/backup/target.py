@@ -276,12 +276,11 @@ class BackupTarget:
             return "was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed: set the key of the backup"
         return ""
 
-    async def find(self, at: str = "") -> BackupManifest:
-        """Returns the last backup, or the last one until `at`, a time or its beginning. Raises BadBackup."""
-        stamp = re.sub(r"[-:.Z]", "", at)
-        names = [name for name in await self.list_backups() if name[: len(stamp)] <= stamp or not stamp]
+    async def find(self, until: str = "") -> BackupManifest:
+        """Returns the last backup, or the last one until a time as `now_iso` formats it. Raises BadBackup."""
+        names = [name for name in await self.list_backups() if not until or name.partition("-")[0] <= _stamp(until)]
         if not names:
-            raise BadBackup(f"there is no backup{f' until {at}' if at else ''}")
+            raise BadBackup(f"there is no backup{f' until {until}' if until else ''}")
         return await self.read_manifest(names[-1])
 
     async def prune(self, keep: int) -> int:

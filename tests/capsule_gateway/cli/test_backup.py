@@ -1,13 +1,18 @@
 """`capsule backup` and `capsule restore`, as an operator runs them."""
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
+from capsule_gateway.cli.backup import backup, parse_until
 from tests.support.redis_servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +57,8 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
             "capsule: Redis is not empty: it has accounts; --force replaces them\n",
         )
         client.delete("{p09}:account:acc_1")
-        code, out, _ = capsule("restore", target, "--spent-today", "full")
+        code, out, error = capsule("restore", target, "--spent-today", "full")
+        assert error.startswith(f"Restoring the backup of {at}: 1 accounts, 0 apps, ")
         assert (code, out.partition(" as of")[0]) == (0, "Restored 1 accounts and 0 apps")
         assert client.get("layout") == b"1"
         client.flushall()
@@ -78,10 +84,86 @@ def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: P
             assert capsule(*command, "--unauthenticated", **key)[0] == 0
         at = newer.split()[0]
         code, out, error = capsule("backup", "verify", target, "--at", at, **key)
-        assert (code, out.startswith(f"The backup of {at} is complete: "), error) == (0, True, "")
+        assert (code, out.startswith(f"The backup of {at} is complete: ")) == (0, True)
+        assert error == f"Reading the backup of {at}\n"
         code, _, error = capsule("backup", "verify", target, "--at", at)
-        assert (code, error.startswith("Note: nothing was compared with GATEWAY_ENCRYPTION_KEY")) == (0, True)
+        assert (code, "\nNote: nothing was compared with GATEWAY_ENCRYPTION_KEY" in error) == (0, True)
         client.flushall()
+
+
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ("2026-11-28", "2026-11-28T23:59:59.999Z"),
+        ("2026-11-28 23:00", "2026-11-28T23:00:59.999Z"),
+        ("2026-11-28T23:00", "2026-11-28T23:00:59.999Z"),
+        ("2026-11-28T23:00Z", "2026-11-28T23:00:59.999Z"),
+        ("2026-11-28T23:00:00+01:00", "2026-11-28T22:00:00.999Z"),
+        ("2026-11-28 00:30-0230", "2026-11-28T03:00:59.999Z"),
+        ("2026-11-28T23:00:00.123Z", "2026-11-28T23:00:00.123Z"),
+        ("2024-02-29", "2024-02-29T23:59:59.999Z"),
+    ],
+)
+def test_the_time_of_a_backup(text: str, until: str) -> None:
+    option = click.Option(["--at"])
+    assert parse_until(click.Context(backup), option, text) == until
+
+
+NO_TIMES = [
+    "tomorrow",
+    "foo",
+    "28.11.2026",
+    "2026/11/28",
+    "1h",
+    "2026",
+    "2026-11",
+    "20261128",
+    "2026-W48",
+    "2026-02-30",
+]
+NO_TIMES += ["", " ", "2026-11-28T", "2026-11-28T23", "2026-11-28T25:00", "2026-11-28x23:00", "2026-11-28 23:00 CET"]
+NO_TIMES += [
+    "2026-11-28Z",
+    "2026-11-28T23:00:00.",
+    "2026-11-28T23:00+99:00",
+    "2026-11-28\n",
+    "٢٠٢٦-11-28",
+    "0000-01-01",
+]
+
+
+@pytest.mark.parametrize("text", NO_TIMES)
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a time; use one like 2026-07-02"):
+        parse_until(click.Context(backup), click.Option(["--at"]), text)
+
+
+def test_another_backup_than_the_last(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+    """Whichever way its time is written. Nothing is read for a text that is none."""
+    target = tmp_path / "target"
+    assert capsule("backup", str(target))[0] == 0
+    [newest] = (target / "backups").iterdir()
+    text = newest.read_text()
+    at = json.loads(text)["at"]
+    for day in ("2026-11-27T23:30:00.000Z", "2026-11-28T10:00:00.123Z"):
+        earlier = text.replace(at, day)
+        name = f"{re.sub('[-:.]', '', day)}-{hashlib.sha256(earlier.encode()).hexdigest()}.json"
+        (target / "backups" / name).write_text(earlier)
+    for given, expected in (
+        ("2026-11-28 09:00", "2026-11-27T23:30:00.000Z"),
+        ("2026-11-28T11:00+02:00", "2026-11-27T23:30:00.000Z"),
+        ("2026-11-28 10:00:00", "2026-11-28T10:00:00.123Z"),
+    ):
+        code, out, _ = capsule("backup", "verify", str(target), "--at", given)
+        assert (code, out.partition(" is complete")[0]) == (0, f"The backup of {expected}")
+    code, _, error = capsule("restore", str(target), "--force", "--at", "2026-11-28")
+    assert (code, error.startswith("Restoring the backup of 2026-11-28T10:00:00.123Z: ")) == (0, True)
+    with valkey.client() as client:
+        client.flushall()
+        for command in (["backup", "verify"], ["restore", "--force"]):
+            code, out, error = capsule(*command, str(target), "--at", "tomorrow")
+            assert (code, out, "'tomorrow' is not a time" in error) == (2, "", True)
+        assert client.keys() == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +172,7 @@ def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: P
         (["backup", "list", "none"], "none is not a folder"),
         (["restore", "none"], "none is not a folder"),
         (["backup", "verify", "."], "there is no backup"),
-        (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01"),
+        (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01T23:59:59.999Z"),
     ],
 )
 def test_without_a_backup(arguments: list[str], error: str, capsule: Run) -> None:
