@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import re
 import time
 from collections.abc import Coroutine
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ACTIONS = ("list", "verify")
 MIB = 1_048_576
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?P<minute>[T ]\d\d:\d\d(?P<second>:\d\d(?P<fraction>\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?",
     re.ASCII,
@@ -190,16 +192,20 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     from gateway.errors import BackboneUnavailable, StorageUnavailable
     from gateway.redis.errors import describe
     from workers.backup.run import BackupRefused
+    from workers.backup.spool import SpoolFailed
     from workers.backup.target import BadBackup
 
     try:
         return asyncio.run(work)
-    except* (BackupRefused, BadBackup) as group:
+    except* (BackupRefused, BadBackup, SpoolFailed) as group:
         reason = str(_first(group))
     except* BackboneUnavailable as group:
         reason = f"Redis: {describe(_first(group).__cause__)}"
-    except* StorageUnavailable:
-        reason = "the storage or the target does not answer, or refuses; the line above says why"
+    except* StorageUnavailable as group:
+        if getattr(_first(group).__cause__, "errno", None) in FULL:
+            reason = "the disk of the storage or of the target is full: make room there, and run the command again"
+        else:
+            reason = "the storage or the target does not answer, or refuses; the line above says why"
     raise ServiceRefusal(reason)
 
 

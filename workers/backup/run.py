@@ -31,6 +31,7 @@ from gateway.storage import FolderStorage, open_storage
 from workers.backup.files import copy_files, list_certificates, list_objects, restore_files
 from workers.backup.names import CERTIFICATES
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
+from workers.backup.spool import Spool, open_spool
 from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
 from workers.engine.packing import DataError
 from workers.hosting.data import HostData
@@ -76,19 +77,20 @@ class Backup:
     async def make(self, keep: int = 0) -> Report:
         """Makes a backup, and removes all but the last `keep` (0: none).
 
-        Raises BackupRefused, BackboneUnavailable and StorageUnavailable.
+        Raises BackupRefused, BackboneUnavailable, StorageUnavailable and SpoolFailed.
         """
-        async with self._target.marked_as("running"):
-            await self._target.until_none_prunes()
-            report = await self._make()
-            if keep:
-                try:
-                    await self._target.prune(keep)
-                except BadBackup as error:
-                    self._notes.append(f"no old backup was removed: {error}")
-            return report
+        with open_spool(self._target.folder or self._folder.folder) as spool:
+            async with self._target.marked_as("running"):
+                await self._target.until_none_prunes()
+                report = await self._make(spool)
+                if keep:
+                    try:
+                        await self._target.prune(keep)
+                    except BadBackup as error:
+                        self._notes.append(f"no old backup was removed: {error}")
+                return report
 
-    async def _make(self) -> Report:
+    async def _make(self, spool: Spool) -> Report:
         try:
             layout = parse_number(await self._store.get(LAYOUT_KEY) or "1")
         except LayoutFault as fault:
@@ -99,13 +101,13 @@ class Backup:
         await self._target.look()
         await self._make_snapshots(keys)
         known = await self._read_last()
-        entries = await copy_files(self._storage, await list_objects(self._storage), known, self._target)
+        entries = await copy_files(self._storage, await list_objects(self._storage), known, self._target, spool)
         for _ in range(ATTEMPTS):
             at, records = await self._read_time(), Lines(self._target)
             copied = await copy_records(self._store, records)
             present = await list_objects(self._storage)
             fresh = {key: listed for key, listed in present.items() if key not in entries}
-            entries |= await copy_files(self._storage, fresh, {}, self._target)
+            entries |= await copy_files(self._storage, fresh, {}, self._target, spool)
             if not (missing := copied.objects - entries.keys()):
                 break
         else:
@@ -113,7 +115,7 @@ class Backup:
                 f"{len(missing)} objects that records name are not in the storage, such as {min(missing)}"
             )
         certificates = await list_certificates(self._folder)
-        entries |= await copy_files(self._folder, certificates, known, self._target, CERTIFICATES)
+        entries |= await copy_files(self._folder, certificates, known, self._target, spool, CERTIFICATES)
         files = Lines(self._target)
         for _, entry in sorted(entries.items()):
             await files.write(entry)
@@ -185,7 +187,7 @@ class Backup:
         """Restores the last backup, or the last one until a time, and announces which before it writes anything.
 
         `force` replaces what is there. `spent_today` uses up all caps of this day. Raises BackupRefused, BadBackup,
-        BackboneUnavailable and StorageUnavailable.
+        BackboneUnavailable, StorageUnavailable and SpoolFailed.
         """
         manifest = await self._target.find(until)
         marker = f"{RESTORING} {manifest.at}"
@@ -197,7 +199,8 @@ class Backup:
         entries = await self._target.list_files(manifest)
         await self._store.client.set(LAYOUT_KEY, marker)
         present = await list_objects(self._storage) if resumes else {}
-        await restore_files(entries, self._target, self._storage, self._folder, present)
+        with open_spool(self._folder.folder) as spool:
+            await restore_files(entries, self._target, spool, self._storage, self._folder, present)
         await self._write_redis(manifest, keys)
         if self._settings.apps_engine == "local":  # a cluster takes the snapshots itself
             await self._unpack_data()

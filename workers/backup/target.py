@@ -23,10 +23,9 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -38,7 +37,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import StorageUnavailable
 from gateway.ids import Time
 from gateway.settings.parsing import find_s3_fault
-from gateway.storage import FolderStorage, S3Storage, Storage, read_object
+from gateway.storage import FolderStorage, S3Storage, Storage, read_object, storage_failures
 from workers.backup.names import find_file_fault, find_record_fault
 from workers.backup.scripts import KeyCopy
 
@@ -99,23 +98,31 @@ class _Header(msgspec.Struct):
     format: int
 
 
-async def fetch_part(storage: Storage, key: str, path: Path, limit: int | None = None) -> Part | None:
-    """Writes the object to a file, or `limit` bytes of it and a little more. Returns None if it does not exist.
+async def read_part(
+    storage: Storage, key: str, write: Callable[[bytes], object], limit: int | None = None
+) -> Part | None:
+    """Writes the object, or `limit` bytes of it and a little more. Returns None if it does not exist.
 
-    Raises StorageUnavailable.
+    Raises StorageUnavailable, and what `write` raises.
     """
     if (found := await storage.open(key)) is None:
         return None
     digest, size = hashlib.sha256(), 0
     async with aclosing(found.chunks) as chunks:
-        with path.open("wb") as file:
-            async for chunk in chunks:
-                digest.update(chunk)
-                size += len(chunk)
-                await asyncio.to_thread(file.write, chunk)
-                if limit is not None and size > limit:
+        while limit is None or size <= limit:
+            with storage_failures("read"):
+                if (chunk := await anext(chunks, None)) is None:
                     break
+            digest.update(chunk)
+            size += len(chunk)
+            await asyncio.to_thread(write, chunk)
     return Part(digest.hexdigest(), size)
+
+
+async def fetch_part(storage: Storage, key: str, path: Path, limit: int | None = None) -> Part | None:
+    """Writes the object to a file, like `read_part`. Raises StorageUnavailable and OSError."""
+    with path.open("wb") as file:
+        return await read_part(storage, key, file.write, limit)
 
 
 def open_target(address: str, *, create: bool = False) -> Storage:
@@ -145,6 +152,11 @@ class BackupTarget:
         self._present: dict[str, int] = {}  # sizes of the objects, by digest
         self.added = 0  # bytes
         self._own_marks: set[str] = set()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, unless it is S3."""
+        return self._storage.folder if isinstance(self._storage, FolderStorage) else None
 
     # -- marks -----------------------------------------------------------------------------------------------
 
@@ -195,11 +207,12 @@ class BackupTarget:
             self.added += part.size
 
     async def fetch(self, part: Part, path: Path) -> None:
-        """Writes the object to a file. Raises BadBackup."""
-        fetched = await fetch_part(self._storage, _object_key(part), path, part.size)
-        if fetched != part:
-            fault = "missing" if fetched is None else "damaged"
-            raise BadBackup(f"the object {part.digest} of the backup is {fault}")
+        """Writes the object to a file. Raises BadBackup and OSError."""
+        _compare(part, await fetch_part(self._storage, _object_key(part), path, part.size))
+
+    async def read(self, part: Part, write: Callable[[bytes], object]) -> None:
+        """Reads the object. Raises BadBackup."""
+        _compare(part, await read_part(self._storage, _object_key(part), write, part.size))
 
     # -- lists of records ------------------------------------------------------------------------------------
 
@@ -211,11 +224,10 @@ class BackupTarget:
 
     async def read_lines(self, parts: list[Part]) -> AsyncIterator[list[bytes]]:
         """Yields the lines of each object. Raises BadBackup."""
-        with TemporaryDirectory() as folder:
-            for part in parts:
-                await self.fetch(part, path := Path(folder, "lines"))
-                packed = await asyncio.to_thread(path.read_bytes)
-                yield (await asyncio.to_thread(_unpack, packed)).splitlines()
+        for part in parts:
+            packed = bytearray()
+            await self.read(part, packed.extend)
+            yield (await asyncio.to_thread(_unpack, bytes(packed))).splitlines()
 
     async def list_files(self, manifest: BackupManifest) -> list[FileEntry]:
         """Returns the files of the backup. Raises BadBackup, also if a name is none that a backup has."""
@@ -320,9 +332,8 @@ class BackupTarget:
             for line in lines:
                 if fault := find_record_fault(_decode(line, KeyCopy)):
                     raise BadBackup(f"the backup of {manifest.at} {fault}")
-        with TemporaryDirectory() as folder:
-            for part in sorted(parts, key=lambda part: part.digest):
-                await self.fetch(part, Path(folder, "object"))
+        for part in sorted(parts, key=lambda part: part.digest):
+            await self.read(part, len)
         return len(parts) + len(manifest.records) + len(manifest.files)
 
 
@@ -353,6 +364,12 @@ def _unpack(packed: bytes) -> bytes:
         return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST_LINES)
     except zstandard.ZstdError as error:
         raise BadBackup(f"the backup has a list that cannot be read: {error}") from None
+
+
+def _compare(part: Part, found: Part | None) -> None:
+    """Raises BadBackup."""
+    if found != part:
+        raise BadBackup(f"the object {part.digest} of the backup is {'missing' if found is None else 'damaged'}")
 
 
 def _object_key(part: Part) -> str:

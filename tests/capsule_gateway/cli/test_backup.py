@@ -17,11 +17,13 @@ from tests.support.redis_servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., tuple[int, str, str]]
+DISK_MIB = 2
 
 
 @pytest.fixture
 def capsule(redis_url: str, tmp_path: Path) -> Run:
-    def run(*arguments: str, **settings: str) -> tuple[int, str, str]:
+    def run(*arguments: str, full: Path | None = None, **settings: str) -> tuple[int, str, str]:
+        """Runs a command; with `full`, while there is a small disk at this folder."""
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
@@ -29,7 +31,9 @@ def capsule(redis_url: str, tmp_path: Path) -> Run:
             "GATEWAY_DATA_DIR": str(tmp_path / "data"),
             **settings,
         }
-        command = [sys.executable, "-m", "capsule_gateway", *arguments]
+        mount = f"mount -t tmpfs -o size={DISK_MIB}m none '{full}' && exec \"$@\""
+        disk = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"] if full else []
+        command = [*disk, sys.executable, "-m", "capsule_gateway", *arguments]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
@@ -164,6 +168,31 @@ def test_another_backup_than_the_last(capsule: Run, valkey: RedisServer, tmp_pat
             code, out, error = capsule(*command, str(target), "--at", "tomorrow")
             assert (code, out, "'tomorrow' is not a time" in error) == (2, "", True)
         assert client.keys() == []
+
+
+def test_a_full_disk(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+    """It takes one sentence. The file is hardly larger than the disk, or many files are together."""
+    target, data, other = tmp_path / "target", tmp_path / "data", tmp_path / "other"
+    for folder in (data / "sources" / "one", target, other):
+        folder.mkdir(parents=True)
+    for number in range(3):
+        (data / "sources" / "one" / f"src_{number}.tar.gz").write_bytes(os.urandom((DISK_MIB << 20) - 65_536))
+    sentence = re.compile(
+        r"capsule: \S+: No space left on device; make room there, .*\n|capsule: the disk of .* is full: .*\n"
+    )
+    code, out, error = capsule("backup", str(target), full=target)
+    assert (code, out) == (1, "")
+    assert sentence.fullmatch(error.splitlines(keepends=True)[-1]), error
+    assert "Traceback" not in error
+    assert capsule("backup", str(target))[0] == 0
+    code, out, error = capsule("restore", str(target), full=other, GATEWAY_DATA_DIR=str(other))
+    assert (code, out) == (1, "")
+    assert sentence.fullmatch(error.splitlines(keepends=True)[-1]), error
+    assert "Traceback" not in error
+    assert capsule("restore", str(target), GATEWAY_DATA_DIR=str(other))[0] == 0
+    assert {path.name for path in other.iterdir()} == {"layout", "sources"}
+    with valkey.client() as client:
+        client.flushall()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A service that is backed up and restored: what comes back, what is refused, and what happens in between."""
 
 import asyncio
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tests.support import redis_servers
 from tests.support.redis_servers import RedisServer
 from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import Service, files_of, objects_of
-from workers.backup import files, run
+from workers.backup import files, run, spool
 from workers.backup.run import BackupRefused
 from workers.backup.target import BackupTarget, BadBackup, Part, open_target
 
@@ -242,6 +243,52 @@ async def test_a_backup_of_a_newer_version(service: Service, tmp_path: Path) -> 
         await service.back_up(tmp_path / "target")
 
 
+# -- files on the way ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to_s3", [False, True], ids=["folder", "s3"])
+async def test_no_file_is_where_temporary_files_are(
+    to_s3: bool, service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That folder is often small, and in memory. A target may be read-only for a restore."""
+    await service.fill(1)
+    async with contextlib.AsyncExitStack() as stack:
+        target = str(tmp_path / "target")
+        if to_s3:
+            for name, value in (await stack.enter_async_context(S3Server(tmp_path))).environment.items():
+                monkeypatch.setenv(name, value)
+            target = f"s3://{BUCKET}/backups"
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+        made = await service.back_up(target)
+        opened = BackupTarget(open_target(target), service.vault)
+        assert await opened.verify(made.manifest) > 0
+        folders, opening = list[Path](), run.open_spool
+
+        def note(parent: Path) -> Any:
+            folders.append(parent)
+            return opening(parent)
+
+        monkeypatch.setattr(run, "open_spool", note)
+        await service.back_up(target)
+        await empty.restore(target)
+    assert folders == [service.folder if to_s3 else tmp_path / "target", empty.folder]
+    assert files_of(empty.storage) == files_of(service.storage)
+
+
+async def test_what_was_on_the_way_when_it_was_killed(service: Service, empty: Service, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    await service.fill(1)
+    with spool.open_spool(target), spool.open_spool(empty.folder):
+        live = [*target.glob("spool-*"), *empty.folder.glob("spool-*")]
+        for folder in (target, empty.folder):
+            (folder / "spool-killed").mkdir()
+            (folder / "spool-killed" / "lock").touch()
+            (folder / "spool-killed" / "secret").write_text("of a customer")
+        await service.back_up(target)
+        await empty.restore(target)
+        assert [*target.glob("*spool-*"), *empty.folder.glob("*spool-*")] == live
+
+
 # -- repeated, interrupted, and at the same time -------------------------------------------------------------
 
 
@@ -379,12 +426,12 @@ async def test_a_restore_continues(
 
     async def fail_late(self: BackupTarget, part: Part, path: Path) -> None:
         restored.append(part.digest)
-        if len(restored) >= 12:  # the first ones are read to verify the backup
+        if len(restored) >= 4:
             raise StorageUnavailable
         await restore(self, part, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "PARALLEL", 1)
+        patch.setattr(spool, "PARALLEL", 1)
         patch.setattr(BackupTarget, "fetch", fail_late)
         with pytest.raises(ExceptionGroup):
             await empty.restore(tmp_path / "target")
