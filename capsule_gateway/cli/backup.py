@@ -105,7 +105,7 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
 @click.argument("target")
 @at_time
 @any_author
-@click.option("--force", is_flag=True, help="Replace the data in Redis and in the storage.")
+@click.option("--force", is_flag=True, help="End apps that run, and replace the data in Redis and in the storage.")
 @click.option("--spent-today", type=click.Choice(["full"]), help="Use up the caps of all accounts for this UTC day.")
 def restore(target: str, at: str, unauthenticated: bool, force: bool, spent_today: str | None) -> None:
     """Restore a backup from TARGET into an empty Redis and storage.

@@ -33,6 +33,7 @@ from workers.backup.names import CERTIFICATES
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
 from workers.backup.spool import Spool, open_spool
 from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
+from workers.engine.app_data import AppData, list_data
 from workers.engine.packing import DataError
 from workers.hosting.data import HostData
 from workers.sandbox.machine import Unsafe
@@ -44,6 +45,7 @@ ATTEMPTS = 3  # to copy records together with the files that they name
 RESTORING = "restoring"  # in place of the layout's number
 SEALED = ("environment", "previous-secret", "webhook")  # records with encrypted values
 DELETED_AT_ONCE = 1_000  # keys
+ENDED_AT_ONCE = 16  # apps
 
 
 class BackupRefused(Exception):
@@ -186,8 +188,8 @@ class Backup:
     ) -> Report:
         """Restores the last backup, or the last one until a time, and announces which before it writes anything.
 
-        `force` replaces what is there. `spent_today` uses up all caps of this day. Raises BackupRefused, BadBackup,
-        BackboneUnavailable, StorageUnavailable and SpoolFailed.
+        `force` replaces what is there, and ends the apps that run. `spent_today` uses up all caps of this day. Raises
+        BackupRefused, BadBackup, BackboneUnavailable, StorageUnavailable and SpoolFailed.
         """
         manifest = await self._target.find(until)
         marker = f"{RESTORING} {manifest.at}"
@@ -197,6 +199,7 @@ class Backup:
         await self._target.look()
         await self._target.verify(manifest)
         entries = await self._target.list_files(manifest)
+        await self._end_apps()
         await self._store.client.set(LAYOUT_KEY, marker)
         present = await list_objects(self._storage) if resumes else {}
         with open_spool(self._folder.folder) as spool:
@@ -226,11 +229,35 @@ class Backup:
             raise BackupRefused("gateways or workers run, or ran within the last 15 seconds: stop them first")
         if force:
             return keys
+        if running := await asyncio.to_thread(self._list_running):
+            raise BackupRefused(
+                f"{len(running)} apps of this data folder run and would change their former data, such as "
+                f"{running[0].app_id}; --force ends them first"
+            )
         if any(kind_of(key) in ("account", "app") for key in keys):
             raise BackupRefused("Redis is not empty: it has accounts; --force replaces them")
         if await list_objects(self._storage):
             raise BackupRefused("the storage is not empty: it has files of apps; --force replaces them")
         return keys
+
+    def _list_running(self) -> list[AppData]:
+        return [data for data in list_data(self._folder.folder) if data.is_running]
+
+    async def _end_apps(self) -> None:
+        """Ends the apps that outlive their worker. Raises BackupRefused."""
+
+        def end(data: AppData) -> None:
+            try:
+                with data.stopped():
+                    pass
+            except TimeoutError:
+                raise BackupRefused(
+                    f"{data.app_id} does not end: kill its processes, and run the command again"
+                ) from None
+
+        running = await asyncio.to_thread(self._list_running)
+        for batch in batched(running, ENDED_AT_ONCE):
+            await asyncio.gather(*(asyncio.to_thread(end, data) for data in batch))
 
     async def _write_redis(self, manifest: BackupManifest, keys: set[str]) -> None:
         replaced = [key for key in keys if is_known(key) and key != LAYOUT_KEY]

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tests.workers.backup.conftest import Service, files_of, objects_of
 from workers.backup import files, run, spool
 from workers.backup.run import BackupRefused
 from workers.backup.target import BackupTarget, BadBackup, Part, open_target
+from workers.engine.app_data import AppData
 
 
 def content(server: RedisServer) -> dict[str, Any]:
@@ -207,6 +210,55 @@ async def test_a_service_that_runs(key: str, service: Service, empty: Service, t
     with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
         await empty.restore(tmp_path / "target", force=True)
     assert await empty.store.get(LAYOUT_KEY) is None
+
+
+async def test_apps_that_outlive_their_worker(
+    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+) -> None:
+    """They would serve their former data, and what they write would be lost."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    data = AppData(empty.folder, "shop")
+    empty.folder.mkdir()
+
+    def keep() -> None:
+        with data.running("acc_1", 1_000):
+            begun.set()
+            while not data.is_held:
+                time.sleep(0.01)
+
+    begun = threading.Event()
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    begun.wait()
+    with pytest.raises(
+        BackupRefused, match=r"^1 apps of this data folder run .*, such as shop; --force ends them first"
+    ):
+        await empty.restore(tmp_path / "target")
+    assert (content(servers[1]), keeper.is_alive()) == ({}, True)
+    await empty.restore(tmp_path / "target", force=True)
+    keeper.join(0)
+    assert not keeper.is_alive()
+    assert not data.is_held
+    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+
+
+async def test_an_app_that_does_not_end(
+    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    monkeypatch.setattr(AppData.__init__, "__kwdefaults__", {"stop_seconds": 0.1})
+    empty.folder.mkdir()
+    with (
+        AppData(empty.folder, "shop").running("acc_1", 1_000),
+        pytest.raises(BackupRefused, match=r"^shop does not end"),
+    ):
+        await empty.restore(tmp_path / "target", force=True)
+    assert (content(servers[1]), files_of(empty.storage).keys()) == (
+        {},
+        {"data/shop/account", "data/shop/limit", "data/shop/lock"},
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
