@@ -140,7 +140,9 @@ def in_provider(kind: str, holds: str = "", ends: str = "") -> OfProvider:
 begin_table("Accounts and apps")
 
 APP, ALIAS = "app", "alias"
-app_key = of_all("app:<name>", "string: an app's record, JSON", "when the app is deleted", SAVED)
+app_key = of_all(
+    "app:<name>", "string: an app's record, JSON; its secrets are encrypted", "when the app is deleted", SAVED
+)
 alias_key = of_all("alias:<id>", "string: name of the app with this id, if the two differ", "with the app", SAVED)
 domain_key = of_all("domain:<name>", "string: id of the app that claims it, and since when, s", "with the app", SAVED)
 former_name_key = of_all("former-name:<name>", "string: account whose deleted live app had this name", "30 days", SAVED)
@@ -425,7 +427,9 @@ BUILD_QUEUE_KEYS = [
     declare("{builds}:running", "hash: deploys in progress and their builders, JSON", "150 s"),
     declare("{builds}:order", "zset: accounts by the number of their last build", "150 s"),
 ]
-serving_key = in_account("serving:<app id>", "hash: address → the release to serve, JSON", "with the app", SAVED)
+serving_key = in_account(
+    "serving:<app id>", "hash: address → the release to serve, JSON; its secrets are encrypted", "with the app", SAVED
+)
 tagged_serving_key = in_partition("serving")
 served_apps_key = of_partition("serving", "zset: app ids by the version of their last change", "with the app", SAVED)
 answer_key = in_account("answer:<deploy id>", "string: progress of the engine with the deploy, JSON", "1 hour")

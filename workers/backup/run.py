@@ -25,6 +25,7 @@ from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
 from gateway.keys import LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
 from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
+from gateway.operations.sealed import count_sealed
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, open_storage
@@ -43,7 +44,6 @@ SNAPSHOT_SECONDS = 1_800.0  # in which a host must make the snapshot of an app's
 SNAPSHOTS = 4  # at a time
 ATTEMPTS = 3  # to copy records together with the files that they name
 RESTORING = "restoring"  # in place of the layout's number
-SEALED = ("environment", "previous-secret", "webhook")  # records with encrypted values
 DELETED_AT_ONCE = 1_000  # keys
 ENDED_AT_ONCE = 16  # apps
 
@@ -97,9 +97,14 @@ class Backup:
             layout = parse_number(await self._store.get(LAYOUT_KEY) or "1")
         except LayoutFault as fault:
             raise BackupRefused(str(fault)) from None
+        if unopened := (await count_sealed(self._store, self._vault)).unopened:
+            if not self._vault.fingerprints():
+                raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
+            raise BackupRefused(
+                f"GATEWAY_ENCRYPTION_KEY does not open {sum(unopened.values())} stored secrets, such as that of "
+                f"{min(unopened)}: add their key to it. capsule secrets check names all of them"
+            )
         keys = await self._store.list_keys()
-        if not self._vault.fingerprints() and any(kind_of(key) in SEALED for key in keys):
-            raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
         await self._target.look()
         await self._make_snapshots(keys)
         known = await self._read_last()

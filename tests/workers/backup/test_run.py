@@ -12,6 +12,8 @@ import pytest
 import redis
 
 from gateway.accounts.api_keys import digest
+from gateway.accounts.vault import Vault
+from gateway.deploys.environment import Environments
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.keys import (
     LAYOUT_KEY,
@@ -25,11 +27,12 @@ from gateway.keys import (
     spend_key,
 )
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
+from gateway.operations.sealed import reseal_all
 from gateway.settings import NANO
 from tests.support import redis_servers
 from tests.support.redis_servers import RedisServer
 from tests.support.s3_server import BUCKET, S3Server
-from tests.workers.backup.conftest import Service, files_of, objects_of
+from tests.workers.backup.conftest import KEY, Service, files_of, objects_of
 from workers.backup import files, run, spool
 from workers.backup.run import BackupRefused
 from workers.backup.target import BackupTarget, BadBackup, Part, open_target
@@ -181,6 +184,22 @@ async def test_another_key(service: Service, empty: Service, servers: list[Redis
         await service.back_up(tmp_path / "target", encryption_key="")
     written = b"".join(path.read_bytes() for path in (tmp_path / "target" / "backups").iterdir())
     assert b"another-key" not in written
+
+
+async def test_secrets_that_no_key_opens(service: Service, empty: Service, tmp_path: Path) -> None:
+    """Such a backup would name a key that does not open its secrets, and be restored with that one only."""
+    (_, _, app), *_ = await service.fill(1)
+    sentence = r"^GATEWAY_ENCRYPTION_KEY does not open 2 stored secrets, such as that of \{p\d\d\}:environment:.*: add"
+    with pytest.raises(BackupRefused, match=sentence):
+        await service.back_up(tmp_path / "target", encryption_key="a-mistyped-key-of-32-characters-x")
+    assert not (tmp_path / "target" / "backups").exists()
+    both = f"a-new-encryption-key-of-32-chars,{KEY}"
+    await service.back_up(tmp_path / "target", encryption_key=both)
+    await reseal_all(service.store, Vault(both))
+    await service.back_up(tmp_path / "target", encryption_key="a-new-encryption-key-of-32-chars")
+    await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
+    opened = Environments(empty.store, Vault("a-new-encryption-key-of-32-chars"))
+    assert await opened.open_variables(app) == {"COLOR": "red 0"}
 
 
 async def test_what_is_there_is_not_replaced(
