@@ -14,10 +14,12 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
+from capsule_gateway.cli.cells import Columns, Row, format_size, texts
 from capsule_gateway.cli.processes import load_settings
 from capsule_gateway.cli.service import ServiceRefusal, WrongUsage
-from capsule_gateway.cli.show import print_note
+from capsule_gateway.cli.show import as_list, print_note, show_table, wants_table
 from gateway.ids import now_iso
 from gateway.settings import Settings
 
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ACTIONS = ("list", "verify")
 MIB = 1_048_576
+COLUMNS: Columns = {
+    **texts("at", "state", "accounts", "apps"),
+    "size": lambda row: format_size(row.get("size")),
+    **texts("notes", "detail"),
+}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?P<minute>[T ]\d\d:\d\d(?P<second>:\d\d(?P<fraction>\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?",
@@ -69,13 +76,14 @@ any_author = click.option(
 @at_time
 @any_author
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Afterwards, remove all backups but the last N.")
+@as_list
 def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | None) -> None:
     """Back up the service to TARGET, a folder or s3://bucket/prefix.
 
     A further backup to the same TARGET copies only what is new.
 
     \b
-    list     lists the backups, and says which of them this service did not make
+    list     lists the backups, and says which are damaged or not made by this service
     verify   reads a whole backup, and compares it with its digests and authenticator
     """
     action = words[0] if len(words) == 2 else ""
@@ -83,12 +91,15 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
         raise WrongUsage("expected TARGET, list TARGET or verify TARGET")
     if (at or unauthenticated) and action != "verify":
         raise WrongUsage("--at and --unauthenticated are for verify")
+    if action != "list" and not wants_table():
+        raise WrongUsage("--json and --output are for list")
     if keep and action:
         raise WrongUsage("--keep is for a backup")
     settings, began = load_settings(), time.monotonic()
     match action:
         case "list":
-            _run(_list(settings, words[1]))
+            rows = _run(_list(settings, words[1]))
+            show_table(rows, COLUMNS, prose="detail", less=["notes", "apps", "accounts"], empty="No backups.")
         case "verify":
             _run(_verify(settings, words[1], at, unauthenticated))
         case _:
@@ -131,21 +142,9 @@ async def _open(
     return BackupTarget(open_target(address, create=create), vault, unauthenticated=unauthenticated)
 
 
-async def _list(settings: Settings, address: str) -> None:
-    from workers.backup.target import BadBackup
-
+async def _list(settings: Settings, address: str) -> list[Row]:
     target = await _open(settings, address)
-    for name in await target.list_backups():
-        try:
-            manifest, doubt = await target.inspect(name)
-        except BadBackup as error:
-            click.echo(f"{name.partition('-')[0]}  damaged: {error}")
-            continue
-        click.echo(
-            f"{manifest.at}  {manifest.accounts} accounts  {manifest.apps} apps  {manifest.size / MIB:.1f} MiB"
-            + (f"  {len(manifest.notes)} notes" if manifest.notes else "")
-            + ("  unauthenticated" if doubt else "")
-        )
+    return [msgspec.to_builtins(row) for row in await target.describe_all()]
 
 
 async def _verify(settings: Settings, address: str, at: str, unauthenticated: bool) -> None:

@@ -37,7 +37,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import StorageUnavailable
 from gateway.ids import Time
 from gateway.settings.parsing import find_s3_fault
-from gateway.storage import FolderStorage, S3Storage, Storage, read_object, storage_failures
+from gateway.storage import FolderStorage, Listed, S3Storage, Storage, read_object, storage_failures
 from workers.backup.names import find_file_fault, find_record_fault
 from workers.backup.scripts import KeyCopy
 
@@ -82,6 +82,18 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     records: list[Part]  # of the keys in Redis
     files: list[Part]  # lists of the files, which are objects of their own
     notes: list[str] = []  # what the backup lacks
+
+
+class BackupRow(msgspec.Struct, frozen=True):
+    """A backup, in a listing."""
+
+    at: str  # '' if not even its name says it
+    state: Literal["complete", "damaged", "unauthenticated"]
+    accounts: int | None = None
+    apps: int | None = None
+    size: int | None = None  # bytes
+    notes: int | None = None  # their number
+    detail: str = ""  # why it is not complete
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -249,6 +261,27 @@ class BackupTarget:
         listed = await self._storage.list_objects("backups/")
         return sorted(each.name for each in listed if MANIFEST.fullmatch(each.name) and each.size <= MANIFEST_BYTES)
 
+    async def describe_all(self) -> list[BackupRow]:
+        """Describes every backup, oldest first, without reading the files in it."""
+        await self.look()
+        return [await self._describe(each) for each in sorted(await self._storage.list_objects("backups/"))]
+
+    async def _describe(self, listed: Listed) -> BackupRow:
+        name = listed.name
+        try:
+            if listed.size > MANIFEST_BYTES:
+                raise BadBackup(f"the file backups/{name} is larger than any backup's; remove it")
+            manifest, doubt = await self.inspect(name)
+            parts = [*manifest.records, *manifest.files, *(each.part for each in await self.list_files(manifest))]
+            if missing := [part.digest for part in parts if not self.has(part)]:
+                raise BadBackup(f"the object {missing[0]} of the backup is missing or damaged")
+        except BadBackup as error:
+            matched = MANIFEST.fullmatch(name)
+            return BackupRow(_read_stamp(matched[1]) if matched else "", "damaged", detail=str(error))
+        state: Literal["complete", "unauthenticated"] = "unauthenticated" if doubt else "complete"
+        figures = (manifest.accounts, manifest.apps, manifest.size, len(manifest.notes))
+        return BackupRow(manifest.at, state, *figures, detail=doubt)
+
     async def write_manifest(self, manifest: BackupManifest) -> None:
         text = msgspec.json.encode(manifest)
         if self._vault.fingerprints():
@@ -346,6 +379,11 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def _stamp(at: str) -> str:
     return re.sub(r"[-:.]", "", at)
+
+
+def _read_stamp(stamp: str) -> str:
+    """Returns the time, as `now_iso` formats it."""
+    return re.sub(r"(....)(..)(..)T(..)(..)(..)(...)Z", r"\1-\2-\3T\4:\5:\6.\7Z", stamp)
 
 
 def _decode(text: bytes, kind: type[T]) -> T:

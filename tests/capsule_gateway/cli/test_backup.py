@@ -50,8 +50,9 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
         assert code == 0
         assert out.startswith("Backed up 1 accounts and 0 apps as of 20")
         code, out, _ = capsule("backup", "list", target)
-        assert (code, out.count("\n"), out.split()[1:5]) == (0, 1, ["1", "accounts", "0", "apps"])
-        at = out.split()[0]
+        assert (code, out.splitlines()[0].split()) == (0, ["at", "state", "accounts", "apps", "size", "notes"])
+        at, *row = out.splitlines()[1].split()
+        assert row[:3] == ["complete", "1", "0"]
         assert capsule("backup", "verify", target, "--at", at)[1].startswith(
             f"The backup of {at} is complete: 1 objects"
         )
@@ -76,17 +77,22 @@ def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: P
         assert capsule("backup", target)[0] == 0
         assert capsule("backup", target, **key)[0] == 0
         (Path(target) / "backups" / f"29990101T000000000Z-{'0' * 64}.json").write_text("{")
-        code, out, _ = capsule("backup", "list", target, **key)
-        older, newer, damaged = out.splitlines()
-        assert (code, older.endswith("unauthenticated"), newer.endswith("MiB")) == (0, True, True)
-        assert damaged.startswith("29990101T000000000Z  damaged: the file backups/")
-        at = older.split()[0]
+        (Path(target) / "backups" / "renamed.json").write_text("{")
+        code, out, _ = capsule("backup", "list", target, "--json", **key)
+        older, newer, damaged, renamed = json.loads(out)
+        assert (code, older["state"], newer["state"]) == (0, "unauthenticated", "complete")
+        assert older["detail"].startswith("has no authenticator: ")
+        assert (damaged["at"], damaged["state"]) == ("2999-01-01T00:00:00.000Z", "damaged")
+        assert damaged["detail"].startswith("the file backups/")
+        assert (renamed["at"], renamed["state"]) == ("", "damaged")
+        assert {"accounts": 0, "apps": 0, "notes": 0}.items() <= newer.items()
+        at = older["at"]
         for command in (["backup", "verify", target, "--at", at], ["restore", target, "--at", at]):
             code, _, error = capsule(*command, **key)
             assert (code, error.startswith(f"capsule: the backup of {at} has no authenticator: ")) == (1, True)
             assert error.endswith("add --unauthenticated\n")
             assert capsule(*command, "--unauthenticated", **key)[0] == 0
-        at = newer.split()[0]
+        at = newer["at"]
         code, out, error = capsule("backup", "verify", target, "--at", at, **key)
         assert (code, out.startswith(f"The backup of {at} is complete: ")) == (0, True)
         assert error == f"Reading the backup of {at}\n"
@@ -214,7 +220,8 @@ def test_s3_without_credentials(capsule: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"]]
+    "arguments",
+    [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"], ["t", "--json"]],
 )
 def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
     assert capsule("backup", *arguments)[0] == 2
