@@ -330,6 +330,7 @@ hour_key = of_all("{ops}:hour:<hour>", "hash: `requests`, `code:<CODE>` and `set
 spenders_key = of_all("{ops}:spend:<day>", "zset: accounts by their spend in nano-euro, and `total`", "2 days")
 PROCESSES_KEY = declare("{ops}:processes", "set: ids of the gateway processes", "15 s")
 process_key = of_all("{ops}:process:<id>", "hash: open `streams`, `startedAt`, `seenAt`", "15 s")
+BACKUP_KEY = declare("{ops}:backup", "string: time of the last backup, as in its name", "never: one record")
 CLOCK_KEY = declare("{ops}:clock", "hash: the current `day`, `hour` and `minute` as in key names, for Grafana", "60 s")
 
 begin_table("Events")

@@ -23,7 +23,7 @@ from gateway.accounts.vault import Vault
 from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
-from gateway.keys import LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
+from gateway.keys import BACKUP_KEY, LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
 from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
 from gateway.operations.sealed import count_sealed
 from gateway.redis.client import Store
@@ -129,6 +129,7 @@ class Backup:
         await files.flush()
         manifest = self._describe(at, layout, copied, records, files, entries.values())
         await self._target.write_manifest(manifest)
+        await self._store.client.set(BACKUP_KEY, at)
         return Report(manifest, self._target.added, self._notes)
 
     def _describe(
