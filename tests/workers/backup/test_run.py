@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
 from gateway.deploys.environment import Environments
 from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.events.webhooks import Webhooks
 from gateway.keys import (
     BACKUP_KEY,
     LAYOUT_KEY,
@@ -28,7 +30,7 @@ from gateway.keys import (
     spend_key,
 )
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
-from gateway.operations.sealed import reseal_all
+from gateway.operations.sealed import count_sealed, reseal_all
 from gateway.settings import NANO
 from tests.support import redis_servers
 from tests.support.redis_servers import RedisServer
@@ -314,6 +316,43 @@ async def test_a_backup_of_a_newer_version(service: Service, tmp_path: Path) -> 
     await service.store.client.set(LAYOUT_KEY, LAYOUT + 1)
     with pytest.raises(BackupRefused, match="and this version knows"):
         await service.back_up(tmp_path / "target")
+
+
+# -- after a loss, as the runbook says -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["redis", "storage"])
+async def test_half_of_the_data_is_lost(
+    lost: str, service: Service, servers: list[RedisServer], tmp_path: Path
+) -> None:
+    (_, key, app), *_ = await service.fill()
+    await service.back_up(tmp_path / "target")
+    records, objects = content(servers[0]), files_of(service.storage)
+    if lost == "redis":
+        await service.store.client.flushall()
+        with pytest.raises(BackupRefused, match=r"^the storage is not empty: .*; --force replaces them"):
+            await service.restore(tmp_path / "target")
+    else:
+        shutil.rmtree(service.folder)
+        with pytest.raises(BackupRefused, match=r"^Redis is not empty: .*; --force replaces them"):
+            await service.restore(tmp_path / "target")
+    await service.restore(tmp_path / "target", force=True)
+    assert files_of(service.storage) == objects
+    assert lacks(records, content(servers[0])) <= LEFT_OUT
+    assert (await service.registry.api_keys.identify(key)).account == app.account
+
+
+async def test_the_encryption_key_is_lost(service: Service, tmp_path: Path) -> None:
+    """Account holders set what was encrypted again, and then backups work again."""
+    (account, _, app), *_ = await service.fill(1)
+    key = "a-new-encryption-key-of-32-chars"
+    vault = Vault(key)
+    assert {kind_of(name) for name in (await count_sealed(service.store, vault)).unopened} == {"environment", "webhook"}
+    with pytest.raises(BackupRefused, match="does not open 2 stored secrets"):
+        await service.back_up(tmp_path / "target", encryption_key=key)
+    await Webhooks(service.store, vault, allow_private=True).rotate_secret(account)
+    await Environments(service.store, vault).change_variables(app, {"COLOR": "blue"})
+    await service.back_up(tmp_path / "target", encryption_key=key)
 
 
 # -- files on the way ----------------------------------------------------------------------------------------
