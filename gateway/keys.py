@@ -140,7 +140,9 @@ def in_provider(kind: str, holds: str = "", ends: str = "") -> OfProvider:
 begin_table("Accounts and apps")
 
 APP, ALIAS = "app", "alias"
-app_key = of_all("app:<name>", "string: an app's record, JSON", "when the app is deleted", SAVED)
+app_key = of_all(
+    "app:<name>", "string: an app's record, JSON; its secrets are encrypted", "when the app is deleted", SAVED
+)
 alias_key = of_all("alias:<id>", "string: name of the app with this id, if the two differ", "with the app", SAVED)
 domain_key = of_all("domain:<name>", "string: id of the app that claims it, and since when, s", "with the app", SAVED)
 former_name_key = of_all("former-name:<name>", "string: account whose deleted live app had this name", "30 days", SAVED)
@@ -328,6 +330,7 @@ hour_key = of_all("{ops}:hour:<hour>", "hash: `requests`, `code:<CODE>` and `set
 spenders_key = of_all("{ops}:spend:<day>", "zset: accounts by their spend in nano-euro, and `total`", "2 days")
 PROCESSES_KEY = declare("{ops}:processes", "set: ids of the gateway processes", "15 s")
 process_key = of_all("{ops}:process:<id>", "hash: open `streams`, `startedAt`, `seenAt`", "15 s")
+BACKUP_KEY = declare("{ops}:backup", "string: time of the last backup, as in its name", "never: one record")
 CLOCK_KEY = declare("{ops}:clock", "hash: the current `day`, `hour` and `minute` as in key names, for Grafana", "60 s")
 
 begin_table("Events")
@@ -430,7 +433,9 @@ BUILD_QUEUE_KEYS = [
     declare("{builds}:running", "hash: deploys in progress and their builders, JSON", "150 s"),
     declare("{builds}:order", "zset: accounts by the number of their last build", "150 s"),
 ]
-serving_key = in_account("serving:<app id>", "hash: address → the release to serve, JSON", "with the app", SAVED)
+serving_key = in_account(
+    "serving:<app id>", "hash: address → the release to serve, JSON; its secrets are encrypted", "with the app", SAVED
+)
 tagged_serving_key = in_partition("serving")
 served_apps_key = of_partition("serving", "zset: app ids by the version of their last change", "with the app", SAVED)
 answer_key = in_account("answer:<deploy id>", "string: progress of the engine with the deploy, JSON", "1 hour")

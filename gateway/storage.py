@@ -137,7 +137,7 @@ def closed_folders(folder: Path) -> list[Path]:
 
 async def read_object(storage: Storage, key: str, limit: int) -> bytes | None:
     """Returns an object of at most `limit` bytes, or None if it does not exist. Raises StorageUnavailable."""
-    with _failures("read"):
+    with storage_failures("read"):
         async with asyncio.timeout(CALL_SECONDS):
             found = await storage.open(key)
             if found is None:
@@ -156,7 +156,7 @@ async def fetch_object(storage: Storage, key: str, path: Path, limit: int) -> bo
 
     Raises StorageUnavailable.
     """
-    with _failures("fetch"):
+    with storage_failures("fetch"):
         async with asyncio.timeout(FILE_SECONDS):
             found = await storage.open(key)
             if found is None:
@@ -187,7 +187,7 @@ async def until_storage_answers(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 @contextmanager
-def _failures(operation: str, *, may_miss: bool = False) -> Iterator[None]:
+def storage_failures(operation: str, *, may_miss: bool = False) -> Iterator[None]:
     """Maps every failure to StorageUnavailable; with `may_miss`, except FileNotFoundError."""
     try:
         yield
@@ -366,7 +366,7 @@ class FolderStorage:
                 raise NotADirectoryError(errno.ENOTDIR, "the folder of the storage is not there")
             return work(*args)
 
-        with _failures(operation):
+        with storage_failures(operation):
             async with asyncio.timeout(seconds):
                 return await asyncio.to_thread(check_and_work)
 
@@ -474,6 +474,6 @@ class S3Storage:
 
     @staticmethod
     async def _call(operation: str, work: Awaitable[T], seconds: float = CALL_SECONDS) -> T:
-        with _failures(operation, may_miss=operation != "put"):
+        with storage_failures(operation, may_miss=operation != "put"):
             async with asyncio.timeout(seconds):
                 return await work

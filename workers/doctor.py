@@ -11,6 +11,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -18,12 +19,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.pool import Provider
 from gateway.keys import LAYOUT_KEY
 from gateway.operations.layout import LAYOUT
 from gateway.operations.redis_health import MAX_SKEW_SECONDS, RedisHealth
+from gateway.operations.sealed import SealedCounts, count_sealed
 from gateway.redis.client import Store
 from gateway.redis.errors import advise, describe
 from gateway.settings import Settings
@@ -272,8 +275,16 @@ async def check_cluster(settings: Settings) -> AsyncIterator[Row]:
 
 async def check_encryption_key(settings: Settings) -> AsyncIterator[Row]:
     action = "set GATEWAY_ENCRYPTION_KEY to a long random text, and keep a copy elsewhere"
-    if settings.encryption_key:
-        yield Row("encryption key", "ok", "set")
+    counts, store = SealedCounts({}, {}), Store(settings.redis_url, ca_file=settings.ca_file)
+    with suppress(BackboneUnavailable):  # the rows of Redis say so
+        counts = await count_sealed(store, Vault(settings.encryption_key))
+    await store.close()
+    if counts.unopened:
+        detail = f"opens {sum(counts.keys.values())} of {counts.total} stored secrets"
+        remedy = "add the key of the others to GATEWAY_ENCRYPTION_KEY; capsule secrets check names them"
+        yield Row("encryption key", "fail", detail, remedy)
+    elif settings.encryption_key:
+        yield Row("encryption key", "ok", f"opens all of {counts.total} stored secrets")
     elif settings.apps_engine == "kubernetes":
         yield Row("encryption key", "fail", NO_KEY, action)
     else:

@@ -7,28 +7,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import re
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
+from capsule_gateway.cli.cells import Columns, Row, format_size, texts
 from capsule_gateway.cli.processes import load_settings
 from capsule_gateway.cli.service import ServiceRefusal, WrongUsage
-from capsule_gateway.cli.show import print_note
+from capsule_gateway.cli.show import as_list, print_note, show_table, wants_table
+from gateway.ids import now_iso
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from workers.backup.run import Report
-    from workers.backup.target import BackupTarget
+    from workers.backup.target import BackupManifest, BackupTarget
 
 T = TypeVar("T")
 ACTIONS = ("list", "verify")
 MIB = 1_048_576
-at_time = click.option(
-    "--at", default="", metavar="TIME", help="The last backup until this UTC time, or its beginning."
+COLUMNS: Columns = {
+    **texts("at", "state", "accounts", "apps"),
+    "size": lambda row: format_size(row.get("size")),
+    **texts("notes", "detail"),
+}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+TIME = re.compile(
+    r"\d{4}-\d\d-\d\d(?P<minute>[T ]\d\d:\d\d(?P<second>:\d\d(?P<fraction>\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?",
+    re.ASCII,
 )
+HINT = "is not a time; use one like 2026-07-02, '2026-07-02 10:00' or 2026-07-02T10:00:00Z"
 
+
+def parse_until(context: click.Context, option: click.Parameter, text: str | None) -> str:
+    """Returns the last millisecond of the day, minute or second that the text names, as `now_iso` formats it."""
+    from gateway.errors import RequestMalformed
+    from gateway.validation import parse_time
+
+    if text is None:
+        return ""
+    if (found := TIME.fullmatch(text)) is None:
+        raise click.BadParameter(f"{text!r} {HINT}", context, option)
+    span = 86_400 if not found["minute"] else 60 if not found["second"] else 1 if not found["fraction"] else 0
+    try:
+        return now_iso(parse_time(text, "") + span - 0.001 * bool(span))
+    except RequestMalformed:
+        raise click.BadParameter(f"{text!r} {HINT}", context, option) from None
+
+
+at_time = click.option(
+    "--at",
+    metavar="TIME",
+    callback=parse_until,
+    help="Take the last backup until this time, such as 2026-07-02 (its end) or 2026-07-02T10:00. It is in UTC unless "
+    "it has an offset.",
+)
 any_author = click.option(
     "--unauthenticated", is_flag=True, help="Take a backup that does not prove that this service made it."
 )
@@ -39,13 +76,14 @@ any_author = click.option(
 @at_time
 @any_author
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Afterwards, remove all backups but the last N.")
+@as_list
 def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | None) -> None:
     """Back up the service to TARGET, a folder or s3://bucket/prefix.
 
     A further backup to the same TARGET copies only what is new.
 
     \b
-    list     lists the backups, and says which of them this service did not make
+    list     lists the backups, and says which are damaged or not made by this service
     verify   reads a whole backup, and compares it with its digests and authenticator
     """
     action = words[0] if len(words) == 2 else ""
@@ -53,12 +91,15 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
         raise WrongUsage("expected TARGET, list TARGET or verify TARGET")
     if (at or unauthenticated) and action != "verify":
         raise WrongUsage("--at and --unauthenticated are for verify")
+    if action != "list" and not wants_table():
+        raise WrongUsage("--json and --output are for list")
     if keep and action:
         raise WrongUsage("--keep is for a backup")
     settings, began = load_settings(), time.monotonic()
     match action:
         case "list":
-            _run(_list(settings, words[1]))
+            rows = _run(_list(settings, words[1]))
+            show_table(rows, COLUMNS, prose="detail", less=["notes", "apps", "accounts"], empty="No backups.")
         case "verify":
             _run(_verify(settings, words[1], at, unauthenticated))
         case _:
@@ -75,7 +116,7 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
 @click.argument("target")
 @at_time
 @any_author
-@click.option("--force", is_flag=True, help="Replace the data in Redis and in the storage.")
+@click.option("--force", is_flag=True, help="End apps that run, and replace the data in Redis and in the storage.")
 @click.option("--spent-today", type=click.Choice(["full"]), help="Use up the caps of all accounts for this UTC day.")
 def restore(target: str, at: str, unauthenticated: bool, force: bool, spent_today: str | None) -> None:
     """Restore a backup from TARGET into an empty Redis and storage.
@@ -101,26 +142,15 @@ async def _open(
     return BackupTarget(open_target(address, create=create), vault, unauthenticated=unauthenticated)
 
 
-async def _list(settings: Settings, address: str) -> None:
-    from workers.backup.target import BadBackup
-
+async def _list(settings: Settings, address: str) -> list[Row]:
     target = await _open(settings, address)
-    for name in await target.list_backups():
-        try:
-            manifest, doubt = await target.inspect(name)
-        except BadBackup as error:
-            click.echo(f"{name.partition('-')[0]}  damaged: {error}")
-            continue
-        click.echo(
-            f"{manifest.at}  {manifest.accounts} accounts  {manifest.apps} apps  {manifest.size / MIB:.1f} MiB"
-            + (f"  {len(manifest.notes)} notes" if manifest.notes else "")
-            + ("  unauthenticated" if doubt else "")
-        )
+    return [msgspec.to_builtins(row) for row in await target.describe_all()]
 
 
 async def _verify(settings: Settings, address: str, at: str, unauthenticated: bool) -> None:
     target = await _open(settings, address, unauthenticated=unauthenticated)
     manifest = await target.find(at)
+    print_note(f"Reading the backup of {manifest.at}")
     count = await target.verify(manifest)
     if unauthenticated or not settings.encryption_key:
         print_note("Note: nothing was compared with GATEWAY_ENCRYPTION_KEY, so anybody may have made this backup")
@@ -141,7 +171,14 @@ async def _restore(
 
     target = await _open(settings, address, unauthenticated=unauthenticated)
     async with contextlib.aclosing(Backup(settings, target)) as made:
-        return await made.restore(at, force=force, spent_today=spent_today)
+        return await made.restore(at, force=force, spent_today=spent_today, announce=_announce)
+
+
+def _announce(manifest: BackupManifest) -> None:
+    print_note(
+        f"Restoring the backup of {manifest.at}: {manifest.accounts} accounts, {manifest.apps} apps, "
+        f"{manifest.size / MIB:.1f} MiB"
+    )
 
 
 def _print_notes(report: Report) -> None:
@@ -154,16 +191,20 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     from gateway.errors import BackboneUnavailable, StorageUnavailable
     from gateway.redis.errors import describe
     from workers.backup.run import BackupRefused
+    from workers.backup.spool import SpoolFailed
     from workers.backup.target import BadBackup
 
     try:
         return asyncio.run(work)
-    except* (BackupRefused, BadBackup) as group:
+    except* (BackupRefused, BadBackup, SpoolFailed) as group:
         reason = str(_first(group))
     except* BackboneUnavailable as group:
         reason = f"Redis: {describe(_first(group).__cause__)}"
-    except* StorageUnavailable:
-        reason = "the storage or the target does not answer, or refuses; the line above says why"
+    except* StorageUnavailable as group:
+        if getattr(_first(group).__cause__, "errno", None) in FULL:
+            reason = "the disk of the storage or of the target is full: make room there, and run the command again"
+        else:
+            reason = "the storage or the target does not answer, or refuses; the line above says why"
     raise ServiceRefusal(reason)
 
 

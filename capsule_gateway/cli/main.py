@@ -50,6 +50,7 @@ COMMANDS = {
     "members": ("members",),
     "operators": ("accounts", "audit", "inference", "providers"),
     "processes": ("serve", "worker"),
+    "secrets": ("secrets",),
     "usage": ("requests", "usage"),
 }
 MODULES = {command: module for module, commands in COMMANDS.items() for command in commands}

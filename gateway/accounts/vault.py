@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+from contextlib import suppress
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
@@ -17,7 +18,8 @@ class Vault:
     def __init__(self, keys: str) -> None:
         derived = [hashlib.sha256(b"capsule at rest:" + k.strip().encode()).digest() for k in keys.split(",") if k]
         self._signing = [hashlib.sha256(b"capsule signs:" + k.strip().encode()).digest() for k in keys.split(",") if k]
-        self._fernet = MultiFernet([Fernet(base64.urlsafe_b64encode(k)) for k in derived]) if derived else None
+        self._fernets = [Fernet(base64.urlsafe_b64encode(k)) for k in derived]
+        self._fernet = MultiFernet(self._fernets) if derived else None
 
     def seal(self, secret: str) -> str:
         if self._fernet is None:
@@ -31,6 +33,18 @@ class Vault:
             return self._fernet.decrypt(sealed).decode()
         except InvalidToken:
             raise NoEncryptionKey("GATEWAY_ENCRYPTION_KEY does not decrypt a stored secret") from None
+
+    def reseal(self, sealed: str) -> str:
+        """Seals the secret with the first key. Raises NoEncryptionKey if no key opens it."""
+        return self.seal(self.open(sealed))
+
+    def find_key(self, sealed: str) -> str:
+        """Returns the fingerprint of the key that opens the secret, or ''."""
+        for fernet, fingerprint in zip(self._fernets, self.fingerprints(), strict=True):
+            with suppress(InvalidToken):
+                fernet.decrypt(sealed)
+                return fingerprint
+        return ""
 
     def sign(self, purpose: str, message: bytes) -> bytes:
         """Returns a signature that every process with one of the keys accepts, for this purpose only."""

@@ -59,6 +59,10 @@ ELSEWHERE = (
 Step = Literal["check", "canary", "live", "undo"]
 
 
+def new_token() -> str:
+    return secrets.token_hex(8)
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """The record of an address: the current step, and the releases that may be needed."""
 
@@ -69,7 +73,7 @@ class Wanted(msgspec.Struct, frozen=True):
     deploy: str
     served: str = ""  # the deploy that was served before; empty for none
     releases: dict[str, Release] = {}  # all kept releases, by deploy
-    token: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))  # identifies this step, for the answer
+    token: str = msgspec.field(default_factory=new_token)  # identifies this step, for the answer
 
     @property
     def serves(self) -> str:

@@ -110,7 +110,7 @@ class Webhooks:
     async def rotate_secret(self, account_id: str) -> str:
         """Returns a new secret, which is never returned again. The previous one signs too for `OVERLAP_SECONDS`.
 
-        Raises NotFound if no receiver is set.
+        It does not if its encryption key is lost. Raises NotFound if no receiver is set.
         """
 
         async def compute(present: str) -> Change[str]:
@@ -119,7 +119,8 @@ class Webhooks:
             receiver = msgspec.json.decode(present, type=Receiver)
             secret = new_secret()
             rotated = msgspec.structs.replace(receiver, secret=self._seal(secret))
-            companion = Companion(previous_secret_key(account_id), receiver.secret, OVERLAP_SECONDS)
+            previous = receiver.secret if self._vault.find_key(receiver.secret) else ""
+            companion = Companion(previous_secret_key(account_id), previous, OVERLAP_SECONDS)
             return Change(msgspec.json.encode(rotated).decode(), secret, companion)
 
         return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")

@@ -21,11 +21,20 @@ from gateway.deploys.records import FINAL
 from gateway.deploys.serving import HostReport, Records
 from gateway.errors import BackboneUnavailable
 from gateway.events.notices import count_outcomes
-from gateway.ids import day_of, now_iso
+from gateway.ids import day_of, now_iso, seconds_of
 from gateway.inference.concurrency.lease import Share
 from gateway.inference.providers import Providers
 from gateway.inference.spend.limits import cap_of
-from gateway.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spend_key, spenders_key
+from gateway.keys import (
+    BACKUP_KEY,
+    CLOCK_KEY,
+    PROCESSES_KEY,
+    hour_key,
+    minute_key,
+    process_key,
+    spend_key,
+    spenders_key,
+)
 from gateway.loops import every
 from gateway.operations.backlog import QueueBacklog, count_dead_letters, read_backlog, read_dead_letters, read_storage
 from gateway.operations.needs_attention import (
@@ -113,6 +122,8 @@ class Overview:
         for group, workers in self._count_workers_alive(backlog).items():
             self._metrics.workers.labels(group).set(workers)
         self._show_hosts(await Records(self._store).read_reports(now))
+        last_backup = await self._store.get(BACKUP_KEY)
+        self._metrics.last_backup.set(seconds_of(last_backup) if last_backup else nan)
         # These are counted in Redis. A process that starts must not show zeros first: the next value would look like an
         # increase.
         ended = await count_ended_deploys(self._store)

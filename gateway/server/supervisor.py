@@ -1,7 +1,7 @@
 """Runs several gateway processes on one port, with a folder for their shared metrics.
 
     <temporary folder>/capsule-metrics-<random>/
-        lock                     locked by the supervisor for its life: a folder without a lock is a leftover
+        lock                     of the supervisor (`gateway/temporary.py`)
         <type>_<number>.db       prometheus_client's values of one process
 
 Processes are numbered, and a process takes the number of the one that it replaces. It continues that one's counters and
@@ -13,17 +13,15 @@ them has served, or cannot use the data, the service cannot start and the superv
 killed, its processes drain and exit, so that the port is free for the next supervisor.
 """
 
-import fcntl
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -32,6 +30,7 @@ import structlog
 import uvicorn
 
 from gateway.operations import layout
+from gateway.temporary import temporary_folder
 
 logger = structlog.get_logger()
 
@@ -192,22 +191,6 @@ def remove_gauges(folder: Path, number: int) -> None:
         path.unlink(missing_ok=True)
 
 
-@contextmanager
-def metrics_folder() -> Iterator[Path]:
-    """Yields an empty folder and removes it afterwards. After a SIGKILL, the next start removes it."""
-    _remove_leftovers(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, (Path(name) / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Path(name)
-
-
-def _remove_leftovers(parent: Path) -> None:
-    for folder in parent.glob(f"{PREFIX}*"):
-        try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with (folder / "lock").open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # in use, or another user's
+def metrics_folder() -> AbstractContextManager[Path]:
+    """Makes an empty folder, which is removed after the context."""
+    return temporary_folder(Path(tempfile.gettempdir()), PREFIX)

@@ -5,6 +5,7 @@ counted together, which takes a third of the time under load.
 """
 
 import collections
+import math
 import os
 import time
 from bisect import bisect_left
@@ -141,6 +142,10 @@ class Metrics:
         self.certificate_left = state(
             "gateway_own_certificate_left_ratio", "Share of its lifetime that the service's own certificate has left"
         )
+        self.last_backup = state(
+            "gateway_backup_last_success_timestamp_seconds", "Time of the last backup, in seconds since the epoch"
+        )
+        self.last_backup.set(math.nan)  # not 1970, while Redis does not answer
         # Of several processes the latest, so that a restart of any changes it.
         self.started = Gauge(
             "gateway_process_start_time_seconds",

@@ -1,7 +1,13 @@
 """compose.yaml and the Dockerfile keep the parts of an installation apart."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import yaml
 
 from tests.support.dockerfile import read_stages
 
@@ -50,3 +56,27 @@ def test_each_image_has_a_user_and_a_health_check() -> None:
         stage = read_stages()[name]
         assert "\nUSER 10001:10001\n" in stage
         assert re.search(r'^HEALTHCHECK .* CMD \["capsule", .*"--check"', stage, re.MULTILINE)
+
+
+def test_a_backup_every_day(redis_url: str, tmp_path: Path) -> None:
+    """Its command makes one at once, and then waits for a day. It is off unless its profile is switched on."""
+    service = yaml.safe_load(COMPOSE)["services"]["backup"]
+    assert service["profiles"] == ["backup"]
+    assert any(volume.endswith(":/var/backups/capsule") for volume in service["volumes"])
+    shell, option, script = service["command"]
+    assert "${CAPSULE_BACKUP_TARGET:-/var/backups/capsule}" in script
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "CAPSULE_BACKUP_TARGET": str(tmp_path / "target"),
+        "GATEWAY_REDIS_URL": redis_url,
+        "GATEWAY_DATA_DIR": str(tmp_path / "data"),
+    }
+    command = [shell, option, script]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline().startswith("Backed up 0 accounts and 0 apps as of ")
+            assert run.poll() is None
+        finally:
+            os.killpg(run.pid, signal.SIGKILL)
+    assert len([*(tmp_path / "target" / "backups").iterdir()]) == 1

@@ -242,6 +242,21 @@ async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> N
             assert answers == {"startupProbe": True, "readinessProbe": False, "livenessProbe": True}
 
 
+def test_the_daily_backup_is_a_command_that_exists() -> None:
+    configuration, job = build(FOLDER / "backup")
+    [container] = containers(job)
+    program, name, *arguments = (
+        word.replace("$(TARGET)", configuration["data"]["TARGET"]) for word in container["command"]
+    )
+    assert (program, container["image"]) == ("capsule", "registry.example.com/capsule-gateway:0.1.0")
+    parent = click.Context(main, **main.context_settings)
+    command = main.get_command(parent, name)
+    assert command is not None
+    context = command.make_context(name, arguments, parent=parent)
+    assert (context.params["words"], context.params["keep"]) == (("s3://backups/capsule",), 30)
+    assert {each["name"] for each in container["env"]} <= SECRET
+
+
 def find_autoscaler() -> Document:
     spec: Document = find_document("HorizontalPodAutoscaler", "capsule", "gateway")["spec"]
     return spec

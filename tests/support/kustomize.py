@@ -45,7 +45,9 @@ def identity(document: Document) -> tuple[str, str, str]:
 
 
 def containers(document: Document) -> Iterator[Document]:
-    yield from document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+    spec = document.get("spec", {})
+    spec = spec.get("jobTemplate", {}).get("spec", spec)  # of a CronJob
+    yield from spec.get("template", {}).get("spec", {}).get("containers", [])
 
 
 def merge(into: Document, change: Document) -> None:

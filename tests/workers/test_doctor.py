@@ -11,6 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.accounts.records import App
+from gateway.accounts.vault import Vault
+from gateway.deploys.environment import Environments
 from gateway.keys import LAYOUT_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -55,6 +58,19 @@ async def test_a_good_machine(name: str, tmp_path: Path) -> None:
             refused = await rows_of(settings)
             assert refused["provider"].state == "fail"
         assert not [path.name for path in (tmp_path / "data").iterdir() if path.name.startswith("doctor")]
+
+
+async def test_secrets_that_no_key_opens(redis_url: str, store: Store) -> None:
+    app = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
+    await Environments(store, Vault("old")).change_variables(app, {"A": "1", "B": "2"})
+    await Environments(store, Vault("new")).change_variables(app, {"B": "3"})
+    for key, state, detail in (
+        ("new,old", "ok", "opens all of 2 stored secrets"),
+        ("new", "fail", "opens 1 of 2 stored secrets"),
+        ("", "fail", "opens 0 of 2 stored secrets"),
+    ):
+        rows = [row async for row in doctor.check_encryption_key(Settings(redis_url=redis_url, encryption_key=key))]
+        assert [(row.state, row.detail) for row in rows] == [(state, detail)]
 
 
 async def test_a_redis_with_other_settings(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

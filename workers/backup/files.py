@@ -5,17 +5,13 @@ but may be removed while they are copied; what the records need must be there in
 """
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from gateway.data.records import FOLDER
 from gateway.storage import FolderStorage, Listed, Storage
 from workers.backup.names import CADDY, CERTIFICATES, DATA, FOLDERS, TEMPORARY
+from workers.backup.spool import Spool
 from workers.backup.target import BackupTarget, FileEntry, fetch_part
-
-PARALLEL = 8  # files
 
 
 async def list_objects(storage: Storage) -> dict[str, Listed]:
@@ -43,31 +39,30 @@ async def copy_files(
     present: Mapping[str, Listed],
     known: Mapping[str, FileEntry],
     target: BackupTarget,
+    spool: Spool,
     prefix: str = "",
 ) -> dict[str, FileEntry]:
     """Copies the files into the target, unless they are `known` and unchanged. Returns their entries by name.
 
-    `prefix` is added to their names. Leaves out files that are removed meanwhile. Raises StorageUnavailable.
+    `prefix` is added to their names. Leaves out files that are removed meanwhile. Raises StorageUnavailable and
+    SpoolFailed.
     """
-    slots, entries = asyncio.Semaphore(PARALLEL), dict[str, FileEntry]()
+    entries = dict[str, FileEntry]()
 
-    async def copy(key: str, listed: Listed, folder: str) -> None:
+    async def copy(key: str, listed: Listed) -> None:
         name = prefix + key
         before = known.get(name)
         if before is not None and _is_unchanged(before, listed) and target.has(before.part):
             entries[name] = before
             return
-        async with slots:
-            path = Path(folder, hashlib.sha256(name.encode()).hexdigest())
+        async with spool.file(listed.size) as path:
             if (part := await fetch_part(storage, key, path)) is not None:
                 await target.add(part, path)
                 entries[name] = FileEntry(name, part, listed.version)
-            await asyncio.to_thread(path.unlink, True)
 
-    with TemporaryDirectory() as folder:
-        async with asyncio.TaskGroup() as group:
-            for key, listed in present.items():
-                group.create_task(copy(key, listed, folder))
+    async with asyncio.TaskGroup() as group:
+        for key, listed in present.items():
+            group.create_task(copy(key, listed))
     return entries
 
 
@@ -78,27 +73,24 @@ def _is_unchanged(before: FileEntry, listed: Listed) -> bool:
 async def restore_files(
     entries: list[FileEntry],
     target: BackupTarget,
+    spool: Spool,
     storage: Storage,
     caddy: FolderStorage,
     present: Mapping[str, Listed],
 ) -> None:
     """Writes the files to the storage and to Caddy's folder, unless one of this size is `present`.
 
-    Raises BadBackup and StorageUnavailable.
+    Raises BadBackup, StorageUnavailable and SpoolFailed.
     """
-    slots = asyncio.Semaphore(PARALLEL)
 
-    async def restore(entry: FileEntry, folder: str) -> None:
+    async def restore(entry: FileEntry) -> None:
         if entry.name in present and present[entry.name].size == entry.part.size:
             return
-        async with slots:
-            path = Path(folder, hashlib.sha256(entry.name.encode()).hexdigest())
+        async with spool.file(entry.part.size) as path:
             await target.fetch(entry.part, path)
             key = entry.name.removeprefix(CERTIFICATES)
             await (caddy if key != entry.name else storage).put(key, path)
-            await asyncio.to_thread(path.unlink, True)
 
-    with TemporaryDirectory() as folder:
-        async with asyncio.TaskGroup() as group:
-            for entry in entries:
-                group.create_task(restore(entry, folder))
+    async with asyncio.TaskGroup() as group:
+        for entry in entries:
+            group.create_task(restore(entry))

@@ -12,7 +12,7 @@ restore with another key is refused.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,15 +23,18 @@ from gateway.accounts.vault import Vault
 from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
-from gateway.keys import LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
+from gateway.keys import BACKUP_KEY, LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
 from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
+from gateway.operations.sealed import count_sealed
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, open_storage
 from workers.backup.files import copy_files, list_certificates, list_objects, restore_files
 from workers.backup.names import CERTIFICATES
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
+from workers.backup.spool import Spool, open_spool
 from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
+from workers.engine.app_data import AppData, list_data
 from workers.engine.packing import DataError
 from workers.hosting.data import HostData
 from workers.sandbox.machine import Unsafe
@@ -41,8 +44,8 @@ SNAPSHOT_SECONDS = 1_800.0  # in which a host must make the snapshot of an app's
 SNAPSHOTS = 4  # at a time
 ATTEMPTS = 3  # to copy records together with the files that they name
 RESTORING = "restoring"  # in place of the layout's number
-SEALED = ("environment", "previous-secret", "webhook")  # records with encrypted values
 DELETED_AT_ONCE = 1_000  # keys
+ENDED_AT_ONCE = 16  # apps
 
 
 class BackupRefused(Exception):
@@ -76,36 +79,42 @@ class Backup:
     async def make(self, keep: int = 0) -> Report:
         """Makes a backup, and removes all but the last `keep` (0: none).
 
-        Raises BackupRefused, BackboneUnavailable and StorageUnavailable.
+        Raises BackupRefused, BackboneUnavailable, StorageUnavailable and SpoolFailed.
         """
-        async with self._target.marked_as("running"):
-            await self._target.until_none_prunes()
-            report = await self._make()
-            if keep:
-                try:
-                    await self._target.prune(keep)
-                except BadBackup as error:
-                    self._notes.append(f"no old backup was removed: {error}")
-            return report
+        with open_spool(self._target.folder or self._folder.folder) as spool:
+            async with self._target.marked_as("running"):
+                await self._target.until_none_prunes()
+                report = await self._make(spool)
+                if keep:
+                    try:
+                        await self._target.prune(keep)
+                    except BadBackup as error:
+                        self._notes.append(f"no old backup was removed: {error}")
+                return report
 
-    async def _make(self) -> Report:
+    async def _make(self, spool: Spool) -> Report:
         try:
             layout = parse_number(await self._store.get(LAYOUT_KEY) or "1")
         except LayoutFault as fault:
             raise BackupRefused(str(fault)) from None
+        if unopened := (await count_sealed(self._store, self._vault)).unopened:
+            if not self._vault.fingerprints():
+                raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
+            raise BackupRefused(
+                f"GATEWAY_ENCRYPTION_KEY does not open {sum(unopened.values())} stored secrets, such as that of "
+                f"{min(unopened)}: add their key to it. capsule secrets check names all of them"
+            )
         keys = await self._store.list_keys()
-        if not self._vault.fingerprints() and any(kind_of(key) in SEALED for key in keys):
-            raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
         await self._target.look()
         await self._make_snapshots(keys)
         known = await self._read_last()
-        entries = await copy_files(self._storage, await list_objects(self._storage), known, self._target)
+        entries = await copy_files(self._storage, await list_objects(self._storage), known, self._target, spool)
         for _ in range(ATTEMPTS):
             at, records = await self._read_time(), Lines(self._target)
             copied = await copy_records(self._store, records)
             present = await list_objects(self._storage)
             fresh = {key: listed for key, listed in present.items() if key not in entries}
-            entries |= await copy_files(self._storage, fresh, {}, self._target)
+            entries |= await copy_files(self._storage, fresh, {}, self._target, spool)
             if not (missing := copied.objects - entries.keys()):
                 break
         else:
@@ -113,13 +122,14 @@ class Backup:
                 f"{len(missing)} objects that records name are not in the storage, such as {min(missing)}"
             )
         certificates = await list_certificates(self._folder)
-        entries |= await copy_files(self._folder, certificates, known, self._target, CERTIFICATES)
+        entries |= await copy_files(self._folder, certificates, known, self._target, spool, CERTIFICATES)
         files = Lines(self._target)
         for _, entry in sorted(entries.items()):
             await files.write(entry)
         await files.flush()
         manifest = self._describe(at, layout, copied, records, files, entries.values())
         await self._target.write_manifest(manifest)
+        await self._store.client.set(BACKUP_KEY, at)
         return Report(manifest, self._target.added, self._notes)
 
     def _describe(
@@ -174,22 +184,32 @@ class Backup:
 
     # -- restore ---------------------------------------------------------------------------------------------
 
-    async def restore(self, at: str = "", *, force: bool = False, spent_today: bool = False) -> Report:
-        """Restores the last backup, or the last one until `at`.
+    async def restore(
+        self,
+        until: str = "",
+        *,
+        force: bool = False,
+        spent_today: bool = False,
+        announce: Callable[[BackupManifest], None] = lambda _: None,
+    ) -> Report:
+        """Restores the last backup, or the last one until a time, and announces which before it writes anything.
 
-        `force` replaces what is there. `spent_today` uses up all caps of this day. Raises BackupRefused, BadBackup,
-        BackboneUnavailable and StorageUnavailable.
+        `force` replaces what is there, and ends the apps that run. `spent_today` uses up all caps of this day. Raises
+        BackupRefused, BadBackup, BackboneUnavailable, StorageUnavailable and SpoolFailed.
         """
-        manifest = await self._target.find(at)
+        manifest = await self._target.find(until)
         marker = f"{RESTORING} {manifest.at}"
         resumes = await self._store.get(LAYOUT_KEY) == marker
         keys = await self._check(manifest, force=force or resumes)
+        announce(manifest)
         await self._target.look()
         await self._target.verify(manifest)
         entries = await self._target.list_files(manifest)
+        await self._end_apps()
         await self._store.client.set(LAYOUT_KEY, marker)
         present = await list_objects(self._storage) if resumes else {}
-        await restore_files(entries, self._target, self._storage, self._folder, present)
+        with open_spool(self._folder.folder) as spool:
+            await restore_files(entries, self._target, spool, self._storage, self._folder, present)
         await self._write_redis(manifest, keys)
         if self._settings.apps_engine == "local":  # a cluster takes the snapshots itself
             await self._unpack_data()
@@ -215,11 +235,35 @@ class Backup:
             raise BackupRefused("gateways or workers run, or ran within the last 15 seconds: stop them first")
         if force:
             return keys
+        if running := await asyncio.to_thread(self._list_running):
+            raise BackupRefused(
+                f"{len(running)} apps of this data folder run and would change their former data, such as "
+                f"{running[0].app_id}; --force ends them first"
+            )
         if any(kind_of(key) in ("account", "app") for key in keys):
             raise BackupRefused("Redis is not empty: it has accounts; --force replaces them")
         if await list_objects(self._storage):
             raise BackupRefused("the storage is not empty: it has files of apps; --force replaces them")
         return keys
+
+    def _list_running(self) -> list[AppData]:
+        return [data for data in list_data(self._folder.folder) if data.is_running]
+
+    async def _end_apps(self) -> None:
+        """Ends the apps that outlive their worker. Raises BackupRefused."""
+
+        def end(data: AppData) -> None:
+            try:
+                with data.stopped():
+                    pass
+            except TimeoutError:
+                raise BackupRefused(
+                    f"{data.app_id} does not end: kill its processes, and run the command again"
+                ) from None
+
+        running = await asyncio.to_thread(self._list_running)
+        for batch in batched(running, ENDED_AT_ONCE):
+            await asyncio.gather(*(asyncio.to_thread(end, data) for data in batch))
 
     async def _write_redis(self, manifest: BackupManifest, keys: set[str]) -> None:
         replaced = [key for key in keys if is_known(key) and key != LAYOUT_KEY]

@@ -23,10 +23,9 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -38,7 +37,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import StorageUnavailable
 from gateway.ids import Time
 from gateway.settings.parsing import find_s3_fault
-from gateway.storage import FolderStorage, S3Storage, Storage, read_object
+from gateway.storage import FolderStorage, Listed, S3Storage, Storage, read_object, storage_failures
 from workers.backup.names import find_file_fault, find_record_fault
 from workers.backup.scripts import KeyCopy
 
@@ -85,6 +84,18 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []  # what the backup lacks
 
 
+class BackupRow(msgspec.Struct, frozen=True):
+    """A backup, in a listing."""
+
+    at: str  # '' if not even its name says it
+    state: Literal["complete", "damaged", "unauthenticated"]
+    accounts: int | None = None
+    apps: int | None = None
+    size: int | None = None  # bytes
+    notes: int | None = None  # their number
+    detail: str = ""  # why it is not complete
+
+
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     """A file of the storage, or of Caddy's folder."""
 
@@ -99,23 +110,31 @@ class _Header(msgspec.Struct):
     format: int
 
 
-async def fetch_part(storage: Storage, key: str, path: Path, limit: int | None = None) -> Part | None:
-    """Writes the object to a file, or `limit` bytes of it and a little more. Returns None if it does not exist.
+async def read_part(
+    storage: Storage, key: str, write: Callable[[bytes], object], limit: int | None = None
+) -> Part | None:
+    """Writes the object, or `limit` bytes of it and a little more. Returns None if it does not exist.
 
-    Raises StorageUnavailable.
+    Raises StorageUnavailable, and what `write` raises.
     """
     if (found := await storage.open(key)) is None:
         return None
     digest, size = hashlib.sha256(), 0
     async with aclosing(found.chunks) as chunks:
-        with path.open("wb") as file:
-            async for chunk in chunks:
-                digest.update(chunk)
-                size += len(chunk)
-                await asyncio.to_thread(file.write, chunk)
-                if limit is not None and size > limit:
+        while limit is None or size <= limit:
+            with storage_failures("read"):
+                if (chunk := await anext(chunks, None)) is None:
                     break
+            digest.update(chunk)
+            size += len(chunk)
+            await asyncio.to_thread(write, chunk)
     return Part(digest.hexdigest(), size)
+
+
+async def fetch_part(storage: Storage, key: str, path: Path, limit: int | None = None) -> Part | None:
+    """Writes the object to a file, like `read_part`. Raises StorageUnavailable and OSError."""
+    with path.open("wb") as file:
+        return await read_part(storage, key, file.write, limit)
 
 
 def open_target(address: str, *, create: bool = False) -> Storage:
@@ -145,6 +164,11 @@ class BackupTarget:
         self._present: dict[str, int] = {}  # sizes of the objects, by digest
         self.added = 0  # bytes
         self._own_marks: set[str] = set()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, unless it is S3."""
+        return self._storage.folder if isinstance(self._storage, FolderStorage) else None
 
     # -- marks -----------------------------------------------------------------------------------------------
 
@@ -195,11 +219,12 @@ class BackupTarget:
             self.added += part.size
 
     async def fetch(self, part: Part, path: Path) -> None:
-        """Writes the object to a file. Raises BadBackup."""
-        fetched = await fetch_part(self._storage, _object_key(part), path, part.size)
-        if fetched != part:
-            fault = "missing" if fetched is None else "damaged"
-            raise BadBackup(f"the object {part.digest} of the backup is {fault}")
+        """Writes the object to a file. Raises BadBackup and OSError."""
+        _compare(part, await fetch_part(self._storage, _object_key(part), path, part.size))
+
+    async def read(self, part: Part, write: Callable[[bytes], object]) -> None:
+        """Reads the object. Raises BadBackup."""
+        _compare(part, await read_part(self._storage, _object_key(part), write, part.size))
 
     # -- lists of records ------------------------------------------------------------------------------------
 
@@ -211,11 +236,10 @@ class BackupTarget:
 
     async def read_lines(self, parts: list[Part]) -> AsyncIterator[list[bytes]]:
         """Yields the lines of each object. Raises BadBackup."""
-        with TemporaryDirectory() as folder:
-            for part in parts:
-                await self.fetch(part, path := Path(folder, "lines"))
-                packed = await asyncio.to_thread(path.read_bytes)
-                yield (await asyncio.to_thread(_unpack, packed)).splitlines()
+        for part in parts:
+            packed = bytearray()
+            await self.read(part, packed.extend)
+            yield (await asyncio.to_thread(_unpack, bytes(packed))).splitlines()
 
     async def list_files(self, manifest: BackupManifest) -> list[FileEntry]:
         """Returns the files of the backup. Raises BadBackup, also if a name is none that a backup has."""
@@ -236,6 +260,27 @@ class BackupTarget:
         """Returns the names of the backups, oldest first."""
         listed = await self._storage.list_objects("backups/")
         return sorted(each.name for each in listed if MANIFEST.fullmatch(each.name) and each.size <= MANIFEST_BYTES)
+
+    async def describe_all(self) -> list[BackupRow]:
+        """Describes every backup, oldest first, without reading the files in it."""
+        await self.look()
+        return [await self._describe(each) for each in sorted(await self._storage.list_objects("backups/"))]
+
+    async def _describe(self, listed: Listed) -> BackupRow:
+        name = listed.name
+        try:
+            if listed.size > MANIFEST_BYTES:
+                raise BadBackup(f"the file backups/{name} is larger than any backup's; remove it")
+            manifest, doubt = await self.inspect(name)
+            parts = [*manifest.records, *manifest.files, *(each.part for each in await self.list_files(manifest))]
+            if missing := [part.digest for part in parts if not self.has(part)]:
+                raise BadBackup(f"the object {missing[0]} of the backup is missing or damaged")
+        except BadBackup as error:
+            matched = MANIFEST.fullmatch(name)
+            return BackupRow(_read_stamp(matched[1]) if matched else "", "damaged", detail=str(error))
+        state: Literal["complete", "unauthenticated"] = "unauthenticated" if doubt else "complete"
+        figures = (manifest.accounts, manifest.apps, manifest.size, len(manifest.notes))
+        return BackupRow(manifest.at, state, *figures, detail=doubt)
 
     async def write_manifest(self, manifest: BackupManifest) -> None:
         text = msgspec.json.encode(manifest)
@@ -276,12 +321,11 @@ class BackupTarget:
             return "was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed: set the key of the backup"
         return ""
 
-    async def find(self, at: str = "") -> BackupManifest:
-        """Returns the last backup, or the last one until `at`, a time or its beginning. Raises BadBackup."""
-        stamp = re.sub(r"[-:.Z]", "", at)
-        names = [name for name in await self.list_backups() if name[: len(stamp)] <= stamp or not stamp]
+    async def find(self, until: str = "") -> BackupManifest:
+        """Returns the last backup, or the last one until a time as `now_iso` formats it. Raises BadBackup."""
+        names = [name for name in await self.list_backups() if not until or name.partition("-")[0] <= _stamp(until)]
         if not names:
-            raise BadBackup(f"there is no backup{f' until {at}' if at else ''}")
+            raise BadBackup(f"there is no backup{f' until {until}' if until else ''}")
         return await self.read_manifest(names[-1])
 
     async def prune(self, keep: int) -> int:
@@ -321,9 +365,8 @@ class BackupTarget:
             for line in lines:
                 if fault := find_record_fault(_decode(line, KeyCopy)):
                     raise BadBackup(f"the backup of {manifest.at} {fault}")
-        with TemporaryDirectory() as folder:
-            for part in sorted(parts, key=lambda part: part.digest):
-                await self.fetch(part, Path(folder, "object"))
+        for part in sorted(parts, key=lambda part: part.digest):
+            await self.read(part, len)
         return len(parts) + len(manifest.records) + len(manifest.files)
 
 
@@ -336,6 +379,11 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def _stamp(at: str) -> str:
     return re.sub(r"[-:.]", "", at)
+
+
+def _read_stamp(stamp: str) -> str:
+    """Returns the time, as `now_iso` formats it."""
+    return re.sub(r"(....)(..)(..)T(..)(..)(..)(...)Z", r"\1-\2-\3T\4:\5:\6.\7Z", stamp)
 
 
 def _decode(text: bytes, kind: type[T]) -> T:
@@ -354,6 +402,12 @@ def _unpack(packed: bytes) -> bytes:
         return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST_LINES)
     except zstandard.ZstdError as error:
         raise BadBackup(f"the backup has a list that cannot be read: {error}") from None
+
+
+def _compare(part: Part, found: Part | None) -> None:
+    """Raises BadBackup."""
+    if found != part:
+        raise BadBackup(f"the object {part.digest} of the backup is {'missing' if found is None else 'damaged'}")
 
 
 def _object_key(part: Part) -> str:

@@ -244,6 +244,19 @@ class AppData:
             if self.limit is None:
                 self.limit = limit
 
+    @property
+    def is_running(self) -> bool:
+        """Returns whether a keeper of the app runs."""
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(lock)
+        return False
+
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Stops the processes of the app, and starts none within the context. Raises TimeoutError.

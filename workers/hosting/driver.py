@@ -229,9 +229,11 @@ class HostDriver:
     # -- running it ------------------------------------------------------------------------------------------
 
     async def start(self, target: Target) -> None:
-        """The watchdog keeps it running."""
+        """The watchdog keeps it running. Its variables may be sealed with another key than before."""
         _, release = self._find_release(target)
         if (release / "start").exists():
+            if (expected := target.wanted.releases.get(target.deploy)) is not None:
+                write_environment(release, expected.environment)
             write_url(release, url_of(target.host(self._settings.apps_domain), self._settings))
             self._releases.run(release)
 

@@ -1,22 +1,29 @@
 """`capsule backup` and `capsule restore`, as an operator runs them."""
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
+from capsule_gateway.cli.backup import backup, parse_until
 from tests.support.redis_servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., tuple[int, str, str]]
+DISK_MIB = 2
 
 
 @pytest.fixture
 def capsule(redis_url: str, tmp_path: Path) -> Run:
-    def run(*arguments: str, **settings: str) -> tuple[int, str, str]:
+    def run(*arguments: str, full: Path | None = None, **settings: str) -> tuple[int, str, str]:
+        """Runs a command; with `full`, while there is a small disk at this folder."""
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
@@ -24,7 +31,9 @@ def capsule(redis_url: str, tmp_path: Path) -> Run:
             "GATEWAY_DATA_DIR": str(tmp_path / "data"),
             **settings,
         }
-        command = [sys.executable, "-m", "capsule_gateway", *arguments]
+        mount = f"mount -t tmpfs -o size={DISK_MIB}m none '{full}' && exec \"$@\""
+        disk = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"] if full else []
+        command = [*disk, sys.executable, "-m", "capsule_gateway", *arguments]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
@@ -41,8 +50,9 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
         assert code == 0
         assert out.startswith("Backed up 1 accounts and 0 apps as of 20")
         code, out, _ = capsule("backup", "list", target)
-        assert (code, out.count("\n"), out.split()[1:5]) == (0, 1, ["1", "accounts", "0", "apps"])
-        at = out.split()[0]
+        assert (code, out.splitlines()[0].split()) == (0, ["at", "state", "accounts", "apps", "size", "notes"])
+        at, *row = out.splitlines()[1].split()
+        assert row[:3] == ["complete", "1", "0"]
         assert capsule("backup", "verify", target, "--at", at)[1].startswith(
             f"The backup of {at} is complete: 1 objects"
         )
@@ -52,7 +62,8 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
             "capsule: Redis is not empty: it has accounts; --force replaces them\n",
         )
         client.delete("{p09}:account:acc_1")
-        code, out, _ = capsule("restore", target, "--spent-today", "full")
+        code, out, error = capsule("restore", target, "--spent-today", "full")
+        assert error.startswith(f"Restoring the backup of {at}: 1 accounts, 0 apps, ")
         assert (code, out.partition(" as of")[0]) == (0, "Restored 1 accounts and 0 apps")
         assert client.get("layout") == b"1"
         client.flushall()
@@ -66,21 +77,127 @@ def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: P
         assert capsule("backup", target)[0] == 0
         assert capsule("backup", target, **key)[0] == 0
         (Path(target) / "backups" / f"29990101T000000000Z-{'0' * 64}.json").write_text("{")
-        code, out, _ = capsule("backup", "list", target, **key)
-        older, newer, damaged = out.splitlines()
-        assert (code, older.endswith("unauthenticated"), newer.endswith("MiB")) == (0, True, True)
-        assert damaged.startswith("29990101T000000000Z  damaged: the file backups/")
-        at = older.split()[0]
+        (Path(target) / "backups" / "renamed.json").write_text("{")
+        code, out, _ = capsule("backup", "list", target, "--json", **key)
+        older, newer, damaged, renamed = json.loads(out)
+        assert (code, older["state"], newer["state"]) == (0, "unauthenticated", "complete")
+        assert older["detail"].startswith("has no authenticator: ")
+        assert (damaged["at"], damaged["state"]) == ("2999-01-01T00:00:00.000Z", "damaged")
+        assert damaged["detail"].startswith("the file backups/")
+        assert (renamed["at"], renamed["state"]) == ("", "damaged")
+        assert {"accounts": 0, "apps": 0, "notes": 0}.items() <= newer.items()
+        at = older["at"]
         for command in (["backup", "verify", target, "--at", at], ["restore", target, "--at", at]):
             code, _, error = capsule(*command, **key)
             assert (code, error.startswith(f"capsule: the backup of {at} has no authenticator: ")) == (1, True)
             assert error.endswith("add --unauthenticated\n")
             assert capsule(*command, "--unauthenticated", **key)[0] == 0
-        at = newer.split()[0]
+        at = newer["at"]
         code, out, error = capsule("backup", "verify", target, "--at", at, **key)
-        assert (code, out.startswith(f"The backup of {at} is complete: "), error) == (0, True, "")
+        assert (code, out.startswith(f"The backup of {at} is complete: ")) == (0, True)
+        assert error == f"Reading the backup of {at}\n"
         code, _, error = capsule("backup", "verify", target, "--at", at)
-        assert (code, error.startswith("Note: nothing was compared with GATEWAY_ENCRYPTION_KEY")) == (0, True)
+        assert (code, "\nNote: nothing was compared with GATEWAY_ENCRYPTION_KEY" in error) == (0, True)
+        client.flushall()
+
+
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ("2026-11-28", "2026-11-28T23:59:59.999Z"),
+        ("2026-11-28 23:00", "2026-11-28T23:00:59.999Z"),
+        ("2026-11-28T23:00", "2026-11-28T23:00:59.999Z"),
+        ("2026-11-28T23:00Z", "2026-11-28T23:00:59.999Z"),
+        ("2026-11-28T23:00:00+01:00", "2026-11-28T22:00:00.999Z"),
+        ("2026-11-28 00:30-0230", "2026-11-28T03:00:59.999Z"),
+        ("2026-11-28T23:00:00.123Z", "2026-11-28T23:00:00.123Z"),
+        ("2024-02-29", "2024-02-29T23:59:59.999Z"),
+    ],
+)
+def test_the_time_of_a_backup(text: str, until: str) -> None:
+    option = click.Option(["--at"])
+    assert parse_until(click.Context(backup), option, text) == until
+
+
+NO_TIMES = [
+    "tomorrow",
+    "foo",
+    "28.11.2026",
+    "2026/11/28",
+    "1h",
+    "2026",
+    "2026-11",
+    "20261128",
+    "2026-W48",
+    "2026-02-30",
+]
+NO_TIMES += ["", " ", "2026-11-28T", "2026-11-28T23", "2026-11-28T25:00", "2026-11-28x23:00", "2026-11-28 23:00 CET"]
+NO_TIMES += [
+    "2026-11-28Z",
+    "2026-11-28T23:00:00.",
+    "2026-11-28T23:00+99:00",
+    "2026-11-28\n",
+    "٢٠٢٦-11-28",
+    "0000-01-01",
+]
+
+
+@pytest.mark.parametrize("text", NO_TIMES)
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a time; use one like 2026-07-02"):
+        parse_until(click.Context(backup), click.Option(["--at"]), text)
+
+
+def test_another_backup_than_the_last(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+    """Whichever way its time is written. Nothing is read for a text that is none."""
+    target = tmp_path / "target"
+    assert capsule("backup", str(target))[0] == 0
+    [newest] = (target / "backups").iterdir()
+    text = newest.read_text()
+    at = json.loads(text)["at"]
+    for day in ("2026-11-27T23:30:00.000Z", "2026-11-28T10:00:00.123Z"):
+        earlier = text.replace(at, day)
+        name = f"{re.sub('[-:.]', '', day)}-{hashlib.sha256(earlier.encode()).hexdigest()}.json"
+        (target / "backups" / name).write_text(earlier)
+    for given, expected in (
+        ("2026-11-28 09:00", "2026-11-27T23:30:00.000Z"),
+        ("2026-11-28T11:00+02:00", "2026-11-27T23:30:00.000Z"),
+        ("2026-11-28 10:00:00", "2026-11-28T10:00:00.123Z"),
+    ):
+        code, out, _ = capsule("backup", "verify", str(target), "--at", given)
+        assert (code, out.partition(" is complete")[0]) == (0, f"The backup of {expected}")
+    code, _, error = capsule("restore", str(target), "--force", "--at", "2026-11-28")
+    assert (code, error.startswith("Restoring the backup of 2026-11-28T10:00:00.123Z: ")) == (0, True)
+    with valkey.client() as client:
+        client.flushall()
+        for command in (["backup", "verify"], ["restore", "--force"]):
+            code, out, error = capsule(*command, str(target), "--at", "tomorrow")
+            assert (code, out, "'tomorrow' is not a time" in error) == (2, "", True)
+        assert client.keys() == []
+
+
+def test_a_full_disk(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+    """It takes one sentence. The file is hardly larger than the disk, or many files are together."""
+    target, data, other = tmp_path / "target", tmp_path / "data", tmp_path / "other"
+    for folder in (data / "sources" / "one", target, other):
+        folder.mkdir(parents=True)
+    for number in range(3):
+        (data / "sources" / "one" / f"src_{number}.tar.gz").write_bytes(os.urandom((DISK_MIB << 20) - 65_536))
+    sentence = re.compile(
+        r"capsule: \S+: No space left on device; make room there, .*\n|capsule: the disk of .* is full: .*\n"
+    )
+    code, out, error = capsule("backup", str(target), full=target)
+    assert (code, out) == (1, "")
+    assert sentence.fullmatch(error.splitlines(keepends=True)[-1]), error
+    assert "Traceback" not in error
+    assert capsule("backup", str(target))[0] == 0
+    code, out, error = capsule("restore", str(target), full=other, GATEWAY_DATA_DIR=str(other))
+    assert (code, out) == (1, "")
+    assert sentence.fullmatch(error.splitlines(keepends=True)[-1]), error
+    assert "Traceback" not in error
+    assert capsule("restore", str(target), GATEWAY_DATA_DIR=str(other))[0] == 0
+    assert {path.name for path in other.iterdir()} == {"layout", "sources"}
+    with valkey.client() as client:
         client.flushall()
 
 
@@ -90,7 +207,7 @@ def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: P
         (["backup", "list", "none"], "none is not a folder"),
         (["restore", "none"], "none is not a folder"),
         (["backup", "verify", "."], "there is no backup"),
-        (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01"),
+        (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01T23:59:59.999Z"),
     ],
 )
 def test_without_a_backup(arguments: list[str], error: str, capsule: Run) -> None:
@@ -103,7 +220,8 @@ def test_s3_without_credentials(capsule: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"]]
+    "arguments",
+    [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"], ["t", "--json"]],
 )
 def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
     assert capsule("backup", *arguments)[0] == 2

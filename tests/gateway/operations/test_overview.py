@@ -1,6 +1,7 @@
 """The snapshot of the operators' page and the gauges show the state of the service."""
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from gateway.accounts.records import App
 from gateway.deploys.serving import HostReport, Records
 from gateway.errors import BackboneUnavailable
 from gateway.events import catalog
-from gateway.keys import PARTITION_TAGS, spend_key, spenders_key
+from gateway.keys import BACKUP_KEY, PARTITION_TAGS, spend_key, spenders_key
 from gateway.operations.backlog import read_backlog
 from gateway.operations.overview import SNAPSHOT_SECONDS, SnapshotFeed
 from gateway.services import Services
@@ -284,3 +285,12 @@ async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken() 
     again = feed.stream_events()
     assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)
     await again.aclose()
+
+
+async def test_the_last_backup(gateway: Services) -> None:
+    """Before the first one, the figure compares with nothing, so that no alert fires."""
+    await gateway.overview.refresh_gauges()
+    assert math.isnan(gauge(gateway, "gateway_backup_last_success_timestamp_seconds"))
+    await gateway.store.client.set(BACKUP_KEY, "2026-07-02T10:00:00.123Z")
+    await gateway.overview.refresh_gauges()
+    assert gauge(gateway, "gateway_backup_last_success_timestamp_seconds") == 1_782_986_400.123

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remove_gauges, run_child
+from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, remove_gauges, run_child
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import CLOSE, HANG, Raw
@@ -236,18 +236,6 @@ async def test_a_start_removes_the_folder_of_a_killed_supervisor(
         assert await read_metric(gw, "gateway_streams_open") == 0
         await gw.stop()
         assert not [*temporary.glob(f"{PREFIX}*")]
-
-
-def test_folders_in_use_and_links_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "lock").touch()
-    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
-    with metrics_folder() as first, metrics_folder() as second:
-        assert first.exists()
-        assert second.exists()
-        assert first != second
-    assert (tmp_path / "elsewhere" / "lock").exists()
 
 
 @session

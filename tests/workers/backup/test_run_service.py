@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gateway.keys import PROCESSES_KEY, worker_key
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.background import cancel
@@ -14,6 +15,7 @@ from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
+from workers.engine.app_data import AppData
 
 ROOT = Path(__file__).parents[3]
 # Each POST adds its body to a file in DATA_DIR, and a GET returns the file.
@@ -27,7 +29,7 @@ http.createServer((request, answer) => {
 """
 
 
-async def capsule(gw: Gateway, *arguments: str) -> str:
+async def capsule(gw: Gateway, *arguments: str, code: int = 0) -> str:
     """Runs a command on the machine of the service. Returns what it prints."""
     run = await asyncio.to_thread(
         subprocess.run,
@@ -38,9 +40,22 @@ async def capsule(gw: Gateway, *arguments: str) -> str:
         text=True,
         timeout=120,
     )
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == code, run.stderr
     assert not gw.find_secrets((run.stdout + run.stderr).encode())
     return run.stdout + run.stderr
+
+
+async def restore_in_place(gw: Gateway, server: RedisServer, folder: Path, app: str, target: str) -> None:
+    """An app outlives its worker, and has written since the backup. What it wrote later would be lost."""
+    with server.client() as client:
+        beats = [PROCESSES_KEY, *(key.decode() for key in client.scan_iter(worker_key("*", "*")))]
+        await wait_until(lambda: not client.exists(*beats), 30)
+    data = AppData(folder, app)
+    refused = await capsule(gw, "restore", target, code=1)
+    assert f"1 apps of this data folder run and would change their former data, such as {app}; --force" in refused
+    assert (data.is_running, (data.files / "notes").read_text()) == (True, "one lost")
+    await capsule(gw, "restore", target, "--force")
+    assert (data.is_running, (data.files / "notes").read_text()) == (False, "one ")
 
 
 async def test_apps_data_hooks_and_money_are_back(tmp_path: Path) -> None:
@@ -86,6 +101,7 @@ async def back_up_and_restore(provider: FakeProvider, backend: FakeAppBackend, t
                     assert "Note" not in printed, printed
                     assert (await host.web.post("/", content="lost", headers=headers)).text == "kept"
                 await gw.stop()
+                await restore_in_place(gw, first, data, notes, str(tmp_path / "target"))
                 first.kill()
                 shutil.rmtree(data / "releases")
 

@@ -10,9 +10,9 @@ import zstandard
 
 from gateway.accounts.vault import Vault
 from tests.support.redis_servers import RedisServer
-from tests.workers.backup.conftest import KEY, Forger, Service, files_of
+from tests.workers.backup.conftest import KEY, Forger, Service, files_of, objects_of
 from workers.backup.run import BackupRefused
-from workers.backup.target import LARGEST_LINES, BackupTarget, BadBackup, open_target
+from workers.backup.target import LARGEST_LINES, MANIFEST_BYTES, BackupTarget, BadBackup, open_target
 
 OTHER_KEY = "another-encryption-key-of-32-characters"
 
@@ -89,6 +89,28 @@ async def test_the_authenticator_is_of_no_use_elsewhere(service: Service, tmp_pa
     assert not Vault(KEY).is_signed("", body, made)
     assert not Vault(KEY).is_signed("trial", body, made)
     assert made.hex()[:32] not in newest["keys"]
+
+
+@pytest.mark.parametrize("damage", ["remove", "shorten"])
+async def test_each_backup_is_listed(damage: str, service: Service, tmp_path: Path) -> None:
+    """Also one that lacks an object, or has a file of another name or size."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    target = BackupTarget(open_target(str(tmp_path / "target")), service.vault)
+    [row] = await target.describe_all()
+    assert (row.state, row.accounts, row.apps, row.notes, row.detail) == ("complete", 1, 1, 0, "")
+    for path in objects_of(tmp_path / "target"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        if damage == "remove":
+            path.unlink()
+        [row] = await target.describe_all()
+        assert (row.state, row.detail.partition(" of the backup is")[0]) == ("damaged", f"the object {path.name}")
+        path.write_bytes(whole)
+    newest = Forger(tmp_path / "target").newest_file
+    newest.with_name(newest.name.replace(".json", "")).write_bytes(newest.read_bytes())
+    newest.write_bytes(b" " * (MANIFEST_BYTES + 1))
+    assert [row.state for row in await target.describe_all()] == ["damaged", "damaged"]
 
 
 async def test_a_service_without_a_key(service: Service, empty: Service, tmp_path: Path) -> None:

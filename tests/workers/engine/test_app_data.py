@@ -46,3 +46,13 @@ async def test_a_command_that_does_not_end_is_reported(tmp_path: Path) -> None:
     with data.running("acc_1", MIB), pytest.raises(TimeoutError), data.stopped():
         pass
     assert not data.is_held
+
+
+def test_whether_it_runs(tmp_path: Path) -> None:
+    data = AppData(tmp_path, "shop")
+    assert not data.is_running
+    with data.running("acc_1", MIB), data.running("acc_1", MIB):
+        assert data.is_running
+    assert not data.is_running
+    with data.running("acc_1", MIB):  # the look has left no lock
+        pass

@@ -196,6 +196,17 @@ async def test_visitors_get_a_release_once_it_is_checked(shop: Shop, runs: bool)
     assert not runs or shop.commands.ended[FIRST] > began + DRAIN_SECONDS, "requests in progress are answered"
 
 
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+async def test_a_host_takes_variables_that_were_sealed_again(shop: Shop, store: Store) -> None:
+    """Its file would need a key that is withdrawn. The app goes on."""
+    await shop.open()
+    [(before, wanted)] = (await Records(store).read(APP.account, APP.id)).values()
+    resealed = msgspec.structs.replace(wanted.releases[FIRST], environment="sealed again")
+    await Records(store).write(before, msgspec.structs.replace(wanted, token="again", releases={FIRST: resealed}), "")
+    await wait_until(lambda: [path.read_text() for path in shop.engine.folder.rglob("environment")] == ["sealed again"])
+    assert shop.visitors.pages == [FIRST]
+
+
 async def test_releases_that_must_not_overlap_run_one_after_the_other(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
