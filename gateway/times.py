@@ -10,7 +10,7 @@ A_TIME = "a time in ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z, or how
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """What is at `since` or later, and before `until`; both in seconds since the epoch."""
 
     since: float = -math.inf
@@ -20,7 +20,7 @@ class Span(NamedTuple):
         return self.since <= at < self.until
 
 
-ALWAYS = Span()
+ALWAYS = TimeSpan()
 
 
 def read_time(text: str) -> float:

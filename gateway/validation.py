@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gateway.errors import RequestMalformed
-from gateway.times import A_TIME, Span, read_time
+from gateway.times import A_TIME, TimeSpan, read_time
 
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot
@@ -54,9 +54,9 @@ def parse_time(name: str, text: str) -> float:
         raise RequestMalformed(f"{name}: use {A_TIME}.") from None
 
 
-def parse_span(since: str | None, until: str | None, first: str = "since", last: str = "until") -> Span:
+def parse_span(since: str | None, until: str | None, first: str = "since", last: str = "until") -> TimeSpan:
     """Returns the span between the times of two parameters, which may be missing. Raises RequestMalformed."""
-    span = Span(
+    span = TimeSpan(
         -math.inf if since is None else parse_time(first, since),
         math.inf if until is None else parse_time(last, until),
     )

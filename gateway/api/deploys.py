@@ -48,7 +48,7 @@ from gateway.errors import (
 from gateway.events.catalog import Kind
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
-from gateway.times import ALWAYS, Span
+from gateway.times import ALWAYS, TimeSpan
 from gateway.validation import Id, parse_span
 
 PUBLISH_ERRORS = [
@@ -407,7 +407,7 @@ async def _events(
     runtime_log: RuntimeLog,
     process: ProcessState,
     tail: int,
-    span: Span,
+    span: TimeSpan,
 ) -> AsyncGenerator[bytes]:
     ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
     lines = runtime_log.follow(

@@ -12,7 +12,7 @@ from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.runtime_log import POLL_SECONDS, RuntimeLog
 from gateway.deploys.serving import Records
-from gateway.times import ALWAYS, Span, read_time
+from gateway.times import ALWAYS, TimeSpan, read_time
 
 APP_CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"  # as `workers/kubernetes/objects.py` names them
 RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away
@@ -21,7 +21,7 @@ UNREACHABLE_SECONDS = 5.0
 CLOCK_SECONDS = 60.0  # that the clocks of a node and of this machine may differ
 
 
-def _choose(lines: int | None, span: Span) -> dict[str, int | None]:
+def _choose(lines: int | None, span: TimeSpan) -> dict[str, int | None]:
     """Returns the parameters of a request for these lines. It may get others too, because clocks differ."""
     if span.since == -math.inf:
         return {"tail_lines": lines if span == ALWAYS else None}
@@ -55,7 +55,7 @@ class PodLog(RuntimeLog):
         releases = records["live"][1].releases if "live" in records else {}
         return live in releases and releases[live].runs
 
-    async def tail(self, deploy_id: str, lines: int, span: Span = ALWAYS) -> list[str]:
+    async def tail(self, deploy_id: str, lines: int, span: TimeSpan = ALWAYS) -> list[str]:
         found = deque[str](maxlen=lines)
         if (pod := await self._find_pod(deploy_id)) is not None:
             async for at, line in self._read_pod(pod, **_choose(lines, span)):
@@ -68,7 +68,7 @@ class PodLog(RuntimeLog):
         find_deploy: Callable[[], Awaitable[str | None]],
         lines: int,
         until: Callable[[], bool],
-        span: Span = ALWAYS,
+        span: TimeSpan = ALWAYS,
     ) -> AsyncGenerator[list[str]]:
         wanted: int | None = lines
         deploy_id = await find_deploy()
@@ -88,7 +88,9 @@ class PodLog(RuntimeLog):
             if not until():
                 yield [found.get_nowait() for _ in range(found.qsize())]
 
-    async def _collect(self, deploy_id: str | None, lines: int | None, span: Span, found: asyncio.Queue[str]) -> None:
+    async def _collect(
+        self, deploy_id: str | None, lines: int | None, span: TimeSpan, found: asyncio.Queue[str]
+    ) -> None:
         """Collects the last lines of the span, and new ones as they are written, of one container after the other."""
         which = _choose(lines, span)
         latest, same = "", 0  # the time of the newest line, and how many lines have it
@@ -103,7 +105,7 @@ class PodLog(RuntimeLog):
                         continue
                     latest, same = at, same + 1 if at == latest else 1
                     await found.put(line)
-                which = _choose(None, Span(read_time(latest)) if latest else ALWAYS)
+                which = _choose(None, TimeSpan(read_time(latest)) if latest else ALWAYS)
             end_if_canceled()
             await asyncio.sleep(self._retry_seconds)
 

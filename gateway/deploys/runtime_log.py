@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.deploys.line_times import split_stamp
-from gateway.times import ALWAYS, Span
+from gateway.times import ALWAYS, TimeSpan
 
 if TYPE_CHECKING:
     from gateway.accounts.records import App
@@ -51,7 +51,7 @@ class RuntimeLog:
             return app.build.start is not None
         return live is not None and (self._folder / f"{live}.output").exists()
 
-    async def tail(self, deploy_id: str, lines: int, span: Span = ALWAYS) -> list[str]:
+    async def tail(self, deploy_id: str, lines: int, span: TimeSpan = ALWAYS) -> list[str]:
         """Returns the last complete lines of the span. Empty if there are none, or the app does not run here."""
         text, _ = await asyncio.to_thread(self._read, self._folder / f"{deploy_id}.output")
         return _lines(text, span)[-lines:]
@@ -61,7 +61,7 @@ class RuntimeLog:
         find_deploy: Callable[[], Awaitable[str | None]],
         lines: int,
         until: Callable[[], bool],
-        span: Span = ALWAYS,
+        span: TimeSpan = ALWAYS,
     ) -> AsyncGenerator[list[str]]:
         """Yields the last lines of the span, then new ones as they are written, until `until` returns true.
 
@@ -119,7 +119,7 @@ def _complete(text: bytes) -> bytes:
     return text[: text.rfind(b"\n") + 1]
 
 
-def _lines(text: bytes, span: Span = ALWAYS) -> list[str]:
+def _lines(text: bytes, span: TimeSpan = ALWAYS) -> list[str]:
     """Returns the lines of the span. One without a time has that of the previous line."""
     found, at = [], -math.inf
     for stamped in text.decode(errors="replace").split("\n")[:-1]:

@@ -18,7 +18,7 @@ from gateway.events.records import LoggedEvent
 from gateway.ids import Time, now_iso, time_of
 from gateway.keys import bodies_key, deliveries_key, partition_tag, stored_key
 from gateway.redis.client import Store
-from gateway.times import ALWAYS, Span
+from gateway.times import ALWAYS, TimeSpan
 
 MAX_DELIVERIES = 1_000  # kept per account
 KEPT_SECONDS = 30 * 86_400
@@ -72,7 +72,7 @@ class Filter(msgspec.Struct, frozen=True):
     type: str | None = None
     app: str | None = None
     outcome: Outcome | None = None
-    span: Span = ALWAYS  # of the deliveries
+    span: TimeSpan = ALWAYS  # of the deliveries
 
     def matches(self, fields: Mapping[str, str]) -> bool:
         return (

@@ -14,7 +14,7 @@ from gateway.ids import Time, now_iso
 from gateway.keys import requests_key, usage_key
 from gateway.redis.client import Store
 from gateway.telemetry.usage import LIMIT_NAMES, LimitName, LoggedRequest, Outcome, UsageCounts, outcome_of
-from gateway.times import ALWAYS, Span
+from gateway.times import ALWAYS, TimeSpan
 
 Period = Literal["hour", "day"]
 Group = Literal["app", "model", "none"]
@@ -83,7 +83,7 @@ class RequestFilter(msgspec.Struct, frozen=True):
     model: str | None = None
     outcome: Outcome | None = None
     code: str | None = None
-    span: Span = ALWAYS  # of arrival
+    span: TimeSpan = ALWAYS  # of arrival
 
     def matches(self, request: LoggedRequest) -> bool:
         return (

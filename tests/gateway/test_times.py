@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.times import ALWAYS, Span, read_time
+from gateway.times import ALWAYS, TimeSpan, read_time
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,6 @@ def test_what_is_no_time(text: str) -> None:
 
 
 def test_a_span_has_its_beginning_but_not_its_end() -> None:
-    assert [at for at in range(5) if Span(1, 3).contains(at)] == [1, 2]
+    assert [at for at in range(5) if TimeSpan(1, 3).contains(at)] == [1, 2]
     assert ALWAYS.contains(-math.inf)
-    assert not Span(since=0).contains(-math.inf)
+    assert not TimeSpan(since=0).contains(-math.inf)

@@ -10,7 +10,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +192,7 @@ class Volumes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.present: dict[tuple[str, str], Any] = {}
+        self.on_claim: Callable[[Any], None] = lambda _: None
         self._pods: dict[str, asyncio.Task[None]] = {}  # by claim
 
     def data(self, app_id: str, account: str) -> AppData:
@@ -219,6 +220,8 @@ class Volumes:
     def _note(self, kind: str, name: str, labels: dict[str, str]) -> Any:
         head = SimpleNamespace(name=name, uid=name, labels=labels, deletionTimestamp=None, creationTimestamp="")
         self.present[kind, name] = found = SimpleNamespace(metadata=head)
+        if kind == "PersistentVolumeClaim":
+            self.on_claim(found)
         return found
 
     def select(self, kind: str, **labels: str) -> list[Any]:

@@ -108,9 +108,10 @@ class Cluster:
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
         self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
-        # Are called with each pod, and each EndpointSlice, that has changed.
+        # Are called with each pod, EndpointSlice and PersistentVolumeClaim that has changed.
         self.on_pod: Callable[[Any], None] = lambda _: None
         self.on_slice: Callable[[Any], None] = lambda _: None
+        self.on_claim: Callable[[Any], None] = lambda _: None
         self._kinds = dict(WATCHED)
         self._synced: set[str] = set()  # the kinds whose objects are known
         self._changed = asyncio.Event()
@@ -326,6 +327,8 @@ class Cluster:
                 self.on_pod(found)
             elif key[0] == SLICE:
                 self.on_slice(found)
+            elif key[0] == "PersistentVolumeClaim":
+                self.on_claim(found)
         if key in self.wanted:
             self._compare_soon(key)
         self._changed.set()

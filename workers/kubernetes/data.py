@@ -62,6 +62,8 @@ class ClusterData(DataDriver):
         self._missed: set[str] = set()  # the claims whose apps a round did not find
         self._room, self._tidying = asyncio.Semaphore(REPORTS), asyncio.Lock()
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
+        self._new = {each.metadata.name: each for each in self._list_claims()}  # claims on which they may not run yet
+        cluster.on_claim = self._note_claim
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -136,14 +138,20 @@ class ClusterData(DataDriver):
     def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
         return ((BEGIN_SECONDS, partial(self._begin_volumes, start)),)
 
+    def _note_claim(self, claim: Any) -> None:
+        if claim.metadata.uid not in self._begun and APP_LABEL in claim.metadata.labels:
+            self._new[claim.metadata.name] = claim
+
     async def _begin_volumes(self, start: Start) -> None:
         """Lets apps begin on their new volumes, with the newest snapshot if they have one.
 
         They come from another engine, or their volume was lost.
         """
-        for claim in self._list_claims():
+        for name, claim in [*self._new.items()]:
             uid, labels = claim.metadata.uid, claim.metadata.labels
-            if uid not in self._begun:
+            if uid in self._begun or ("PersistentVolumeClaim", name) not in self._cluster.present:
+                del self._new[name]
+            else:
                 start(uid, self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]))
 
     async def _begin(self, uid: str, app_id: str, account: str) -> None:

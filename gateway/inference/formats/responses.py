@@ -282,7 +282,7 @@ def _fault(fields: Any, error: Exception) -> ServiceError:
 # -- answers ---------------------------------------------------------------------------------------------------
 
 
-class Kind(NamedTuple):
+class ItemKind(NamedTuple):
     """An item of an answer with one text: its thinking, what it says, or its refusal."""
 
     prefix: str  # of its id
@@ -294,14 +294,14 @@ class Kind(NamedTuple):
 
 
 _MESSAGE = b'{"type":"message","id":"%b","status":"%b","role":"assistant","content":[%b]}'
-REASONING = Kind(
+REASONING = ItemKind(
     REASONING_ID,
     b'{"type":"reasoning","id":"%b","status":"%b","summary":[],"content":[%b]}',
     b'{"type":"reasoning_text","text":%b}',
     b"response.reasoning_text",
     b"text",
 )
-TEXT = Kind(
+TEXT = ItemKind(
     "msg_",
     _MESSAGE,
     b'{"type":"output_text","annotations":[],"logprobs":[],"text":%b}',
@@ -309,7 +309,7 @@ TEXT = Kind(
     b"text",
     b',"logprobs":[]',
 )
-REFUSAL = Kind("msg_", _MESSAGE, b'{"type":"refusal","refusal":%b}', b"response.refusal", b"refusal")
+REFUSAL = ItemKind("msg_", _MESSAGE, b'{"type":"refusal","refusal":%b}', b"response.refusal", b"refusal")
 COMPLETED, INCOMPLETE, IN_PROGRESS = b"completed", b"incomplete", b"in_progress"
 INCOMPLETE_REASONS = {"length": b'{"reason":"max_output_tokens"}', "content_filter": b'{"reason":"content_filter"}'}
 
@@ -317,7 +317,7 @@ INCOMPLETE_REASONS = {"length": b'{"reason":"max_output_tokens"}', "content_filt
 class OpenText(NamedTuple):
     """An item that grows."""
 
-    kind: Kind
+    kind: ItemKind
     place: int  # in the output
     id: bytes
     delta: bytes  # an event; gets its number and the text
@@ -408,7 +408,7 @@ class Responses:
         response = b'"response":' + self._response(IN_PROGRESS)
         return self._event(b"response.created", response) + self._event(b"response.in_progress", response)
 
-    def _add(self, kind: Kind, texts: list[bytes]) -> bytes:
+    def _add(self, kind: ItemKind, texts: list[bytes]) -> bytes:
         """Returns the events of texts, which are already encoded as JSON."""
         begun = b""
         if (item := self._open) is None or item.kind is not kind:
@@ -418,7 +418,7 @@ class Responses:
         self._number += len(texts)
         return begun + b"".join([item.delta % (number + place, text) for place, text in enumerate(texts)])
 
-    def _open_text(self, kind: Kind) -> tuple[bytes, OpenText]:
+    def _open_text(self, kind: ItemKind) -> tuple[bytes, OpenText]:
         out = [self._begin(), self._close_text(COMPLETED)]
         index = len(self._output)
         self._output.append(b"")

@@ -12,7 +12,7 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Wanted
 from gateway.keys import serving_key
 from gateway.redis.client import Store
-from gateway.times import Span, read_time
+from gateway.times import TimeSpan, read_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -62,9 +62,9 @@ async def test_a_span_of_the_output() -> None:
     first, last = read_time("2026-07-02T10:00:00.2Z"), read_time("2026-07-02T10:00:00.3Z")
     log = CutLog(LINES)
     assert await log.tail("dep_1", 10) == [*"abcde"]
-    assert await log.tail("dep_1", 10, Span(since=first)) == [*"bcde"]
-    assert await log.tail("dep_1", 2, Span(first, last)) == [*"cd"]
-    assert await log.tail("dep_1", 10, Span(until=first)) == ["a"]
+    assert await log.tail("dep_1", 10, TimeSpan(since=first)) == [*"bcde"]
+    assert await log.tail("dep_1", 2, TimeSpan(first, last)) == [*"cd"]
+    assert await log.tail("dep_1", 10, TimeSpan(until=first)) == ["a"]
     assert [*map(sorted, log.asked)] == [["tail_lines"], ["since"], ["since"], ["tail_lines"]]
     assert log.asked[3]["tail_lines"] is None, "the last lines may be later"
 
@@ -72,7 +72,7 @@ async def test_a_span_of_the_output() -> None:
         return "dep_1"
 
     rounds, found = iter(range(5)), list[str]()
-    async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None, Span(last)):
+    async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None, TimeSpan(last)):
         found += lines
     assert found == ["e"]
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.accounts.records import App, Build
 from gateway.deploys.line_times import stamp_line
 from gateway.deploys.runtime_log import FORMER, RuntimeLog
-from gateway.times import Span
+from gateway.times import TimeSpan
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_a_span_of_the_output(running: Path) -> None:
     log = RuntimeLog(str(running.parent))
 
     async def tail(since: float = -math.inf, until: float = math.inf, lines: int = 100) -> list[str]:
-        return await log.tail("dep_1", lines, Span(since, until))
+        return await log.tail("dep_1", lines, TimeSpan(since, until))
 
     assert await tail() == ["of an older version", "one", "two", "of the same instant", "three"]
     assert await tail(since=10) == ["one", "two", "of the same instant", "three"]
@@ -90,7 +90,7 @@ async def test_a_span_of_the_output(running: Path) -> None:
     async def find_live() -> str:
         return "dep_1"
 
-    follow = RuntimeLog(str(running.parent), poll_seconds=0).follow(find_live, 100, lambda: False, Span(20))
+    follow = RuntimeLog(str(running.parent), poll_seconds=0).follow(find_live, 100, lambda: False, TimeSpan(20))
     assert await anext(follow) == ["two", "of the same instant", "three"]
     with path.open("a") as file:
         file.write(stamp_line("four", 40_000))
