@@ -45,8 +45,7 @@ HINT = "is not a time; use one like 2026-07-02, '2026-07-02 10:00' or 2026-07-02
 
 def parse_until(context: click.Context, option: click.Parameter, text: str | None) -> str:
     """Returns the last millisecond of the day, minute or second that the text names, as `now_iso` formats it."""
-    from gateway.errors import RequestMalformed
-    from gateway.validation import parse_time
+    from gateway.times import read_time
 
     if text is None:
         return ""
@@ -54,8 +53,8 @@ def parse_until(context: click.Context, option: click.Parameter, text: str | Non
         raise click.BadParameter(f"{text!r} {HINT}", context, option)
     span = 86_400 if not found["minute"] else 60 if not found["second"] else 1 if not found["fraction"] else 0
     try:
-        return now_iso(parse_time(text, "") + span - 0.001 * bool(span))
-    except RequestMalformed:
+        return now_iso(read_time(text) + span - 0.001 * bool(span))
+    except ValueError:
         raise click.BadParameter(f"{text!r} {HINT}", context, option) from None
 
 

@@ -316,7 +316,7 @@ class ClusterEngine(Engine):
     async def read_visits(self) -> set[str]:
         """Returns the addresses of the previews that were visited since the last call."""
         assert self._driver is not None
-        return {place.address for place in await self._driver.read_visits()}
+        return {address for _, _, address in await self._driver.read_visits()}
 
     def outage(self) -> contextlib.AbstractContextManager[None]:
         return self.cluster.outage()

@@ -7,7 +7,7 @@ keep one contract (`tests/workers/engine/test_driver_contract.py`).
 
 import asyncio
 from collections.abc import Collection, Mapping, Set
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -50,6 +50,10 @@ class Place(msgspec.Struct, frozen=True):
     app: str  # id
     address: str
     hosts: Hosts = {}
+
+
+# When previews were last visited, in Unix time, by account, app and address.
+Visits: TypeAlias = dict[tuple[str, str, str], float]
 
 
 class ReleaseMissing(DeployError):
@@ -165,7 +169,7 @@ class Driver(Protocol):
     def note(self, wanted: Wanted) -> None:
         """Takes note of a new record, before its step is applied."""
 
-    async def read_visits(self) -> dict[Place, float]:
+    async def read_visits(self) -> Visits:
         """Returns the previews that were visited since the last call, with the Unix time. They lack their names."""
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:

@@ -8,5 +8,4 @@ VISITS_SECONDS = 60.0  # between two looks
 
 async def note_visits(previews: Previews, driver: Driver) -> None:
     """Raises BackboneUnavailable."""
-    visits = await driver.read_visits()
-    await previews.note_visits({(place.account, place.app, place.address): at for place, at in visits.items()})
+    await previews.note_visits(await driver.read_visits())

@@ -27,7 +27,7 @@ from gateway.errors import StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits
 from workers.engine.health import Listening, NotUp, request_health, until_up
 from workers.engine.packing import DataError
 from workers.hosting import archives, caddy, disk
@@ -145,14 +145,15 @@ class HostDriver:
     def note(self, wanted: Wanted) -> None:
         """Does nothing: the links in the data folder have all that later steps need."""
 
-    async def read_visits(self) -> dict[Place, float]:
+    async def read_visits(self) -> Visits:
         return await run_in_thread(self._read_visits)
 
-    def _read_visits(self) -> dict[Place, float]:
-        found = dict[Place, float]()
+    def _read_visits(self) -> Visits:
+        found: Visits = {}
         for name, visited_at in self._visits.read().items():
             for place in self.places.places_at(name):
-                found[place] = max(visited_at, found.get(place, 0.0))
+                key = place.account, place.app, place.address
+                found[key] = max(visited_at, found.get(key, 0.0))
         return found
 
     def _site(self, wanted: Wanted) -> Site:

@@ -30,7 +30,7 @@ from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits
 from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
@@ -115,7 +115,7 @@ class ClusterDriver:
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
-        self._visits: dict[Place, float] = {}  # of previews, since the last `read_visits`
+        self._visits: Visits = {}  # of previews, since the last `read_visits`
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
         self.outage = asyncio.Event()
         self.return_seconds, self.activator_seconds = RETURN_SECONDS, activator_seconds
@@ -133,7 +133,7 @@ class ClusterDriver:
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
 
-    async def read_visits(self) -> dict[Place, float]:
+    async def read_visits(self) -> Visits:
         found, self._visits = self._visits, {}
         return found
 
@@ -141,7 +141,7 @@ class ClusterDriver:
         """Notes that somebody has visited an address so many seconds ago."""
         wanted = self.records.get(address)
         if wanted is not None and wanted.address != "live":
-            self._visits[Place(wanted.account, *address)] = time.time() - seconds
+            self._visits[wanted.account, *address] = time.time() - seconds
 
     async def prepare(self, target: Target) -> None:
         await self._cluster.until_synced()
@@ -338,7 +338,7 @@ class ClusterDriver:
         if self.records.get((wanted.app, wanted.address)) is wanted:
             del self.records[wanted.app, wanted.address]
         self.states.pop((wanted.app, wanted.address), None)
-        self._visits.pop(Place(wanted.account, wanted.app, wanted.address), None)
+        self._visits.pop((wanted.account, wanted.app, wanted.address), None)
 
     def _describe(self, wanted: Wanted, app: App, deploy: str) -> PodRelease:
         expected = wanted.releases[deploy]

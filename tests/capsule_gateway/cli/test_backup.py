@@ -13,6 +13,7 @@ import click
 import pytest
 
 from capsule_gateway.cli.backup import backup, parse_until
+from tests.support.programs import require
 from tests.support.redis_servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +33,7 @@ def capsule(redis_url: str, tmp_path: Path) -> Run:
             **settings,
         }
         mount = f"mount -t tmpfs -o size={DISK_MIB}m none '{full}' && exec \"$@\""
-        disk = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"] if full else []
+        disk = [require("unshare"), "--map-root-user", "--mount", "sh", "-c", mount, "sh"] if full else []
         command = [*disk, sys.executable, "-m", "capsule_gateway", *arguments]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
@@ -50,7 +51,7 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
         assert code == 0
         assert out.startswith("Backed up 1 accounts and 0 apps as of 20")
         code, out, _ = capsule("backup", "list", target)
-        assert (code, out.splitlines()[0].split()) == (0, ["at", "state", "accounts", "apps", "size", "notes"])
+        assert (code, out.lower().splitlines()[0].split()) == (0, ["at", "state", "accounts", "apps", "size", "notes"])
         at, *row = out.splitlines()[1].split()
         assert row[:3] == ["complete", "1", "0"]
         assert capsule("backup", "verify", target, "--at", at)[1].startswith(

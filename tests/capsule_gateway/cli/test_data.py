@@ -60,7 +60,8 @@ async def test_show(capsule: Tool) -> None:
 async def test_snapshot_restore_and_deleted(capsule: Tool, service: Service) -> None:
     assert (await capsule("data", "snapshot", "shop")).line == "Made snapshot snp_1 (2 KB)."
     queued = await capsule("data", "restore", "shop", "snp_1")
-    assert queued.out == "Queued as dep_2.\nFollow it with: capsule deploys show dep_2 --follow\n"
+    details = f"Details: {service.address}/dashboard#/deploys/dep_2\n"
+    assert queued.out == f"Queued as dep_2.\n{details}Follow it with: capsule deploys show dep_2 --follow\n"
     assert service.exchanges[-1].json == {"snapshotId": "snp_1"}
     _, row = (await capsule("data", "deleted")).rows
     assert row[:2] == ["old", "snp_1"]

@@ -17,7 +17,10 @@ from gateway.settings import Settings
 
 # Commands that call no route of an account: they run the service or work on this machine, or are for operators.
 LOCAL = "completion, dev, init, logout, mcp, new, serve, worker"
-OPERATORS = "accounts *, backup, doctor, restore, apps put, apps resume, apps suspend, audit, inference"
+OPERATORS = (
+    "accounts *, backup, doctor, restore, secrets check, secrets reencrypt, apps put, apps resume, apps suspend, audit,"
+    " inference"
+)
 
 ACCOUNT = Account(id="acc_1", name="One", plan="free", createdAt="")
 NOTES = App(id="app-1", name="notes", account="acc_1", createdAt="")

@@ -3,6 +3,7 @@
 import msgspec
 
 from gateway.accounts.records import App
+from gateway.deploys.records import Origin
 from gateway.keys import (
     certificate_ends_key,
     certificate_key,
@@ -71,12 +72,12 @@ async def test_expiring_certificates(gateway: Services) -> None:
 async def test_failed_deploys(gateway: Services) -> None:
     deploys, records = gateway.deploys, gateway.deploy_records
     app = await put_app(gateway, "shop")
-    deploy = await records.get(await deploys.queue(app, "operator", source="src_1"), app.account)
+    deploy = await records.get(await deploys.queue(app, "operator", Origin(), source="src_1"), app.account)
     assert deploy is not None
     await deploys.advance(await deploys.start(deploy), "build", False, "exit status 1")
     (failed,) = await list_failed_deploys(gateway.store, 10)
     assert (failed.id, failed.error) == (deploy.id, "build: exit status 1")
-    second = await records.get(await deploys.queue(app, "operator", source="src_2"), app.account)
+    second = await records.get(await deploys.queue(app, "operator", Origin(), source="src_2"), app.account)
     assert second is not None
     await deploys.cancel(second, "not needed")
     assert await count_ended_deploys(gateway.store) == {"failed": 1, "canceled": 1}

@@ -19,7 +19,6 @@ from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
-from workers.engine.driver import Place
 from workers.hosting import caddy
 from workers.hosting.archives import prepare
 from workers.hosting.driver import HostDriver
@@ -125,7 +124,7 @@ async def test_visits_of_previews_are_noted_and_nothing_else(hosting: Hosting) -
     for host in (HOST, "Shop--p-Fix.apps.test.:80", "none.apps.test"):
         await hosting.ask("/?token=secret", "Cookie: session=secret", host=host)
     [(place, at)] = (await wait_until(driver.read_visits)).items()
-    assert place == Place("acc_1", "shop", "p-fix")
+    assert place == ("acc_1", "shop", "p-fix")
     assert began - 1 < at < time.time() + 1
     assert await driver.read_visits() == {}
     written = (hosting.folder / "caddy/previews.log").read_text()

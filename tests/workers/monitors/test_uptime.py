@@ -422,9 +422,9 @@ async def test_a_crashing_probe_affects_only_its_app(own: Fleet, monkeypatch: py
 
 
 def _crashing_for(path: str, through: Callable[..., Any]) -> Callable[..., Any]:
-    async def probe(http: Client, url: str, budget: float) -> str:
+    async def probe(http: Client, url: str, *more: Any) -> str:
         if url.endswith(path):
             raise ZeroDivisionError
-        return await through(http, url, budget)
+        return await through(http, url, *more)
 
     return probe

@@ -313,7 +313,7 @@ def encode_everywhere(deltas: list[Delta], reader: AnswerReader) -> str:
         "".join(getattr(delta, name) or "" for delta in deltas) for name in ("content", "reasoning_content", "refusal")
     ]
     answer = FullAnswer(texts[0], texts[1], calls, texts[2])
-    formats: list[Format] = [NATIVE, OpenAI("id", "m", True)]
+    formats: list[Format] = [NATIVE, OpenAI("id", "m", with_usage=True)]
     parts = [
         part
         for format in formats
