@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gateway.accounts.records import App
+from gateway.settings import Settings
 from workers.engine.names import Names
 from workers.hosting.driver import HostPlaces
 from workers.hosting.releases import Releases
@@ -17,7 +18,7 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.apps, self.releases = [APP], Releases(folder)
         self.releases.create_folders()
-        self.names = Names(HostPlaces(self.releases), self.find_app, "apps.test")
+        self.names = Names(HostPlaces(Settings(data_dir=str(folder)), self.releases), self.find_app, "apps.test")
 
     async def find_app(self, name: str) -> App | None:
         return next((app for app in self.apps if name in (app.id, app.name)), None)

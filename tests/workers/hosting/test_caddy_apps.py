@@ -19,6 +19,7 @@ from tests.fakes.shop import Shop
 from tests.support.background import in_background
 from tests.support.hosted_apps import HOST, Hosting, hosted
 from tests.support.polling import wait_until
+from tests.support.programs import require
 from tests.support.redis_servers import free_port
 from workers.hosting import caddy
 from workers.hosting.sites import listen
@@ -343,8 +344,11 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])),
 print("listening", flush=True)
 server.serve_forever()
 """
-EARLY_APPS = {"node": ["node", "-e", NODE], "python": [sys.executable, "-c", PYTHON]}
 UPLOAD = b"x" * 5_000_000
+
+
+def early_app(language: str) -> list[str]:
+    return [require("node"), "-e", NODE] if language == "node" else [sys.executable, "-c", PYTHON]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +356,7 @@ UPLOAD = b"x" * 5_000_000
 )
 async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Hosting, app: str, path: str) -> None:
     """On a new connection, and on one that was kept after a small upload."""
-    async with relaying(hosting, EARLY_APPS[app]):
+    async with relaying(hosting, early_app(app)):
         for is_kept in [False, True] * 10:
             reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
             with contextlib.closing(writer):
@@ -367,7 +371,7 @@ async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Ho
 
 
 async def test_an_upload_that_the_app_reads_arrives_whole(hosting: Hosting, visitor: aiohttp.ClientSession) -> None:
-    async with relaying(hosting, EARLY_APPS["node"]):
+    async with relaying(hosting, early_app("node")):
         for _ in range(5):
             async with visitor.post("/read", data=io.BytesIO(UPLOAD)) as answer:
                 assert (answer.status, await answer.text()) == (201, "too large")
