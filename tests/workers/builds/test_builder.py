@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,15 +163,19 @@ async def test_a_long_log_keeps_the_reason_of_the_failure(host: Host) -> None:
         assert expected == 12_000
 
 
-async def test_an_old_git_is_reported_at_the_start_and_clones_nothing(own: Host, tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "git").write_text("#!/bin/sh\necho git version 2.30.2\n")
-    (tools / "git").chmod(0o755)
-    for folder in (tools, *tools.parents):
-        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
-            folder.chmod(0o711)  # the worker ignores folders of PATH that builds can't enter
-    worker = await own.worker("deploys", PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
+@pytest.fixture
+def old_git() -> Iterator[str]:
+    """A folder with a git of an old version, where builds see it: they have a /tmp of their own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        git = Path(folder, "git")
+        git.write_text("#!/bin/sh\necho git version 2.30.2\n")
+        git.chmod(0o755)
+        yield folder
+
+
+async def test_an_old_git_is_reported_at_the_start_and_clones_nothing(own: Host, tmp_path: Path, old_git: str) -> None:
+    worker = await own.worker("deploys", PATH=f"{old_git}{os.pathsep}{os.environ['PATH']}")
     assert "deploys.no_repositories" in worker.log
     cloned = await own.app(repository={"url": f"file://{tmp_path}"}, build=BUILD)
     deploy = await own.over(await own.trigger(await own.hook(cloned)))
