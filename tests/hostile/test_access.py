@@ -34,6 +34,8 @@ OWNERS |= {"POST /account/deletion", "DELETE /account/deletion"}
 KINDS = ("full", "deploy", "read", "deploy one", "read one")
 DEPLOYS = {
     "PUT /account/apps/{app}/source",
+    "POST /account/apps/{app}/deploys",
+    "DELETE /account/apps/{app}/previews/{slug}",
     "POST /account/apps/{app}/rollback",
     "POST /account/apps/{app}/build-cache/clear",
     "GET /account/apps/{app}/logs",
@@ -65,6 +67,7 @@ BODIES: dict[str, Any] = {
     "PUT /account/apps/{app}/env": {"NAME": "value"},
     "PUT /account/apps/{app}/limits": {"requestsPerMinute": 1},
     "PUT /account/apps/{app}/domain": {"domain": "example.org"},
+    "POST /account/apps/{app}/deploys": {"kind": "preview", "branch": "branch"},
     "POST /account/apps/{app}/hooks": {"name": "hook"},
     "POST /account/apps/{app}/token-check": {"token": "a.b.c"},
     "POST /account/apps/{app}/data/restore": {"snapshotId": "snap"},
@@ -103,6 +106,8 @@ class Target(NamedTuple):
     hook_id: str = "hook_none"
     email: str = "nobody@example.com"  # of no caller, because members may leave
     snapshot_id: str = "snap_none"
+    domain: str = "example.org"
+    slug: str = "none"
 
     def fill(self, address: str) -> tuple[str, str]:
         method, _, path = address.format_map(self._asdict()).partition(" ")

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from gateway.accounts.vault import Vault
+from gateway.deploys.line_times import split_stamp
 from gateway.deploys.runtime_log import FORMER
 from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
@@ -39,6 +40,12 @@ async def ignore_crash(*_: object) -> None:
     pass
 
 
+def read_output(hosting: Hosting, deploy_id: str) -> str:
+    """Returns what a start command has written, without the times of its lines."""
+    lines = output_path(hosting.folder, deploy_id).read_text().splitlines(keepends=True)
+    return "".join(split_stamp(line)[1] for line in lines)
+
+
 async def test_an_app_runs_alone(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.start()
@@ -47,7 +54,7 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     assert (who["uid"] in USERS) == (os.geteuid() == 0)
     assert await watch.ask("dep_1", "/write") == "kept"
     assert await watch.ask("dep_1", "/deface") == "EROFS"
-    await wait_until(lambda: output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n")
+    await wait_until(lambda: read_output(watch.hosting, "dep_1") == "starting\n")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9999", "0.0.0.0:9999", "[::]:9999", "[::1]:8080", "127.0.0.2:8080"])
@@ -105,7 +112,7 @@ async def test_the_pause_grows(watch: Watch, hosting: Hosting) -> None:
     await wait_until(lambda: len(times) == 3, 30)
     pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
     assert [pause > least for pause, least in zip(pauses, (0.1, 0.2), strict=True)] == [True] * 2
-    assert output_path(hosting.folder, "dep_1").read_text() == "once\n" * 3
+    assert read_output(hosting, "dep_1") == "once\n" * 3
 
 
 async def test_an_app_that_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
@@ -135,7 +142,7 @@ async def test_an_app_that_was_stopped_is_not_started_again(watch: Watch, monkey
         watch.hosting.releases.stop("dep_1")
         await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
         await asyncio.sleep(1)
-    assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
+    assert read_output(watch.hosting, "dep_1") == "starting\n"
 
 
 async def test_a_replaced_release_finishes_requests_in_progress(watch: Watch) -> None:
@@ -287,7 +294,7 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
     watch.vault = vault
     watch.start()
     await watch.ask("dep_1")
-    await wait_until(lambda: output_path(hosting.folder, "dep_1").read_text() == "it is ***\nstarting\n")
+    await wait_until(lambda: read_output(hosting, "dep_1") == "it is ***\nstarting\n")
     assert not marked(secret)
 
 
