@@ -63,12 +63,12 @@ class Format(NamedTuple):
     question: dict[str, Any]
     maximum: str  # the field for the most tokens
     end: str
-    extra_events: int  # in addition to tokens
+    extra_events: int  # in addition to tokens; `[DONE]` does not count
 
 
 FORMATS = {
     "chat": Format(
-        "/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}, "max_tokens", "data: [DONE]", 2
+        "/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}, "max_tokens", "data: [DONE]", 1
     ),
     "responses": Format("/responses", {"input": PROMPT}, "max_output_tokens", "event: response.completed", 8),
 }
@@ -151,7 +151,7 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Runs the gateway: plain, "cluster" (Redis Cluster), "traces", "traces-1%", "against", or of FORMATS."""
+        """Runs the gateway as the target of this name, one of `TARGETS` in bench.py."""
         port = free_port()
         command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {

@@ -157,7 +157,7 @@ async def test_trying_an_app(holder: Holder, provider: FakeProvider) -> None:
     await holder.button("Ask", exact=True).click()
     await expect(page.get_by_label("Answer")).to_have_text("Hello")
     await expect(page.get_by_role("main")).to_contain_text("tokens in")
-    for name in ("curl", "JavaScript", "Python"):
+    for name in ("curl", "JavaScript", "Python", "Python, with the Responses API"):
         code = page.get_by_label(name, exact=True)
         await expect(code).to_contain_text(f"/capsule/{app}/ai")
         await expect(code).to_contain_text("77")

@@ -327,15 +327,16 @@ class OpenText(NamedTuple):
 class OpenCall(NamedTuple):
     place: int  # in the output
     id: bytes
-    call: ToolCall
+    call_id: str
+    name: str
     arguments: list[str]
 
     def describe(self, arguments: str, status: bytes) -> bytes:
         return b'{"type":"function_call","id":"%b","status":"%b","call_id":%b,"name":%b,"arguments":%b}' % (
             self.id,
             status,
-            encode(self.call.id),
-            encode(self.call.function.name),
+            encode(self.call_id),
+            encode(self.name),
             encode(arguments),
         )
 
@@ -454,8 +455,8 @@ class Responses:
             place = len(self._output)
             self._output.append(b"")
             call_id = part.id or f"call_{self._request_id}_{place}"
-            call = ToolCall(call_id, CalledFunction((part.function and part.function.name) or ""))
-            item = OpenCall(place, f"fc_{self._request_id}_{place}".encode(), call, [])
+            name = (part.function and part.function.name) or ""
+            item = OpenCall(place, f"fc_{self._request_id}_{place}".encode(), call_id, name, [])
             self._calls[index] = item
             added = b'"output_index":%d,"item":%b' % (place, item.describe("", IN_PROGRESS))
             out += self._event(b"response.output_item.added", added)
@@ -469,7 +470,7 @@ class Responses:
         out = []
         for item in self._calls.values():
             arguments = "".join(item.arguments)
-            name, text = encode(item.call.function.name), encode(arguments)
+            name, text = encode(item.name), encode(arguments)
             done = b'"item_id":"%b","output_index":%d,"name":%b,"arguments":%b' % (item.id, item.place, name, text)
             out.append(self._event(b"response.function_call_arguments.done", done))
             out.append(self._close(item.place, item.describe(arguments, status)))
