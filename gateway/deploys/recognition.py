@@ -86,6 +86,11 @@ PACKAGE = "package.json"
 SUFFIXES = ("js", "mjs", "cjs", "ts", "mts")  # of configuration files
 # A comment that does not end reaches to the end. Otherwise, thousands of them would take minutes.
 COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)|(?<![:\w])//[^\n]*", re.DOTALL)
+# A folder: "build", "./build" or path.resolve(__dirname, "build") in a configuration, also without quotes in a script.
+FOLDER = (
+    r"(?:(?<=:)\s*(?P<absolute>[\w.]*(?:resolve|join)\([^'\"`;{}]{0,200},\s*)?['\"`]|(?<!:)['\"]?)"
+    r"(?P<folder>\w[\w./-]*|\.{1,2}/[\w./-]*)"
+)
 
 
 class NodeRule(NamedTuple):
@@ -97,6 +102,7 @@ class NodeRule(NamedTuple):
     scripts: tuple[str, ...] = ("build",)  # the first of these that a project has builds it; see `matches`
     configurations: tuple[str, ...] = ()  # files without suffixes; one of them or the script contains the pattern
     pattern: str = ""
+    named: str = ""  # what precedes the name of another output, in the script or a configuration
     problem: str = ""  # why the project can't be deployed
 
     @property
@@ -110,12 +116,13 @@ NODE_RULES = [
     NodeRule("SvelteKit", ("@sveltejs/kit",), "vite build", start="node build",
              configurations=("svelte.config", "vite.config"), pattern="@sveltejs/adapter-node"),
     NodeRule("SvelteKit", ("@sveltejs/kit",), "vite build", "build",
-             configurations=("svelte.config", "vite.config"), pattern="@sveltejs/adapter-static"),
+             configurations=("svelte.config", "vite.config"), pattern="@sveltejs/adapter-static", named=r"\bpages\s*:"),
     NodeRule("SvelteKit", ("@sveltejs/kit",), "vite build",
              problem="SvelteKit needs an adapter for this service: use @sveltejs/adapter-node for a server, or"
                      " @sveltejs/adapter-static for files, in svelte.config.js or vite.config.ts"),
     NodeRule("Next.js", ("next",), "next build", "out",
-             configurations=("next.config",), pattern=r"\boutput['\"]?\s*:\s*['\"`]export['\"`]|\bnext export\b"),
+             configurations=("next.config",), pattern=r"\boutput['\"]?\s*:\s*['\"`]export['\"`]|\bnext export\b",
+             named=r"\bdistDir\s*:|\bnext export -o "),
     NodeRule("Next.js", ("next",), "next build", start='node_modules/.bin/next start -H $HOST -p $PORT'),
     NodeRule("Nuxt", ("nuxt",), "nuxt generate", ".output/public", pattern=r"\b(?:nuxt|nuxi) generate\b"),
     NodeRule("Nuxt", ("nuxt",), "nuxt build", start="node .output/server/index.mjs"),
@@ -135,23 +142,31 @@ NODE_RULES = [
              configurations=("astro.config",), pattern="@astrojs/(?:vercel|netlify|cloudflare)",
              problem="Astro needs an adapter for this service: use @astrojs/node for a server, or none for files, in"
                      " astro.config"),
-    NodeRule("Astro", ("astro",), "astro build", "dist"),
-    NodeRule("Docusaurus", ("@docusaurus/core",), "docusaurus build", "build"),
+    NodeRule("Astro", ("astro",), "astro build", "dist",
+             configurations=("astro.config",), named=r"\boutDir\s*:|--outDir[ =]"),
+    NodeRule("Docusaurus", ("@docusaurus/core",), "docusaurus build", "build", named=r"--out-dir[ =]"),
     NodeRule("VitePress", ("vitepress",), "vitepress build docs", "{folder}/.vitepress/dist",
              scripts=("docs:build", "build")),
     NodeRule("VuePress", ("vuepress", "@vuepress/cli"), "vuepress build docs", "{folder}/.vuepress/dist",
              scripts=("docs:build", "build")),
     NodeRule("Hexo", ("hexo",), "hexo generate", "public"),
-    NodeRule("Eleventy", ("@11ty/eleventy",), "eleventy", "_site"),
-    NodeRule("Ember", ("ember-source",), "ember build --environment=production", "dist"),
-    NodeRule("Vue CLI", ("@vue/cli-service",), "vue-cli-service build", "dist"),
-    NodeRule("Create React App", ("react-scripts",), "react-scripts build", "build"),
-    NodeRule("Rsbuild", ("@rsbuild/core",), "rsbuild build", "dist"),
-    NodeRule("Parcel", ("parcel", "parcel-bundler"), "parcel build", "dist"),
-    NodeRule("Storybook", ("storybook",), "storybook build", "storybook-static", scripts=("build-storybook",)),
-    NodeRule("Vite", ("vite",), "vite build", "dist"),
+    NodeRule("Eleventy", ("@11ty/eleventy",), "eleventy", "_site",
+             configurations=(".eleventy", "eleventy.config"), named=r"\boutput\s*:|--output[ =]"),
+    NodeRule("Ember", ("ember-source",), "ember build --environment=production", "dist",
+             named=r"(?:--output-path|-o)[ =]"),
+    NodeRule("Vue CLI", ("@vue/cli-service",), "vue-cli-service build", "dist",
+             configurations=("vue.config",), named=r"\boutputDir\s*:|--dest[ =]"),
+    NodeRule("Create React App", ("react-scripts",), "react-scripts build", "build", named=r"\bBUILD_PATH="),
+    NodeRule("Rsbuild", ("@rsbuild/core",), "rsbuild build", "dist",
+             configurations=("rsbuild.config",), named=r"\bdistPath\s*:\s*(?:\{[^}]{0,200}\broot\s*:)?|--dist-path[ =]"),
+    NodeRule("Parcel", ("parcel", "parcel-bundler"), "parcel build", "dist", named=r"--dist-dir[ =]"),
+    NodeRule("Storybook", ("storybook",), "storybook build", "storybook-static", scripts=("build-storybook",),
+             named=r"(?:--output-dir|-o)[ =]"),
+    NodeRule("Vite", ("vite",), "vite build", "dist",
+             configurations=("vite.config",), named=r"\boutDir\s*:|--outDir[ =]"),
     NodeRule("webpack", ("webpack",), "webpack --mode production", "dist",
-             configurations=("webpack.config", "webpack.common", "webpack.prod"), pattern="html-webpack-plugin"),
+             configurations=("webpack.config", "webpack.common", "webpack.prod"), pattern="html-webpack-plugin",
+             named=r"\bpath\s*:|(?:--output-path|-o)[ =]"),
 ]  # fmt: skip
 
 # A `start` script that runs one of these shows pages to those who work on them, and is no server of the project's own.
@@ -235,9 +250,13 @@ class _Node:
             return False
         if "build" not in rule.scripts and ("build" in self.scripts or not self.find_script(rule)):
             return False  # a tool beside the one that builds the project
+        return not rule.pattern or self.find(rule, rule.pattern) is not None
+
+    def find(self, rule: NodeRule, pattern: str) -> re.Match[str] | None:
+        """Returns the first match in the script that builds the project or a configuration, without their comments."""
         names = [f"{name}.{suffix}" for name in rule.configurations for suffix in SUFFIXES]
         texts = [self.read_script(rule), *map(self.files.read, names)]
-        return not rule.pattern or any(re.search(rule.pattern, COMMENT.sub("", text)) for text in texts)
+        return next(filter(None, (re.search(pattern, COMMENT.sub("", text)) for text in texts)), None)
 
     def find_script(self, rule: NodeRule) -> str | None:
         """Returns the name of the script that builds the project, if there is one."""
@@ -351,6 +370,8 @@ def _recognize_node(project: _Node) -> Recognition | None:
     command = project.build_with(rule)
     if not rule.output:
         return Recognition(rule.name, PACKAGE, Build(command, start=rule.start or project.start()), project.name)
+    if "{project}" in rule.output:
+        return Recognition(rule.name, PACKAGE, _build_angular(project, command), project.name)
     return Recognition(rule.name, PACKAGE, Build(command, _find_output(project, rule)), project.name)
 
 
@@ -406,7 +427,11 @@ def _find_pnpm(lock: str) -> str:
 def _find_output(project: _Node, rule: NodeRule) -> str:
     if "{folder}" in rule.output:
         return _find_documentation(project, rule)
-    return _find_angular_output(project) if "{project}" in rule.output else rule.output
+    named = project.find(rule, f"(?:{rule.named}){FOLDER}") if rule.named else None
+    root = project.find(rule, rf"\broot\s*:{FOLDER}") if rule.name == "Vite" else None
+    start = root["folder"] if root and not (named and named["absolute"]) else ""
+    output = posixpath.normpath(posixpath.join(start, named["folder"] if named else rule.output))
+    return rule.output if output.startswith("..") else output
 
 
 def _find_documentation(project: _Node, rule: NodeRule) -> str:
@@ -420,8 +445,8 @@ def _find_documentation(project: _Node, rule: NodeRule) -> str:
     return posixpath.normpath(f"{folder}/{named[1]}" if named else rule.output.format(folder=folder))
 
 
-def _find_angular_output(project: _Node) -> str:
-    """Returns the folder that Angular builds its first project, or the default one, to."""
+def _build_angular(project: _Node, command: str) -> Build:
+    """Returns how Angular's first project, or the default one, is built and served."""
     try:
         workspace = json.loads(project.files.read("angular.json"))
     except (ValueError, RecursionError) as error:
@@ -430,12 +455,16 @@ def _find_angular_output(project: _Node) -> str:
     name = _text(workspace, "defaultProject") or next(iter(projects), "app")
     targets = _table(projects, name)
     target = _table(targets, "architect", "build") or _table(targets, "targets", "build")
-    path = _table(target, "options").get("outputPath")
-    base, browser = (_text(path, "base"), path.get("browser")) if isinstance(path, dict) else (path, None)
-    base = base if isinstance(base, str) and base else f"dist/{name}"
+    options = _table(target, "options")
+    path = options.get("outputPath")
+    folders = path if isinstance(path, dict) else {"base": path}
+    base = (_text(folders, "base") or f"dist/{name}").rstrip("/")
     if ":application" not in _text(target, "builder") and target:
-        return base  # the builder of Angular 16 and older
-    return "/".join(filter(None, [base.rstrip("/"), browser if isinstance(browser, str) else "browser"]))
+        return Build(command, base)  # the builder of Angular 16 and older
+    if options.get("outputMode", "server" if options.get("ssr") else "static") == "server":
+        return Build(command, start=f"node {base}/{_text(folders, 'server') or 'server'}/server.mjs")
+    browser = folders.get("browser")
+    return Build(command, posixpath.join(base, browser if isinstance(browser, str) else "browser").rstrip("/"))
 
 
 def _table(value: Any, *names: str) -> dict[str, Any]:

@@ -180,6 +180,10 @@ def test_a_server_without_a_start_script(folder: Path, rule: str) -> None:
             {"builder": "@angular-devkit/build-angular:browser", "options": {"outputPath": "dist/old"}},
             "dist/old",
         ),
+        (
+            {"builder": "@angular/build:application", "options": {"outputMode": "static", "ssr": {"entry": "s.ts"}}},
+            "dist/shop/browser",
+        ),
     ],
 )
 @pytest.mark.parametrize("targets", ["architect", "targets"])
@@ -187,6 +191,71 @@ def test_the_output_of_angular(folder: Path, target: dict[str, Any], output: str
     workspace = {"projects": {"shop": {targets: {"build": target}}, "other": {}}}
     files = {"package.json": package("@angular/build"), "angular.json": json.dumps(workspace)}
     assert write(folder, files).build.output == output
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"outputMode": "server", "ssr": {"entry": "src/server.ts"}}, "node dist/shop/server/server.mjs"),
+        ({"ssr": {"entry": "server.ts"}, "prerender": True}, "node dist/shop/server/server.mjs"),
+        ({"ssr": True, "outputPath": {"base": "www/", "server": "node"}}, "node www/node/server.mjs"),
+    ],
+)
+def test_angular_with_a_server(folder: Path, options: dict[str, Any], start: str) -> None:
+    target = {"builder": "@angular/build:application", "options": options}
+    workspace = {"projects": {"shop": {"architect": {"build": target}}}}
+    files = {"package.json": package("@angular/build"), "angular.json": json.dumps(workspace)}
+    assert write(folder, files).build.start == start
+
+
+@pytest.mark.parametrize(
+    ("dependency", "script", "files", "output"),
+    [
+        ("vite", "vite build", {"vite.config.ts": "build: { outDir: './build' }"}, "build"),
+        ("vite", "vite build", {"vite.config.ts": "build: { outDir: 'build/web/' }"}, "build/web"),
+        ("vite", "vite build", {"vite.config.ts": "build: { outDir: path.resolve(__dirname, 'out') }"}, "out"),
+        ("vite", "vite build", {"vite.config.ts": "build: { outDir: resolve(import.meta.dirname, `out`) }"}, "out"),
+        ("vite", "vite build", {"vite.config.ts": "build: { outDir: resolve(process.cwd(), `out`) }"}, "out"),
+        ("vite", "tsc && vite build --outDir=public", {"vite.config.ts": "build: { outDir: 'build' }"}, "public"),
+        ("vite", "vite build --outDir public --emptyOutDir", {}, "public"),
+        ("vite", "vite build", {"vite.config.js": "root: 'src',\nbuild: { outDir: '../build' }"}, "build"),
+        ("vite", "vite build", {"vite.config.js": "root: 'src'"}, "src/dist"),
+        ("vite", "vite build", {"vite.config.js": "root: 'src', build: {outDir: resolve(__dirname, 'o')}"}, "o"),
+        ("vite", "vite build", {"vite.config.js": "root: process.cwd(), build: { outDir: folder }"}, "dist"),
+        ("vite", "vite build", {"vite.config.js": "build: { outDir: '../../static' }"}, "dist"),
+        ("vite", "vite build", {"vite.config.js": "build: { outDir: '/srv/www' }"}, "dist"),
+        ("vite", "vite build", {"vite.config.js": "// build: { outDir: 'build' }"}, "dist"),
+        ("astro", "astro build", {"astro.config.mjs": "outDir: './build'"}, "build"),
+        ("astro", "astro build --outDir build", {}, "build"),
+        ("@docusaurus/core", "docusaurus build --out-dir public", {}, "public"),
+        ("@11ty/eleventy", "eleventy", {".eleventy.js": "return { dir: { input: 'src', output: 'dist' } }"}, "dist"),
+        ("@11ty/eleventy", "eleventy --output=public", {}, "public"),
+        ("ember-source", "ember build -o public", {}, "public"),
+        ("@vue/cli-service", "vue-cli-service build", {"vue.config.js": "outputDir: 'docs'"}, "docs"),
+        ("react-scripts", "BUILD_PATH='./dist' react-scripts build", {}, "dist"),
+        ("@rsbuild/core", "rsbuild build", {"rsbuild.config.ts": "output: { distPath: { root: 'build' } }"}, "build"),
+        ("@rsbuild/core", "rsbuild build", {"rsbuild.config.ts": "output: { distPath: 'build' }"}, "build"),
+        ("parcel", "parcel build src/index.html --dist-dir public", {}, "public"),
+        (
+            "webpack",
+            "webpack",
+            {"webpack.config.js": "require('html-webpack-plugin'); path: path.resolve(__dirname, 'public')"},
+            "public",
+        ),
+        ("next", "next build", {"next.config.js": "output: 'export', distDir: 'build'"}, "build"),
+        (
+            "@sveltejs/kit",
+            "vite build",
+            {"svelte.config.js": "import a from '@sveltejs/adapter-static'; a({ pages: 'public' })"},
+            "public",
+        ),
+    ],
+)
+def test_an_output_of_the_project_s_own(
+    folder: Path, dependency: str, script: str, files: dict[str, str], output: str
+) -> None:
+    text = package(dependency, scripts={"build": script})
+    assert write(folder, {"package.json": text, **files}).build.output == output
 
 
 # -- projects with a server of their own ---------------------------------------------------------------------
