@@ -29,7 +29,8 @@ from workers.engine.driver import Hosts, Place, Places, Target
 
 logger = structlog.get_logger()
 
-ROUNDS = 4  # of tidying, in which the names of all apps are looked at
+ROUNDS = 4  # of tidying, in which the names of all apps are looked at; more if there are more apps than
+MAX_SLICE = 250  # apps in a round, so that thousands of them cost no more
 
 
 class Names:
@@ -85,7 +86,7 @@ class Names:
         """Serves a part of the apps at their present addresses."""
         if not self._left:
             self._left = sorted(await self._places.list_apps())
-            self._slice = math.ceil(len(self._left) / ROUNDS)
+            self._slice = min(math.ceil(len(self._left) / ROUNDS), MAX_SLICE)
             self.gone &= {*self._left}
         places = defaultdict[str, list[Place]](list)
         for place in await self._places.list_places():
