@@ -10,6 +10,7 @@ spend changed, it compares the sum of the settled and reserved amounts with the 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from math import nan
 
 import msgspec
@@ -100,8 +101,10 @@ class Overview:
             await self.refresh_gauges()
         except BackboneUnavailable as error:
             logger.debug("overview.waiting", error=code_of(error.__cause__))
-        for provider in self._providers.all:
-            self._metrics.provider_up.labels(provider.name).set(provider.health.is_up)
+        with suppress(BackboneUnavailable):  # it is not known which providers are enabled
+            for provider in self._providers.all:
+                up = provider.health.is_up if self._availability.is_enabled(provider.name) else nan
+                self._metrics.provider_up.labels(provider.name).set(up)
         self._metrics.available.set(self._is_available())
 
     def _is_available(self) -> bool:

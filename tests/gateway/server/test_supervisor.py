@@ -95,6 +95,19 @@ async def test_the_gauges_of_a_replaced_process_are_removed(
 
 
 @session
+async def test_the_gauge_of_a_disabled_provider_disappears(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Otherwise it would say for ever what it said last."""
+    gauge = r'gateway_provider_up\{provider="default"\}'
+    constants = {"gateway.operations.overview.GAUGES_SECONDS": 0.2}
+    async with gateway(valkey.url, provider, tmp_path, constants, workers=2) as gw:
+        for enabled, expected in ((True, 1), (False, None), (True, 1)):
+            await gw.platform("PUT", "providers/default", {"enabled": enabled})
+            await wait_until(lambda: read_metric(gw, gauge), holds=lambda found, value=expected: found == value)
+
+
+@session
 async def test_streams_of_other_processes_continue_while_processes_die(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
