@@ -149,6 +149,9 @@ class Metrics:
             "gateway_certificates_expiring", "Custom domains whose certificate expires within seven days"
         )
         self.workers = state("gateway_workers", "Workers with a heartbeat", ["group"])
+        self.worker_starts = state(
+            "gateway_worker_starts", "Starts of workers on one host in the last 15 minutes", ["group"]
+        )
         self.hosts = state("gateway_hosts", "Hosts that serve apps, or stand by", ["state"])
         self.releases_missing = state("gateway_releases_missing", "Addresses of apps whose release a host lacks")
         self.disk_free = state(
@@ -174,6 +177,7 @@ class Metrics:
             self.anomalies.labels(kind)
         for kind in ("app", "user", "cap"):
             self.refusals.labels(kind)
+        self.connections_ended.labels("refused")
         for code in PROVIDER_FAULT_CODES:
             for model in models:
                 self.provider_errors.labels(code, model)
