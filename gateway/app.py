@@ -85,7 +85,8 @@ async def ready(
         raise BackboneUnavailable("This process is shutting down; send the request to another process.")
     warning = await redis_health.check()
     await redis_health.check_clock()
-    if not registry.cache.is_current:
+    # Not whether it is current: while Redis is slow, the subscription to changes is lost, and requests succeed.
+    if not registry.cache.is_loaded:
         raise BackboneUnavailable
     return ProcessStatus("ready", warning)
 

@@ -501,6 +501,10 @@ LAYOUT_LOCK_KEY = declare("layout-lock", "string: id of the process that upgrade
 WORKERS_KEY = declare("{ops}:workers", "set: `<group>:<name>` of workers that read no stream; some have ended", "1 h")
 audit_key = of_all("{ops}:audit:<trail>", "stream: operators' changes, or machines' reports; 10,000", "400 days")
 HEARTBEAT_SECONDS = 15  # lifetime of a worker's heartbeat
+WORKER_STARTS_SECONDS = 900  # for which a worker's start is remembered
+WORKER_STARTS_KEY = declare(
+    "{ops}:worker-starts", "zset: `<group>:<name>:<token>` of workers by the time of their start, s", "15 min"
+)
 
 
 @key("worker:<group>:<name>", "string: a worker's heartbeat, which reserves its name", "15 s")

@@ -13,7 +13,7 @@ import socket
 
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, WORKER_STARTS_KEY, WORKER_STARTS_SECONDS, WORKERS_KEY, worker_key
 from gateway.redis.client import Store
 
 LISTED_SECONDS = 3_600  # that the list of these workers outlives the last renewal
@@ -25,9 +25,19 @@ def worker_name(number: int) -> str:
     return f"{socket.gethostname()}-{number}"
 
 
+async def note_start(store: Store, group: str, name: str, token: str) -> None:
+    """Remembers the start of a worker with this heartbeat for 15 minutes. Raises BackboneUnavailable."""
+    now, _ = await store.client.time()
+    async with store.client.pipeline(transaction=True) as pipe:
+        pipe.zadd(WORKER_STARTS_KEY, {f"{group}:{name}:{token}": now})
+        pipe.zremrangebyscore(WORKER_STARTS_KEY, 0, now - WORKER_STARTS_SECONDS)
+        pipe.expire(WORKER_STARTS_KEY, WORKER_STARTS_SECONDS)
+        await pipe.execute()
+
+
 async def keep_heartbeat(store: Store, group: str) -> None:
     """Renews the heartbeat of one worker until canceled."""
-    token, number = secrets.token_hex(8), 1
+    token, number, is_noted = secrets.token_hex(8), 1, False
     while True:
         key, pause = worker_key(group, worker_name(number)), RETRY_SECONDS
         # If Redis is unavailable for too long, the heartbeat expires.
@@ -40,6 +50,9 @@ async def keep_heartbeat(store: Store, group: str) -> None:
                 await store.client.expire(key, HEARTBEAT_SECONDS)
             await store.client.sadd(WORKERS_KEY, f"{group}:{worker_name(number)}")
             await store.client.expire(WORKERS_KEY, LISTED_SECONDS)
+            if not is_noted:
+                await note_start(store, group, worker_name(number), token)
+                is_noted = True
             pause = RENEWAL_SECONDS
         end_if_canceled()
         await asyncio.sleep(pause)

@@ -35,7 +35,7 @@ from gateway.loops import pauses
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import set_entry_idle
-from workers.heartbeat import worker_name
+from workers.heartbeat import note_start, worker_name
 
 logger = structlog.get_logger()
 
@@ -101,6 +101,7 @@ class Consumer:
             await self._retry_until_done(self._make_groups)
             await self._retry_until_done(self._reserve_name)
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._retry_until_done(self._note_start))
                 group.create_task(self._retry_until_done(self._send_heartbeat, every=RENEWAL_SECONDS))
                 # One task per partition: the cluster node of one partition may be unavailable while the others work.
                 for tag in PARTITION_TAGS:
@@ -204,6 +205,10 @@ class Consumer:
                 return True
         await asyncio.sleep(RENEWAL_SECONDS)
         return False
+
+    async def _note_start(self) -> bool:
+        await note_start(self._store, self.group, self.name, self._token)
+        return True
 
     async def _renew_name(self, *, nx: bool = False) -> bool:
         """Reserves or renews the name. Returns False, and changes nothing, if another worker has the name."""

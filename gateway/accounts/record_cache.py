@@ -103,6 +103,11 @@ class RecordCache:
         """
         self._subscribers[key] = _Subscriber(reload, on_unreadable)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Returns whether all subscribers have read their records, at least once."""
+        return all(each.current for each in self._subscribers.values())
+
     # -- the subscription ------------------------------------------------------------------------------------
 
     async def follow_changes(self) -> None:
@@ -142,7 +147,7 @@ class RecordCache:
                 copy.current_until, copy.usable_until = 0.0, now + STALE_SECONDS
 
     def _update_current(self) -> None:
-        self.is_current = self._subscribed and all(each.current for each in self._subscribers.values())
+        self.is_current = self._subscribed and self.is_loaded
 
     async def _reload_outdated(self) -> None:
         """Waits until records are to be read, and reads them."""

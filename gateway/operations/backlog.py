@@ -5,6 +5,7 @@ alive while its heartbeat key exists. Nothing scans keys, so reading the backlog
 accounts, in a cluster too.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from gateway.ids import Time, now_iso
 from gateway.keys import (
     HEARTBEAT_SECONDS,
     PARTITION_TAGS,
+    WORKER_STARTS_KEY,
+    WORKER_STARTS_SECONDS,
     WORKERS_KEY,
     dead_letters_key,
     outcomes_key,
@@ -186,3 +189,20 @@ async def _read_workers(store: Store, pending: dict[tuple[str, str], int]) -> li
     ]
     workers.sort(key=lambda worker: (worker.group, worker.name))
     return [worker for worker in workers if worker.heartbeatMs is not None or worker.pending]
+
+
+async def count_worker_starts(store: Store, now: int) -> dict[str, int]:
+    """Returns by group how often its workers started in the last 15 minutes, on the host where they did most often.
+
+    Those that run count as one, because an update starts each of a host's workers once. `now` is Redis's clock in ms.
+    Raises BackboneUnavailable.
+    """
+    found = await store.client.zrangebyscore(WORKER_STARTS_KEY, now // 1000 - WORKER_STARTS_SECONDS, "+inf")
+    starts = [member.split(":") for member in found]
+    heartbeats = await store.get_all([worker_key(group, name) for group, name, _ in starts])
+    distinct = {
+        (group, name.rpartition("-")[0], "" if heartbeat == token else token)
+        for (group, name, token), heartbeat in zip(starts, heartbeats, strict=True)
+    }
+    counts = Counter((group, host) for group, host, _ in distinct)
+    return {group: max((count for (of, _), count in counts.items() if of == group), default=0) for group in GROUPS}

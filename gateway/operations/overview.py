@@ -10,6 +10,7 @@ spend changed, it compares the sum of the settled and reserved amounts with the 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from math import nan
 
 import msgspec
@@ -36,7 +37,13 @@ from gateway.keys import (
     spenders_key,
 )
 from gateway.loops import every
-from gateway.operations.backlog import QueueBacklog, count_dead_letters, read_backlog, read_dead_letters, read_storage
+from gateway.operations.backlog import (
+    count_dead_letters,
+    count_worker_starts,
+    read_backlog,
+    read_dead_letters,
+    read_storage,
+)
 from gateway.operations.needs_attention import (
     count_ended_deploys,
     count_expiring_certificates,
@@ -100,8 +107,10 @@ class Overview:
             await self.refresh_gauges()
         except BackboneUnavailable as error:
             logger.debug("overview.waiting", error=code_of(error.__cause__))
-        for provider in self._providers.all:
-            self._metrics.provider_up.labels(provider.name).set(provider.health.is_up)
+        with suppress(BackboneUnavailable):  # it is not known which providers are enabled
+            for provider in self._providers.all:
+                up = provider.health.is_up if self._availability.is_enabled(provider.name) else nan
+                self._metrics.provider_up.labels(provider.name).set(up)
         self._metrics.available.set(self._is_available())
 
     def _is_available(self) -> bool:
@@ -119,8 +128,10 @@ class Overview:
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
         self._metrics.deploy_oldest.set((backlog.deploys.oldestMs or 0) / 1000)
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
-        for group, workers in self._count_workers_alive(backlog).items():
+        for group, workers in self._omit_replaced(backlog.count_workers_alive()).items():
             self._metrics.workers.labels(group).set(workers)
+        for group, starts in self._omit_replaced(await count_worker_starts(self._store, now)).items():
+            self._metrics.worker_starts.labels(group).set(starts)
         self._show_hosts(await Records(self._store).read_reports(now))
         last_backup = await self._store.get(BACKUP_KEY)
         self._metrics.last_backup.set(seconds_of(last_backup) if last_backup else nan)
@@ -148,13 +159,9 @@ class Overview:
         left = [report.certificate_left for report in reports if report.certificate_left is not None]
         self._metrics.certificate_left.set(min(left, default=nan))
 
-    def _count_workers_alive(self, backlog: QueueBacklog) -> dict[str, int]:
-        """Returns the number of workers by group, without groups that are not needed."""
-        return {
-            name: workers
-            for name, workers in backlog.count_workers_alive().items()
-            if name not in self._replaced_groups
-        }
+    def _omit_replaced(self, counts: dict[str, int]) -> dict[str, int]:
+        """Returns the counts by group without the groups that are not needed."""
+        return {group: count for group, count in counts.items() if group not in self._replaced_groups}
 
     async def _write_clock(self, now: int) -> None:
         """Writes the time for Grafana's variables: Grafana uses the browser's time zone, names of keys are in UTC."""
@@ -222,7 +229,9 @@ class Overview:
             needsAttention=NeedsAttention(
                 failedDeploys=await count_failed_deploys(self._store, now),
                 unhealthyApps=await count_unhealthy_apps(self._registry),
-                missingWorkers=[name for name, workers in self._count_workers_alive(backlog).items() if not workers],
+                missingWorkers=[
+                    name for name, count in self._omit_replaced(backlog.count_workers_alive()).items() if not count
+                ],
             ),
             pods=await read_pod_report(self._store) if self._settings.apps_engine == "kubernetes" else None,
         )

@@ -9,11 +9,12 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from gateway.errors import PROVIDER_FAULT_CODES
 from gateway.log import RequestLine
@@ -33,6 +34,18 @@ class BulkHistogram(Histogram):
         buckets = collections.Counter(bisect_left(self._upper_bounds, amount) for amount in amounts)
         for bucket, observations in buckets.items():
             self._buckets[bucket].inc(observations)
+
+
+class KnownValues(Collector):
+    """The metrics without the gauges that are NaN: of several processes, prometheus_client cannot remove them."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collector.collect():
+            metric.samples = [sample for sample in metric.samples if not math.isnan(sample.value)]
+            yield metric
 
 
 class Metrics:
@@ -116,7 +129,9 @@ class Metrics:
         self.provider_waiting = total("gateway_provider_waiting", "Requests that wait for a permit", ["provider"])
         self.viewers = total("gateway_change_viewers", "Open streams of accounts' changes")
         self.provider_up = state(
-            "gateway_provider_up", "Whether the provider answers, has quota and accepts the credential", ["provider"]
+            "gateway_provider_up",
+            "Whether the provider, if it is enabled, answers, has quota and accepts the credential",
+            ["provider"],
         )
         self.available = state("gateway_inference_available", "Whether inference is on, approved and configured")
         self.redis_up = lowest("gateway_redis_up", "Whether Redis answers and takes writes")
@@ -134,6 +149,9 @@ class Metrics:
             "gateway_certificates_expiring", "Custom domains whose certificate expires within seven days"
         )
         self.workers = state("gateway_workers", "Workers with a heartbeat", ["group"])
+        self.worker_starts = state(
+            "gateway_worker_starts", "Starts of workers on one host in the last 15 minutes", ["group"]
+        )
         self.hosts = state("gateway_hosts", "Hosts that serve apps, or stand by", ["state"])
         self.releases_missing = state("gateway_releases_missing", "Addresses of apps whose release a host lacks")
         self.disk_free = state(
@@ -159,6 +177,7 @@ class Metrics:
             self.anomalies.labels(kind)
         for kind in ("app", "user", "cap"):
             self.refusals.labels(kind)
+        self.connections_ended.labels("refused")
         for code in PROVIDER_FAULT_CODES:
             for model in models:
                 self.provider_errors.labels(code, model)
@@ -221,8 +240,8 @@ class Metrics:
 
     def render(self) -> bytes:
         self.count_queued()
+        registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # the sum over several processes
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            return generate_latest(registry)
-        return generate_latest(self.registry)
+        return generate_latest(KnownValues(registry))

@@ -130,8 +130,7 @@ async def test_every_metric_exists(gw: Gateway, app: App, exporter: str) -> None
                 return None
 
         metrics = (await gw.http.get("/metrics")).text + await wait_until(read_exporter)
-    samples = re.findall(r"^(\w+)(?:{(.*)})? ", metrics, re.MULTILINE)
-    names = {name for name, _ in samples} | {"up"}
+    names = {"up", *re.findall(r"^(?:# TYPE )?(\w+)(?:{.*})? ", metrics, re.MULTILINE)}  # a type also without a value
     named = {
         name
         for expression in list_expressions()

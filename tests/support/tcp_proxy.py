@@ -28,6 +28,7 @@ class Proxy:
     | --- | --- |
     | `down` | every connection is closed, including new ones |
     | `swallowing` | connections stay open, and nothing arrives in either direction |
+    | `delay` | each answer takes so many seconds more |
     | `hold_requests`, `hold_answers` | requests with this text, or the answers to them, wait for `let_go` |
     | `lose_request` | once, after `spared` others, a request with this text is lost, and the connection closes |
     | `lose_answer` | once, the answer to a request with this text is lost, and the connection closes |
@@ -39,6 +40,7 @@ class Proxy:
     port: int = 0
     down: bool = False
     swallowing: bool = False
+    delay: float = 0.0
     hold_requests: bytes | None = None
     hold_answers: bytes | None = None
     lose_request: bytes | None = None
@@ -128,7 +130,9 @@ class Proxy:
                 if self.hold_answers and self.hold_answers in link.asked:
                     self.held += 1
                     await self._released.wait()
-                if not self.swallowing:
+                if self.delay:
+                    asyncio.get_running_loop().call_later(self.delay, link.client.write, data)
+                elif not self.swallowing:
                     link.client.write(data)
                     await link.client.drain()
         link.cut()

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from gateway.keys import HEARTBEAT_SECONDS, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, WORKER_STARTS_KEY, WORKER_STARTS_SECONDS, worker_key
+from gateway.operations.backlog import count_worker_starts
 from gateway.redis.client import Store
 from tests.support.background import cancel
 from tests.support.polling import wait_until
@@ -58,6 +59,29 @@ async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPa
         await store.client.delete(key(1))
         await wait_until(lambda: store.client.exists(key(1)))
         assert not await store.client.exists(key(2))
+
+
+async def count_starts(store: Store, after: float = 0) -> int:
+    seconds, _ = await store.client.time()
+    return (await count_worker_starts(store, int((seconds + after) * 1000)))["monitors"]
+
+
+async def test_a_worker_that_starts_again_and_again_is_noticed(store: Store) -> None:
+    """Its former heartbeat may go on for a while, or the next worker may have its name."""
+    for starts in range(1, 4):
+        async with beating(store):
+            await wait_until(lambda: count_starts(store), holds=lambda found, expected=starts: found == expected)
+        await store.client.delete(key(1))
+    assert await count_starts(store, after=WORKER_STARTS_SECONDS + 1) == 0
+    assert 0 < await store.client.ttl(WORKER_STARTS_KEY) <= WORKER_STARTS_SECONDS
+
+
+async def test_the_workers_of_a_host_that_start_once_are_not_one_that_starts_often(store: Store) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(beating(store))
+        await wait_until(lambda: store.client.zcard(WORKER_STARTS_KEY), holds=lambda starts: starts == 4)
+        assert await count_starts(store) == 1
 
 
 async def test_a_heartbeat_returns_soon_after_a_fault_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.events import scripts
-from gateway.keys import worker_key
+from gateway.keys import WORKER_STARTS_KEY, worker_key
+from gateway.operations.backlog import count_worker_starts
 from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -159,6 +161,22 @@ async def test_a_worker_gets_the_lowest_free_number(events: Stream) -> None:
     await one.consumer.release_entries()
     three, four = await events.reader(), await events.reader()
     assert (three.name[-2:], four.name[-2:]) == ("-1", "-3")
+
+
+async def test_a_worker_that_is_killed_again_and_again_is_noticed(events: Stream) -> None:
+    """The heartbeats of the first two go on, so that there seem to be three workers."""
+    for _ in range(3):
+        await (await events.reader()).vanish()
+
+    async def count_starts() -> int:
+        return (await count_worker_starts(last.store, int(time.time() * 1000)))[GROUP]
+
+    last = await events.reader()
+    await wait_until(lambda: events.client.zcard(WORKER_STARTS_KEY), holds=lambda starts: starts == 4)
+    assert await count_starts() == 1
+    for reader in events.readers[:3]:
+        await events.expire_heartbeat(reader)
+    assert await count_starts() == 4
 
 
 @pytest.mark.usefixtures("frequent_heartbeats")

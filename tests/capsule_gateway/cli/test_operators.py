@@ -1,7 +1,9 @@
 """The operators' lists, and deleting an app, against a running gateway."""
 
+import re
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -10,11 +12,16 @@ import pytest
 from gateway.inference.health import HealthRecord
 from gateway.keys import provider_key
 from gateway.redis.scripts import CHANGES_CHANNEL
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.fakes.server import CLOSE
 from tests.support.accounts import App
-from tests.support.command_line import Tool
-from tests.support.gateway_process import Gateway
+from tests.support.command_line import Run, Tool
+from tests.support.gateway_process import OPERATOR, Gateway, gateway
 from tests.support.polling import wait_until
-from tests.support.providers import states
+from tests.support.providers import UNSET, states, write_providers
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -150,6 +157,57 @@ async def test_a_pause_of_a_provider_is_listed(operator: Tool, gw: Gateway) -> N
 
 async def pause_of(gw: Gateway) -> str | None:
     return (await states(gw))["default"]["passedOverUntil"]
+
+
+async def test_the_runbook_when_the_provider_is_down(
+    backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Carries out its commands in their order. The installation has one provider until then."""
+    runbook = (Path(__file__).parents[3] / "docs/runbook.md").read_text()
+    section = runbook.partition("\n### When the provider is down\n")[2].partition("\n## ")[0]
+    commands = iter(re.findall(r"`capsule ([^`]+)`", section))
+    constants = {"gateway.inference.health.PROBE_INTERVAL_SECONDS": 1}
+    async with (
+        FakeProvider() as down,
+        FakeProvider() as other,
+        gateway(valkey.url, down, tmp_path, constants) as gw,
+    ):
+        gw.confidential.add(other.key)
+        operator, app = Tool(gw.address, OPERATOR, tmp_path), await gw.app(backend)
+        file = str(write_providers(tmp_path, {"one": down, "two": other}))
+
+        async def carry_out(command: str) -> Run:
+            assert next(commands) == command
+            run = await operator(*command.replace("NAME", "one").replace("FILE", file).split())
+            assert run.code == 0, run
+            return run
+
+        async def list_statuses() -> dict[str, str]:
+            return {row[0]: row[2] for row in (await carry_out("providers list")).rows[1:]}
+
+        down.default = [CLOSE]
+        for _ in range(4):
+            refused(await app.ask("x"), 502, "PROVIDER_UNREACHABLE")
+        await wait_until(lambda: states(gw), holds=lambda found: found["default"]["status"] == "provider-unreachable")
+        assert await list_statuses() == {"default": "provider-unreachable"}
+        await carry_out("inference off")
+        refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+        await carry_out("providers check FILE")
+        await gw.stop()
+        gw.environment = {name: value for name, value in gw.environment.items() if name not in UNSET}
+        gw.environment["GATEWAY_PROVIDERS_FILE"] = file
+        await gw.start()
+        await carry_out("providers disable NAME")
+        await carry_out("inference on")
+        tried = len(down.prompts)
+        for _ in range(4):
+            answered(await app.ask("x"))
+        assert len(down.prompts) == tried
+        down.default = tokens("back")
+        await carry_out("providers enable NAME")
+        await wait_until(partial(app.ask, "x"), holds=lambda response: answered(response)["text"] == "back")
+        assert await list_statuses() == {"one": "operational", "two": "operational"}
+    assert not [*commands]
 
 
 async def test_a_providers_file_is_checked(operator: Tool, tmp_path: Path) -> None:

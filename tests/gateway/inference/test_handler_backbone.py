@@ -18,6 +18,7 @@ from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered, refused, text_of
+from tests.support.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -100,6 +101,19 @@ async def refuses_everything(gw: Gateway, app: App, token: str, provider: FakePr
     assert (await gw.http.get("/health")).status_code == 200
     headers = {"Authorization": f"Bearer {OPERATOR}"}
     assert (await gw.http.get("/capabilities", headers=headers)).status_code in (200, 503)
+
+
+async def test_redis_slow(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """Requests take longer, but succeed. So no gateway leaves the load balancer, which all would at the same time."""
+    with RedisServer() as server:
+        async with Proxy(server.port) as proxy, gateway(proxy.url, provider, tmp_path) as gw:
+            app = await gw.app(backend)
+            proxy.delay, proxy.hold_requests = 0.8, b"SUBSCRIBE"
+            await wait_until(lambda: '"registry.lost"' in gw.log)  # the subscription to changes is silent for too long
+            answered(await app.ask("x"))
+            assert (await gw.http.get("/ready")).json() == {"status": "ready"}
+            proxy.delay = 0.0
+            proxy.let_go()
 
 
 async def test_redis_frozen(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:

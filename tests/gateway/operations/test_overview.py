@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from typing import Any
 
@@ -184,6 +185,21 @@ async def test_the_gauges_of_hosts(gateway: Services) -> None:
     assert gauge(gateway, "gateway_releases_missing") == 2
     assert gauge(gateway, "gateway_data_disk_free_ratio") == 0.04
     assert gauge(gateway, "gateway_own_certificate_left_ratio") == 0.9
+
+
+async def test_only_enabled_providers_are_up_or_down(gateway: Services) -> None:
+    def shown() -> list[str]:
+        return re.findall(r"^gateway_provider_up\{.*$", gateway.metrics.render().decode(), re.MULTILINE)
+
+    await gateway.overview._refresh_all_gauges()
+    assert shown() == ['gateway_provider_up{provider="default"} 1.0']
+    await gateway.availability.change_switch(providers={"default": False})
+    await gateway.overview._refresh_all_gauges()
+    assert shown() == []
+    assert gauge(gateway, "gateway_inference_available") == 0
+    gateway.availability._doubt_switch()
+    await gateway.overview._refresh_all_gauges()
+    assert shown() == []
 
 
 async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Services) -> None:

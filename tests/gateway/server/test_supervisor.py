@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -92,6 +93,23 @@ async def test_the_gauges_of_a_replaced_process_are_removed(
         await wait_until(lambda: gw.answers("/health"), 20)
         await wait_until(lambda: streams(0), 20)
         assert await read_metric(gw, ANSWERED) == before
+
+
+@session
+async def test_the_gauge_of_a_disabled_provider_disappears(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Otherwise it would say for ever what it said last."""
+    gauge = r'gateway_provider_up\{provider="default"\}'
+    constants = {"gateway.operations.overview.GAUGES_SECONDS": 0.2}
+    async with gateway(valkey.url, provider, tmp_path, constants, workers=2) as gw:
+
+        async def shows(expected: float | None) -> bool:
+            return await read_metric(gw, gauge) == expected
+
+        for enabled, expected in ((True, 1), (False, None), (True, 1)):
+            await gw.platform("PUT", "providers/default", {"enabled": enabled})
+            await wait_until(partial(shows, expected))
 
 
 @session
