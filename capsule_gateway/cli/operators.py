@@ -344,7 +344,7 @@ prices = Group("prices", help="Operators: check the file with the prices of the 
 @as_list
 def prices_check(file: Path) -> None:
     """Check a prices file, as the start of the gateway does, and list the prices. It needs no service."""
-    tariffs = _check_file("GATEWAY_PRICES_FILE", file).prices_file
+    tariffs = _check_file("GATEWAY_PRICES_FILE", file).tariffs
     before = [Tariff({}), *tariffs]
     show_table(
         [

@@ -77,7 +77,7 @@ def _euro_per_million(nano_euro: int) -> str:
 
 
 def render(settings: Settings, *, open_today: bool) -> str:
-    tariff = tariff_at(settings.prices_file, int(time.time() * 1000))
+    tariff = tariff_at(settings.tariffs, int(time.time() * 1000))
     offered = [(model, tariff.prices[model]) for model in settings.models]
     prices: list[tuple[str, ...]] = [
         (f"<code>{model}</code>", _euro_per_million(price.input), _euro_per_million(price.output))

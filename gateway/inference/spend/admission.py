@@ -154,7 +154,7 @@ class Admission:
         limits = limits_of(app, account, self._settings)
         for _ in range(2):
             # This process's own clock serves until the first answer.
-            tariff = tariff_at(self._settings.prices_file, self._clock.at(time.monotonic()) or int(time.time() * 1000))
+            tariff = tariff_at(self._settings.tariffs, self._clock.at(time.monotonic()) or int(time.time() * 1000))
             cost = 0 if max_cost is None else max_cost(tariff)
             reservation = Reservation(request_id(), account.id, cost, tariff)
             decision = await self._decide(app, limits, user, reservation)

@@ -20,7 +20,7 @@ def milliseconds(text: str) -> int:
 def read(tmp_path: Path, *tables: str, text: str = "") -> tuple[Tariff, ...]:
     path = tmp_path / "prices.toml"
     path.write_text(text or "".join(f"[[price]]\n{table}" for table in tables))
-    return load({"GATEWAY_PRICES_FILE": str(path)}).prices_file
+    return load({"GATEWAY_PRICES_FILE": str(path)}).tariffs
 
 
 async def test_a_price_holds_from_its_date_on(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ async def test_a_fault_stops_the_start(tmp_path: Path, tables: list[str], said: 
 
 
 async def test_without_a_file_the_services_prices_hold() -> None:
-    assert load({}).prices_file == TARIFFS
+    assert load({}).tariffs == TARIFFS
     with pytest.raises(BadSettings, match=r"^GATEWAY_PRICES_FILE: /missing: cannot be read: No such file"):
         load({"GATEWAY_PRICES_FILE": "/missing"})
