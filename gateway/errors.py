@@ -231,7 +231,15 @@ class NotReplicated(BackboneUnavailable):
 class StorageUnavailable(ServiceError):
     status, code = 503, "STORAGE_UNAVAILABLE"
     message = "The service cannot reach its storage for sources and releases; nothing was deployed. Try again shortly."
-    retry_after = 5
+    retry_after: int | None = 5
+
+
+class StorageFull(StorageUnavailable):
+    """Room must be made before a retry can succeed."""
+
+    status, code = 507, "STORAGE_FULL"
+    message = "The disk of the service is full; nothing was stored. Tell the operator, who must make room there."
+    retry_after = None
 
 
 class Unauthorized(ServiceError):

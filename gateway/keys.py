@@ -328,6 +328,9 @@ minute_key = of_all(
 )
 hour_key = of_all("{ops}:hour:<hour>", "hash: `requests`, `code:<CODE>` and `settled` of all accounts", "15 days")
 spenders_key = of_all("{ops}:spend:<day>", "zset: accounts by their spend in nano-euro, and `total`", "2 days")
+provider_counts_key = of_all(
+    "{ops}:providers:<day>", "hash: `<provider>:attempts` and `<provider>:failovers` of all gateways", "2 days"
+)
 PROCESSES_KEY = declare("{ops}:processes", "set: ids of the gateway processes", "15 s")
 process_key = of_all("{ops}:process:<id>", "hash: open `streams`, `startedAt`, `seenAt`", "15 s")
 BACKUP_KEY = declare("{ops}:backup", "string: time of the last backup, as in its name", "never: one record")

@@ -49,7 +49,6 @@ from gateway.operations.removal import Removal
 from gateway.outbound import client as outbound
 from gateway.redis.client import Store
 from gateway.settings import Settings
-from gateway.settings.prices import PRICES
 from gateway.storage import open_storage
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
@@ -64,7 +63,7 @@ class ProcessState:
 class Services:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics(PRICES, [each.name for each in settings.providers], FORMATS)
+        self.metrics = Metrics(settings.models, [each.name for each in settings.providers], FORMATS)
         self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)

@@ -8,9 +8,9 @@ an object complete or not at all.
 No key leads out of the store. In a folder, no link below its top is followed: whoever may write there, such as a
 gateway with a user of its own, must not make workers read, write or delete elsewhere as root.
 
-Failure policy: every call has a time limit and fails with StorageUnavailable, for a key that no object has too. Its log
-line has only the operation and the kind of error, because a store's messages may contain addresses and the names of
-credentials.
+Failure policy: every call has a time limit and fails with StorageUnavailable, for a key that no object has too, and
+with its subclass StorageFull if a disk or a quota is full. Its log line has only the operation and the kind of error,
+because a store's messages may contain addresses and the names of credentials.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from urllib.parse import unquote, urlsplit
 import structlog
 
 from gateway.cancellation import end_if_canceled
-from gateway.errors import StorageUnavailable
+from gateway.errors import StorageFull, StorageUnavailable
 from gateway.settings import Settings
 
 logger = structlog.get_logger()
@@ -47,6 +47,9 @@ PASSED = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | o
 READ = (
     os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 )  # a pipe, which is no object, must not hold the reader
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# How MinIO, Ceph and other stores with S3's interface answer when their disks or the quota of a bucket are full.
+_FULL_S3 = re.compile(r"status code: 507\b|<Code>(XMinioStorageFull|InsufficientStorage|\w*QuotaExceeded)</Code>")
 _NO_PART = re.compile(r"\.{0,2}|.*[\\\x00-\x1f\x7f\ud800-\udfff].*", re.DOTALL)
 
 T = TypeVar("T")
@@ -197,7 +200,26 @@ def storage_failures(operation: str, *, may_miss: bool = False) -> Iterator[None
         if may_miss and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
             raise
         logger.warning("storage.failed", operation=operation, error=_describe_error(error))
-        raise StorageUnavailable from error
+        raise (StorageFull if is_full(error) else StorageUnavailable) from error
+
+
+@contextmanager
+def full_disk_failures() -> Iterator[None]:
+    """Maps the error of a full disk to StorageFull, where a file is written on its way to the storage."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        logger.warning("storage.failed", operation="write", error=_describe_error(error))
+        raise StorageFull from error
+
+
+def is_full(error: BaseException) -> bool:
+    """Returns whether an error says that a disk or a quota is full."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    return isinstance(error, StorageFull) or _FULL_S3.search(str(error)) is not None
 
 
 def _describe_error(error: Exception) -> str:

@@ -25,6 +25,7 @@ from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
 from gateway.settings import BadSettings, Settings, find_gone, load
 from gateway.settings.addresses import find_kubernetes_fault
+from gateway.signals import stop_at_hangup
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder
@@ -63,7 +64,7 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
 
 
 async def run_workers(settings: Settings, names: list[str], child: BaseProcess | None) -> None:
-    """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it.
+    """Runs until it is stopped. If one worker fails, the process ends, and its supervisor restarts it.
 
     Raises CannotRun.
     """
@@ -133,6 +134,7 @@ def main(names: list[str], *, restart: bool = False) -> int:
     if unknown:
         print(f"There is no worker {unknown[0]!r}. Choose from: {', '.join(WORKERS)}.", file=sys.stderr)
         return 2
+    stop_at_hangup()
     for sentence in find_gone():
         print(sentence, file=sys.stderr)
     try:

@@ -58,7 +58,7 @@ class WorkerChild:
 
 
 def keep_running(settings: Settings, works: Iterable[Callable[[], int]]) -> int:
-    """Runs each work in a process, again whenever it ends, until SIGTERM or SIGINT. Returns the exit code."""
+    """Runs each work in a process, again whenever it ends, until this process is stopped. Returns the exit code."""
     log.configure(settings)
     stopping, exit_code = threading.Event(), 0
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import re
 import time
 from collections.abc import Coroutine
@@ -35,7 +34,6 @@ COLUMNS: Columns = {
     "size": lambda row: format_size(row.get("size")),
     **texts("notes", "detail"),
 }
-FULL = (errno.ENOSPC, errno.EDQUOT)
 TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?P<minute>[T ]\d\d:\d\d(?P<second>:\d\d(?P<fraction>\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?",
     re.ASCII,
@@ -187,7 +185,7 @@ def _print_notes(report: Report) -> None:
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     """Runs the work. Raises ServiceRefusal with its reason."""
-    from gateway.errors import BackboneUnavailable, StorageUnavailable
+    from gateway.errors import BackboneUnavailable, StorageFull, StorageUnavailable
     from gateway.redis.errors import describe
     from workers.backup.run import BackupRefused
     from workers.backup.spool import SpoolFailed
@@ -200,7 +198,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     except* BackboneUnavailable as group:
         reason = f"Redis: {describe(_first(group).__cause__)}"
     except* StorageUnavailable as group:
-        if getattr(_first(group).__cause__, "errno", None) in FULL:
+        if isinstance(_first(group), StorageFull):
             reason = "the disk of the storage or of the target is full: make room there, and run the command again"
         else:
             reason = "the storage or the target does not answer, or refuses; the line above says why"

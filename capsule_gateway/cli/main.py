@@ -48,7 +48,7 @@ COMMANDS = {
     "limits": ("limits",),
     "manifest": ("init",),
     "members": ("members",),
-    "operators": ("accounts", "audit", "inference", "providers"),
+    "operators": ("accounts", "audit", "inference", "prices", "providers"),
     "processes": ("serve", "worker"),
     "secrets": ("secrets",),
     "usage": ("requests", "usage"),

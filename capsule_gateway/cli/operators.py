@@ -1,4 +1,4 @@
-"""`capsule accounts`, `audit`, `inference` and `providers`: operators' commands."""
+"""`capsule accounts`, `audit`, `inference`, `prices` and `providers`: operators' commands."""
 
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from capsule_gateway.cli.commands import Group, done, sentence, value
 from capsule_gateway.cli.service import open_service, path
 from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table
 from capsule_gateway.cli.usage import show_usage, usage_options
-from gateway.settings import PLANS, BadSettings, load, read_environment
+from gateway.ids import now_iso
+from gateway.settings import PLANS, BadSettings, Settings, load, read_environment
+from gateway.settings.prices import Tariff
 
+PER_MILLION = 1_000_000  # tokens
 MAX_ROWS = 1_000  # of a list
 
 plans = click.Choice(PLANS)
@@ -328,14 +331,50 @@ providers.sends(
 @as_json
 def providers_check(file: Path) -> None:
     """Check a providers file, as the start of the gateway does. It needs no service."""
-    try:
-        # Without the other settings, which may be missing or wrong where the file is written.
-        regions = read_environment().get("GATEWAY_REGIONS", "")
-        found = load({"GATEWAY_REGIONS": regions, "GATEWAY_PROVIDERS_FILE": str(file)}).providers
-    except BadSettings as error:
-        raise click.ClickException(str(error)) from None
+    found = _check_file("GATEWAY_PROVIDERS_FILE", file, "GATEWAY_REGIONS", "GATEWAY_PRICES_FILE").providers
     lines = [f"{each.name}: in {each.region}, serves {', '.join(each.models)}" for each in found]
     show_line({"providers": [each.name for each in found]}, "\n".join(lines))
+
+
+prices = Group("prices", help="Operators: check the file with the prices of the models.")
+
+
+@prices.command("check")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@as_list
+def prices_check(file: Path) -> None:
+    """Check a prices file, as the start of the gateway does, and list the prices. It needs no service."""
+    tariffs = _check_file("GATEWAY_PRICES_FILE", file).tariffs
+    before = [Tariff({}), *tariffs]
+    show_table(
+        [
+            {
+                "model": model,
+                "input": price.input * PER_MILLION,
+                "output": price.output * PER_MILLION,
+                "since": now_iso(tariff.since / 1000) if tariff.since else None,
+            }
+            for tariff, previous in zip(tariffs, before, strict=False)
+            for model, price in tariff.prices.items()
+            if previous.prices.get(model) != price
+        ],
+        {
+            **texts(model="model"),
+            "input per million": lambda row: f"{format_euro(row['input'])} EUR",
+            "output per million": lambda row: f"{format_euro(row['output'])} EUR",
+            "since": lambda row: row["since"] or "",
+        },
+        empty="No prices.",
+    )
+
+
+def _check_file(name: str, file: Path, *others: str) -> Settings:
+    """Returns the settings with the file and `others`; the rest may be missing or wrong where the file is written."""
+    try:
+        environ = read_environment()
+        return load({name: str(file), **{other: environ.get(other, "") for other in others}})
+    except BadSettings as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _choose(row: Row, name: str, yes: str, no: str) -> str:

@@ -25,6 +25,7 @@ from gateway.errors import (
     RateLimited,
     RequestMalformed,
     ServiceError,
+    StorageFull,
     StorageUnavailable,
     TarballGone,
 )
@@ -78,7 +79,11 @@ async def view_data(app: App, account: Account, settings: Settings, data_records
     )
 
 
-@post("/apps/{app:str}/data/snapshots", errors=[NotFound, RateLimited, StorageUnavailable], opt={UNPACED: True})
+@post(
+    "/apps/{app:str}/data/snapshots",
+    errors=[NotFound, RateLimited, StorageUnavailable, StorageFull],
+    opt={UNPACED: True},
+)
 async def make_snapshot(
     account: Caller,
     own_app: OwnApp,
@@ -160,7 +165,7 @@ async def restore_data(
     return QueuedDeployId(await deploy_actions.restore(own_app, key, access.name))
 
 
-@delete("/apps/{app:str}/data", errors=[NotFound, StorageUnavailable], opt={UNPACED: True})
+@delete("/apps/{app:str}/data", errors=[NotFound, StorageUnavailable, StorageFull], opt={UNPACED: True})
 async def clear_data(
     account: Caller,
     own_app: OwnApp,
@@ -183,7 +188,7 @@ async def list_deleted_data(account: Caller, data_records: Injected[DataRecords]
 async def _command(
     app: App, action: Action, reason: Reason, data_records: DataRecords, data_commands: DataCommands
 ) -> DataAnswer:
-    """Sends a command to the host of the app's data, if it may have some. Raises DataUnavailable."""
+    """Sends a command to the host of the app's data, if it may have some. Raises DataUnavailable and StorageFull."""
     known = await data_records.has_data(app.account, app.id)
     # The release that runs may have a start command of which this copy of the record does not tell.
     starts = app.build is not None and app.build.start is not None
@@ -195,7 +200,7 @@ async def _command(
             raise
         return DataAnswer()
     if answer.error:
-        raise DataUnavailable(answer.error)
+        raise (StorageFull if answer.is_full else DataUnavailable)(answer.error)
     return answer
 
 

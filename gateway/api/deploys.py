@@ -41,6 +41,7 @@ from gateway.errors import (
     RateLimited,
     RequestMalformed,
     RequestTooLarge,
+    StorageFull,
     StorageUnavailable,
     TarballGone,
     ViewersLimited,
@@ -60,6 +61,7 @@ PUBLISH_ERRORS = [
     RateLimited,
     DeployQuotaReached,
     StorageUnavailable,
+    StorageFull,
 ]
 
 

@@ -50,7 +50,7 @@ from gateway.operations.overview import SnapshotFeed
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
 from gateway.settings import NANO, PLANS, Settings
-from gateway.settings.prices import PRICED_ON, PRICES
+from gateway.settings.prices import tariff_at
 from gateway.validation import Credential
 
 HTML, FILE = "text/html", "application/octet-stream"
@@ -70,10 +70,18 @@ OR_SIGN_IN = ' Some may be left for people who <a href="/dashboard">sign in</a>.
 EXAMPLE = '<a class="button" href="{}">Open the live example</a>'
 
 
+def _euro_per_million(nano_euro: int) -> str:
+    """Returns nano-euro per token as euro per million tokens, with at least two decimals."""
+    euro = f"{nano_euro / 1000:.3f}"
+    return f"€{euro.removesuffix('0')}"
+
+
 def render(settings: Settings, *, open_today: bool) -> str:
-    # One nano-euro per token is a thousandth of a euro per million tokens.
+    tariff = tariff_at(settings.tariffs, int(time.time() * 1000))
+    offered = [(model, tariff.prices[model]) for model in settings.models]
     prices: list[tuple[str, ...]] = [
-        (f"<code>{m}</code>", f"€{p.input / 1000:.2f}", f"€{p.output / 1000:.2f}") for m, p in PRICES.items()
+        (f"<code>{model}</code>", _euro_per_million(price.input), _euro_per_million(price.output))
+        for model, price in offered
     ]
     plans: list[tuple[str, ...]] = [
         (
@@ -86,7 +94,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
     ]
     return Template(page_text("public")).substitute(
         prices=_table_rows(prices),
-        priced_on=PRICED_ON,
+        priced_on=tariff.date,
         plans=_table_rows(plans),
         app_rate=settings.rate_limits.app,
         user_rate=settings.rate_limits.user,

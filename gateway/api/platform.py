@@ -254,7 +254,7 @@ async def show_inference(providers: Injected[Providers], request: Request[Any, A
 
 async def _report(providers: Providers) -> InferenceReport:
     state = providers.availability.describe(providers.availability.status())
-    rows = providers.describe(await providers.read_shares())
+    rows = await providers.describe(await providers.read_shares())
     return InferenceReport(**msgspec.structs.asdict(state), providers=rows)
 
 
@@ -277,7 +277,7 @@ async def switch_provider(
         raise NotFound("There is no provider with this name. GET /platform/inference lists them.")
     note_before(request, enabled=providers.availability.is_enabled(provider))
     await providers.availability.change_switch(providers={provider: data.enabled})
-    rows = providers.describe(await providers.read_shares())
+    rows = await providers.describe(await providers.read_shares())
     return next(row for row in rows if row.name == provider)
 
 

@@ -52,6 +52,7 @@ class DataAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     snapshot: Snapshot | None = None
     error: str = ""
+    is_full: bool = False  # the error is that of a full disk
     notes: list[str] = []  # what the snapshot lacks
 
 

@@ -13,6 +13,7 @@ unless that folder is what the app serves.
 """
 
 import contextlib
+import errno
 import gzip
 import os
 import resource
@@ -303,7 +304,12 @@ def _limit_process(max_bytes: int) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
+        sys.stdout.flush()
     except Refused as refused:
         sys.exit(str(refused))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # not the archive's fault, so the code says it
+            os._exit(error.errno)  # at a normal end Python would write the rest again
+        raise
     except MemoryError:
         sys.exit("the archive needs too much memory")

@@ -9,6 +9,7 @@ takes long delays no request. This module handles the objects only; `states.py` 
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import archives
 from gateway.errors import MediaTypeUnsupported, RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
-from gateway.storage import Object, Storage
+from gateway.storage import FULL, Object, Storage, full_disk_failures
 from gateway.text_files import decode_text
 
 SOURCE_BYTES = 104_857_600  # of an upload
@@ -100,14 +101,15 @@ class Sources:
 
     async def _store(self, app_id: str, body: AsyncIterable[bytes], declared: Format | None) -> str:
         source = new_id("src")
-        self._uploads.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._remove_abandoned()
         path, packed = self._uploads / f"{source}.part", self._uploads / f"{source}.tar.part"
         try:
-            async with asyncio.timeout(UPLOAD_SECONDS):
-                form = await _write(body, path, declared, self._limits)
-                async with self._packing:
-                    await _pack(form, path, packed, self._limits)
+            with full_disk_failures():
+                self._uploads.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._remove_abandoned()
+                async with asyncio.timeout(UPLOAD_SECONDS):
+                    form = await _write(body, path, declared, self._limits)
+                    async with self._packing:
+                        await _pack(form, path, packed, self._limits)
             await self._storage.put(self.key(app_id, source), path if form == "tar" else packed)
         finally:
             path.unlink(missing_ok=True)
@@ -181,7 +183,7 @@ def _recognize(head: bytes, declared: Format | None) -> Format:
 
 
 async def _pack(form: Format, upload: Path, packed: Path, limits: SourceLimits) -> None:
-    """Checks an upload, and packs one that is not a tar.gz. Raises RequestMalformed."""
+    """Checks an upload, and packs one that is not a tar.gz. Raises RequestMalformed, and OSError for a full disk."""
     with upload.open("rb") as source, packed.open("xb") as target:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-IS", archives.__file__, form, str(limits.files), str(limits.unpacked)),
@@ -203,6 +205,8 @@ async def _pack(form: Format, upload: Path, packed: Path, limits: SourceLimits) 
                 "The archive takes too long to unpack; leave out files, and publish it again."
             ) from None
         raise
+    if process.returncode in FULL:
+        raise OSError(process.returncode, os.strerror(process.returncode))
     if process.returncode:
         lines = reason.decode(errors="replace").strip().splitlines() if process.returncode == 1 else []
         fault = lines[-1] if lines else "the archive takes too long to unpack"

@@ -10,7 +10,8 @@ Failure policy: if a check cannot be completed, the request is refused. Money is
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -49,8 +50,8 @@ from gateway.log import RequestLine, origin_of, write_request_line
 from gateway.settings import Settings
 from gateway.settings.prices import (
     NOTHING,
-    PRICES,
     Charge,
+    Tariff,
     Usage,
     charge_for_usage,
     choice_of,
@@ -64,9 +65,13 @@ from gateway.telemetry.usage import RequestDetails
 logger = structlog.get_logger()
 
 FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
-METHODS = dict.fromkeys(ENDPOINTS, b"POST") | {f"ai/{path}": b"GET" for path in list_models(PRICES)}
 NOT_FOUND = b"Not Found"
 NOT_FOUND_HEADERS: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"9")]
+
+
+def methods_of(models: Iterable[str]) -> dict[str, bytes]:
+    """Returns the method of each route below an app's address."""
+    return dict.fromkeys(ENDPOINTS, b"POST") | {f"ai/{path}": b"GET" for path in list_models(models)}
 
 
 class Inference:
@@ -85,12 +90,10 @@ class Inference:
         self._admission, self._upstream, self._availability = admission, upstream, availability
         self._metrics, self._counters = metrics, counters
         self._models = {f"ai/{path}": body for path, body in list_models(upstream.providers.models).items()}
-        self._methods = {
-            route: method for route, method in METHODS.items() if method != b"GET" or route in self._models
-        }
+        self._methods = methods_of(upstream.providers.models)
         self._backlogs = Backlogs()
         tracer = tracing.tracer()
-        self._traces = None if tracer is None else RequestTraces(tracer, self._methods)
+        self._traces = None if tracer is None else RequestTraces(tracer, self._methods, upstream.providers.models)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = InferenceRequest(scope, receive, send)
@@ -153,10 +156,11 @@ class Inference:
         # Checked again because verifying the token and reading the body took time.
         if self._registry.may_have_changed(app, account) and await self._registry.is_suspended(app):
             raise AppSuspended
-        max_cost = 0  # a faulty request reserves nothing, but counts against the rates
+        # A faulty request reserves nothing, but counts against the rates.
+        max_cost: Callable[[Tariff], int] | None = None
         if isinstance(completion, CompletionRequest):
             request.model, request.max_tokens = completion.model, completion.max_tokens
-            max_cost = worst_case_cost(completion.model, completion.text_bytes, completion.max_tokens)
+            max_cost = partial(worst_case_cost, completion.model, completion.text_bytes, completion.max_tokens)
         request.trace.enter("admit")
         admitted = await self._admission.admit(app, account, user, max_cost)
         request.headers += admitted.headers
@@ -165,7 +169,7 @@ class Inference:
         if isinstance(completion, ServiceError):
             raise completion  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
-        request.admitted, request.reserved = True, max_cost
+        request.admitted, request.reserved = True, admitted.reservation.max_cost
         backlog = Backlog(self._backlogs, account.id)
         try:
             await self._relay(request, completion, admitted.reservation, app, account, backlog)
@@ -256,7 +260,7 @@ class Inference:
         try:
             async with exchange as answering:
                 if completion.stream:
-                    held = await _relay_stream(request, completion, format, answering, backlog)
+                    held = await _relay_stream(request, completion, reservation, format, answering, backlog)
                 else:
                     full = await _collect(answering)
         except ServiceError as error:
@@ -275,7 +279,7 @@ class Inference:
             return await self._end_with_failure(request, format, failure)
         assert stream is not None
         answer = stream.answer
-        model = _answering_model(completion, stream)
+        model = _answering_model(completion, reservation, stream)
         if answer.unknown_finish:
             self._metrics.anomalies.labels("finish reason").inc()
         if answer.inconsistent_usage:
@@ -350,23 +354,29 @@ def _charge_for(
     if stream is None:
         return NOTHING
     if billed is not None:
-        return charge_for_usage(_answering_model(completion, stream), billed, reservation.max_cost)
+        model = _answering_model(completion, reservation, stream)
+        return charge_for_usage(reservation.tariff.prices[model], billed, reservation.max_cost)
     if isinstance(stream.answer.failure, ClientGone | Interrupted | AppSuspended):
         return Charge(reservation.max_cost)  # the stream ended before the usage could arrive
     return Charge(reservation.max_cost, "no usage")
 
 
-def _answering_model(completion: CompletionRequest, stream: Stream) -> str:
+def _answering_model(completion: CompletionRequest, reservation: Reservation, stream: Stream) -> str:
     """Returns the model that the answer names and is charged for: the one that the provider reports, if it has a price.
 
     Otherwise it is the requested model.
     """
     model = stream.answer.model
-    return model if model is not None and model in PRICES else completion.model
+    return model if model is not None and model in reservation.tariff.prices else completion.model
 
 
 async def _relay_stream(
-    request: InferenceRequest, completion: CompletionRequest, format: Format, stream: Stream, backlog: Backlog
+    request: InferenceRequest,
+    completion: CompletionRequest,
+    reservation: Reservation,
+    format: Format,
+    stream: Stream,
+    backlog: Backlog,
 ) -> bytes:
     """Sends the chunks that `read` returns. Returns those that came with the end, so that they are sent with it.
 
@@ -379,7 +389,7 @@ async def _relay_stream(
     while (deltas := await stream.read()) is not None:
         if deltas and not named:
             named = True
-            format.name_model(_answering_model(completion, stream))
+            format.name_model(_answering_model(completion, reservation, stream))
         out = format.chunks(deltas)
         if stream.answer.complete:
             return out
@@ -425,7 +435,7 @@ def explain_missing(path: str, models: Collection[str]) -> str:
     first = path.partition("/")[0]
     if first == "v1":
         return "Leave out '/v1': the base URL ends with '/ai'."
-    if f"ai/{path}".rstrip("/") in METHODS:
+    if f"ai/{path}".rstrip("/") in methods_of(models):
         return "Leave out the slash at the end of the address."
     if first == "responses":
         return "No answer is stored, so none can be read, continued, canceled or deleted; send the whole history again."

@@ -14,6 +14,7 @@ from gateway.inference.health import Health, ProviderStatus, keep_probing
 from gateway.inference.provider.pool import Provider
 from gateway.redis.client import Store
 from gateway.settings import ProviderSettings, Settings
+from gateway.telemetry.counters import read_provider_counts
 from gateway.telemetry.metrics import Metrics
 
 
@@ -35,12 +36,12 @@ class ProviderState(msgspec.Struct):
     status: ProviderStatus
     passedOverUntil: str | None  # the end of the pause that it has asked for with `Retry-After`
     permits: ProviderPermits
-    attempts: int  # requests that this process has sent to it
+    attempts: int  # requests that all gateways have sent to it on this UTC day
     failovers: int  # of them, those that failed and went to another provider
 
 
 class ModelProvider:
-    """One provider: its connections, its permits, its health, and what this process has asked of it."""
+    """One provider: its connections, its permits and its health."""
 
     def __init__(
         self, settings: Settings, chosen: ProviderSettings, store: Store, registry: Registry, metrics: Metrics
@@ -55,7 +56,6 @@ class ModelProvider:
             observe_wait=metrics.provider_wait.labels(chosen.name).observe,
         )
         self.health = Health(chosen.name, registry, self.pool)
-        self.attempts = self.failovers = 0  # requests sent to it, and those that another provider then got
 
 
 class Choice(NamedTuple):
@@ -100,8 +100,9 @@ class Providers:
         """Returns each provider's share of permits and waiting requests. Raises BackboneUnavailable."""
         return {each.name: await read_share(self._store, each.name) for each in self.all}
 
-    def describe(self, shares: Mapping[str, Share]) -> list[ProviderState]:
-        """Raises BackboneUnavailable while it is not known which providers are enabled."""
+    async def describe(self, shares: Mapping[str, Share]) -> list[ProviderState]:
+        """Raises BackboneUnavailable, also while it is not known which providers are enabled."""
+        counts = await read_provider_counts(self._store, shares)
         return [
             ProviderState(
                 name=each.name,
@@ -113,8 +114,8 @@ class Providers:
                 permits=ProviderPermits(
                     each.permits.in_force, shares[each.name].used, sum(shares[each.name].waiting.values())
                 ),
-                attempts=each.attempts,
-                failovers=each.failovers,
+                attempts=counts[each.name].attempts,
+                failovers=counts[each.name].failovers,
             )
             for each in self.all
         ]

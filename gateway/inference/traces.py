@@ -12,7 +12,6 @@ from gateway.inference.formats.completion import finish_reason
 from gateway.inference.provider.connection import Stream
 from gateway.inference.provider.dialects import TOOL_CALLS
 from gateway.inference.request import InferenceRequest
-from gateway.settings.prices import PRICES
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
@@ -20,8 +19,9 @@ EXCHANGE, SETTLE = "chat", "settle"
 
 
 class RequestTraces:
-    def __init__(self, tracer: Tracer, routes: Collection[str]) -> None:
-        self._tracer, self._routes = tracer, routes
+    def __init__(self, tracer: Tracer, routes: Collection[str], models: Collection[str]) -> None:
+        """`models` are those that may answer. A provider may name another one."""
+        self._tracer, self._routes, self._models = tracer, routes, models
 
     def begin(self, request: InferenceRequest, headers: Headers) -> Trace:
         parents = [value for name, value in headers if name == b"traceparent"]
@@ -68,7 +68,7 @@ class RequestTraces:
             "gen_ai.request.stream": True,  # also if the caller wants the whole answer at once
         }
         if request.stream is not None and is_last:
-            _describe_answer(span, request.stream, request.first_token)
+            _describe_answer(span, request.stream, self._models, request.first_token)
 
 
 def _method(request: InferenceRequest) -> str:
@@ -82,11 +82,11 @@ def _failed_stage(trace: Trace) -> list[Span]:
     return [] if left else stages[-1:]
 
 
-def _describe_answer(span: Span, stream: Stream, first_token: float | None) -> None:
+def _describe_answer(span: Span, stream: Stream, models: Collection[str], first_token: float | None) -> None:
     answer = stream.answer
     attributes: dict[str, Any] = {
         "http.response.status_code": stream.status or None,
-        "gen_ai.response.model": answer.model if answer.model in PRICES else None,
+        "gen_ai.response.model": answer.model if answer.model in models else None,
         "gen_ai.response.finish_reasons": None if answer.finish is None else [finish_reason(answer.finish, TOOL_CALLS)],
         "gen_ai.response.time_to_first_chunk": None if first_token is None else first_token - span.began,
     }

@@ -333,7 +333,6 @@ class Exchange:
     def _begin_attempt(self) -> None:
         self.billed = NOTHING
         if self._failed is not None and self._failed_at is not None:
-            self._failed_at.failovers += 1
             self._upstream.metrics.provider_failovers.labels(self._failed_at.name, self._failed.code).inc()
             self._failed_at = None
 
@@ -378,7 +377,6 @@ class Exchange:
             self._record(provider, error)
 
     def _record(self, provider: ModelProvider, error: BaseException | None) -> None:
-        provider.attempts += 1
         code = "" if error is None else _code_of(error)
         took = time.perf_counter() - self._started
         self._request.attempts.append(Attempt(provider.name, code, round(took * 1000)))

@@ -224,7 +224,7 @@ class Overview:
             storage=await read_storage(self._store, self._registry),
             redis=await self._read_redis(),
             provider=await self._sum_up(shares),
-            providers=self._providers.describe(shares),
+            providers=await self._providers.describe(shares),
             models=model_figures([counts for _, counts in minutes]),
             needsAttention=NeedsAttention(
                 failedDeploys=await count_failed_deploys(self._store, now),

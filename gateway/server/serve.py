@@ -19,6 +19,7 @@ from gateway.server import protocol
 from gateway.server.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
+from gateway.signals import stop_at_hangup
 
 BODY_SECONDS = 30.0  # that a body may take to arrive
 BODY_BYTES_PER_SECOND = 16_384  # extend that time by one second, up to UPLOAD_SECONDS
@@ -65,6 +66,7 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
 
     Raises LayoutFault.
     """
+    stop_at_hangup()
     log.configure(settings)
     with suppress(BackboneUnavailable):  # the processes wait until it answers, and log why it does not
         uvloop.run(_prepare(settings))  # which, unlike asyncio, does not wait for a lookup that hangs

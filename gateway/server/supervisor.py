@@ -30,6 +30,7 @@ import structlog
 import uvicorn
 
 from gateway.operations import layout
+from gateway.signals import stop_at_hangup
 from gateway.temporary import temporary_folder
 
 logger = structlog.get_logger()
@@ -133,7 +134,7 @@ class Supervisor:
         self._stopping = self._has_served = False
 
     def run(self) -> int:
-        """Runs until SIGTERM or SIGINT. Returns the exit code."""
+        """Runs until it is stopped. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         exit_code = 0
@@ -167,6 +168,7 @@ class Supervisor:
 
 def run_child(number: int, config: uvicorn.Config, listeners: list[socket.socket], pipe: Connection) -> None:
     """Runs one gateway process. Called in that process."""
+    stop_at_hangup()
     from prometheus_client import values  # here, because it reads the folder's variable when it is imported
 
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]

@@ -4,8 +4,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from gateway.settings.prices import PRICES
-from gateway.settings.providers import ProviderRate, ProviderSettings
+from gateway.settings.prices import TARIFFS, Tariff
+from gateway.settings.providers import ProviderRate, ProviderSettings, all_of
 
 NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro
 Plan = Literal["free", "starter", "maker", "max"]
@@ -51,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     provider_rate: ProviderRate | None = None  # the provider's quota of requests and tokens per minute
     # The providers in the TOML file that the variable names, the preferred one first; empty: the one of provider_*.
     providers_file: tuple[ProviderSettings, ...] = ()
+    # Those of the TOML file that the variable names, in the order of time; empty: those of the service.
+    prices_file: tuple[Tariff, ...] = ()
     regions: tuple[str, ...] = ("fr-par",)  # where providers may process prompts
 
     operator_token: str = ""  # shared by operators; without any token, the platform API is closed
@@ -151,8 +153,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 key_file=self.provider_key_file,
                 concurrency=self.provider_concurrency,
                 rate=self.provider_rate,
+                models=all_of(self.tariffs[0].prices),
             ),
         )
+
+    @property
+    def tariffs(self) -> tuple[Tariff, ...]:
+        """The prices of all models over time."""
+        return self.prices_file or TARIFFS
 
     @property
     def sends_notices(self) -> bool:
@@ -171,4 +179,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def models(self) -> tuple[str, ...]:
         """The models that at least one provider serves."""
         served = {model for each in self.providers for model in each.models}
-        return tuple(model for model in PRICES if model in served)
+        return tuple(model for model in self.tariffs[0].prices if model in served)

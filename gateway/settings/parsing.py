@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.settings import addresses
 from gateway.settings.model import NANO, PLANS, ProviderTimeouts, RateLimits, Settings
+from gateway.settings.prices import TARIFFS, read_prices
 from gateway.settings.providers import ProviderRate, read_providers
 from gateway.validation import is_email
 
@@ -77,7 +78,12 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
             f"{name}: describes one provider, but GATEWAY_PROVIDERS_FILE names several; unset it" for name in unused
         ]
         try:
-            values["providers_file"] = read_providers(path, values.get("regions", Settings().regions), environ)
+            values["providers_file"] = read_providers(
+                path,
+                values.get("regions", Settings().regions),
+                values.get("prices_file", TARIFFS)[0].prices,
+                environ,
+            )
         except ValueError as error:
             wrong.append(f"GATEWAY_PROVIDERS_FILE: {error}")
     if wrong:
@@ -283,6 +289,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_wait": _zero_or(_read_seconds, 0.0),
     "provider_weights": _plan_reader(Settings().provider_weights, _read_weight),
     "provider_rate": lambda text: ProviderRate(**_read_pairs(text, ("requests", "tokens"), _read_whole)),
+    "prices_file": read_prices,
     "regions": _read_regions,
     "rate_limits": lambda text: RateLimits(**_read_pairs(text, ("app", "user"), _read_whole)),
     "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),

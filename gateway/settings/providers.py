@@ -5,28 +5,21 @@ names of the files or variables that do.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from gateway.settings.addresses import read_provider_url
-from gateway.settings.prices import PRICES
-from gateway.settings.toml import parse_toml
+from gateway.settings.toml import read_toml
 
 DEFAULT_PROVIDER = "default"  # the name of the provider that the variables GATEWAY_PROVIDER_* describe
 MAX_PROVIDERS = 8
-FILE_BYTES = 65_536
 MOST = 1 << 52  # of a count, which scripts in Redis still read exactly
 
 _NAME = re.compile(r"[a-z0-9-]{1,32}")
 _KEY = re.compile(r"[\x21-\x7e]+")
-_LOCATION = re.compile(r"(.*) - at `\$\.?([^`]*)`")
-
-
-def _all_models() -> dict[str, str]:
-    return {name: name for name in PRICES}
 
 
 class ProviderRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +39,7 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""  # replaces `key`; read again every second
     concurrency: int = 100  # concurrent requests, of all gateways together; 0: no limit
     rate: ProviderRate | None = None
-    models: dict[str, str] = msgspec.field(default_factory=_all_models)  # what it serves → its name for that
+    models: dict[str, str]  # what it serves → its name for that
 
     def read_key(self) -> str:
         """Reads the key from its file, if there is one; '' if there is no key that can be sent."""
@@ -69,42 +62,32 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     key_env: str = ""
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 100
     rate: ProviderRate | None = None
-    models: dict[str, str] = msgspec.field(default_factory=_all_models)
+    models: dict[str, str] | None = None  # None: all that have a price
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     provider: list[_Entry] = []
 
 
-def read_providers(path: str, regions: Sequence[str], environ: Mapping[str, str]) -> tuple[ProviderSettings, ...]:
+def read_providers(
+    path: str, regions: Sequence[str], models: Collection[str], environ: Mapping[str, str]
+) -> tuple[ProviderSettings, ...]:
     """Reads the file. Raises ValueError with the file, and the line or the key that is wrong.
 
-    `regions` are those where prompts may go. `environ` has the variables that the file names.
+    `regions` are those where prompts may go, and `models` those that have a price. `environ` has the variables that the
+    file names.
     """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES + 1)
-        if len(data) > FILE_BYTES:
-            raise ValueError(f"has more than {FILE_BYTES} bytes")
-        entries = msgspec.convert(parse_toml(data.decode()), _File).provider
+    with read_toml(path, _File) as file:
+        entries = file.provider
         if not 1 <= len(entries) <= MAX_PROVIDERS:
             raise ValueError(f"must have 1 to {MAX_PROVIDERS} tables [[provider]]")
         for number, entry in enumerate(entries):
-            if fault := _find_fault(entry, regions, {each.name for each in entries[:number]}):
+            if fault := _find_fault(entry, regions, models, {each.name for each in entries[:number]}):
                 raise ValueError(f"provider[{number}].{fault}")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not text in UTF-8") from None
-    except msgspec.ValidationError as error:
-        found = _LOCATION.fullmatch(str(error))
-        raise ValueError(f"{path}: {found[2]}: {found[1]}" if found else f"{path}: {error}") from None
-    except ValueError as error:  # of TOML too, with the line
-        raise ValueError(f"{path}: {error}") from None
-    return tuple(_settings_of(entry, environ) for entry in entries)
+    return tuple(_settings_of(entry, models, environ) for entry in entries)
 
 
-def _find_fault(entry: _Entry, regions: Sequence[str], names: set[str]) -> str:
+def _find_fault(entry: _Entry, regions: Sequence[str], models: Collection[str], names: set[str]) -> str:
     """Returns the key that is wrong and why; '' if none is. It repeats no address, which may contain a password."""
     if not _NAME.fullmatch(entry.name):
         return "name: must be 1 to 32 characters of a-z, 0-9 and -"
@@ -118,17 +101,22 @@ def _find_fault(entry: _Entry, regions: Sequence[str], names: set[str]) -> str:
         return f"region: {entry.region!r} is not one of GATEWAY_REGIONS, where prompts may go: {', '.join(regions)}"
     if bool(entry.key_file) == bool(entry.key_env):
         return "key_file: name a file that has the key, or with key_env a variable; one of the two"
-    if not entry.models:
+    if entry.models == {}:
         return "models: names no model; leave it out to serve all"
-    for model, name in entry.models.items():
-        if model not in PRICES:
-            return f"models: {model!r} has no price; choose from {', '.join(PRICES)}"
+    for model, name in (entry.models or {}).items():
+        if model not in models:
+            return f"models: {model!r} has no price; choose from {', '.join(models)}, or add it to GATEWAY_PRICES_FILE"
         if not name:
             return f"models: {model!r} needs the provider's name for it"
     return ""
 
 
-def _settings_of(entry: _Entry, environ: Mapping[str, str]) -> ProviderSettings:
+def all_of(models: Iterable[str]) -> dict[str, str]:
+    """Returns the models under their own names."""
+    return {model: model for model in models}
+
+
+def _settings_of(entry: _Entry, models: Iterable[str], environ: Mapping[str, str]) -> ProviderSettings:
     return ProviderSettings(
         name=entry.name,
         url=read_provider_url(entry.url),
@@ -137,5 +125,5 @@ def _settings_of(entry: _Entry, environ: Mapping[str, str]) -> ProviderSettings:
         key_file=entry.key_file,
         concurrency=entry.concurrency,
         rate=entry.rate if entry.rate is None or entry.rate.requests or entry.rate.tokens else None,
-        models=entry.models,
+        models=all_of(models) if entry.models is None else entry.models,
     )

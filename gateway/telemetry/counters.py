@@ -8,6 +8,8 @@ A process counts in memory and adds the counts to Redis every two seconds, so a 
   `…:ttft:<ms>` of each model
 - `{ops}:hour:<hour>`: `requests`, `code:<CODE>` and `settled`, as for a minute
 - `{ops}:spend:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend hashes
+- `{ops}:providers:<day>`: `<provider>:attempts`, the requests that were sent to a provider, and `<provider>:failovers`,
+  those of them that failed and went to another one
 - `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the number of open streams of each
 - the usage of each account: `gateway/telemetry/usage.py`
 
@@ -25,13 +27,14 @@ import socket
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import structlog
 
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
-from gateway.ids import now_iso
-from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
+from gateway.ids import day_of, now_iso
+from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, provider_counts_key, spenders_key
 from gateway.log import RequestLine
 from gateway.loops import every
 from gateway.redis.client import Store
@@ -83,6 +86,7 @@ class Counters:
         self._minute_counts: defaultdict[str, int]
         self._hour_counts: defaultdict[str, int]
         self._day_spend: defaultdict[str, int]
+        self._provider_counts: defaultdict[str, int]
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
@@ -126,6 +130,10 @@ class Counters:
             self._day_spend[account] += line.nano_euro
             self._day_spend[TOTAL] += line.nano_euro
             self.spenders.add(account)
+        for attempt in details.attempts:
+            self._provider_counts[f"{attempt.provider}:attempts"] += 1
+        for failed in details.attempts[:-1]:
+            self._provider_counts[f"{failed.provider}:failovers"] += 1
         if account:
             self._usage.add_request(account, line, details)
 
@@ -139,7 +147,9 @@ class Counters:
         self._minute_counts = self._tally(
             minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_KEY_SECONDS
         )
-        self._day_spend = self._tally(spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_KEY_SECONDS)
+        day = time.strftime("%Y-%m-%d", moment)
+        self._day_spend = self._tally(spenders_key(day), "zset", DAY_KEY_SECONDS)
+        self._provider_counts = self._tally(provider_counts_key(day), "hash", DAY_KEY_SECONDS)
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)
@@ -212,3 +222,19 @@ class Counters:
                 pipe.srem(PROCESSES_KEY, self._id)
                 pipe.delete(process_key(self._id))
                 await pipe.execute()
+
+
+class ProviderCounts(NamedTuple):
+    """What all gateways have asked of a provider."""
+
+    attempts: int  # requests that were sent to it
+    failovers: int  # of them, those that failed and went to another provider
+
+
+async def read_provider_counts(store: Store, names: Iterable[str]) -> dict[str, ProviderCounts]:
+    """Returns the counts of the UTC day by provider. Raises BackboneUnavailable."""
+    counts = await store.client.hgetall(provider_counts_key(day_of(int(time.time() * 1000))))
+    return {
+        name: ProviderCounts(*(int(counts.get(f"{name}:{field}", 0)) for field in ProviderCounts._fields))
+        for name in names
+    }

@@ -19,8 +19,9 @@
 -- KEYS[6]  prefix of the user's spend, like KEYS[3]; only with a cap for users.  hash {settled, reserved}
 -- ARGV     app limit, user limit (requests in 60 s), max_cost (nano-euro; 0 reserves nothing and only checks whether
 --          the cap is full already), cap (nano-euro), reservation id, account id, life (milliseconds), deadline (this
---          server's clock, milliseconds; 0: none), app id. A call after the deadline reserves nothing, because its
---          caller has given up and has released whatever the call may have reserved. Then, only for an app with caps:
+--          server's clock, milliseconds; 0: none), app id. From the deadline on, a call reserves nothing: its caller has
+--          given up and has released whatever the call may have reserved, or the price of `max_cost` has changed.
+--          Then, only for an app with caps:
 --          the app's cap ('' for none), and with a cap for users the user (a hash) and that cap
 --
 -- Returns  {verdict, day, app count, app frees in, user count, user frees in, now, settled, used, app used, user used}
@@ -64,7 +65,7 @@ local function fits(spent, cap)
   return spent.used < cap and spent.used + max_cost <= cap
 end
 
-if deadline > 0 and now > deadline * 1000 then
+if deadline > 0 and now >= deadline * 1000 then
   verdict = 'late'
 elseif app_count >= app_limit then
   verdict = 'app'

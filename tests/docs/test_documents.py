@@ -15,8 +15,9 @@ from gateway import app as application
 from gateway import errors
 from gateway.accounts.openid import Refusal
 from gateway.api import documentation
-from gateway.inference.handler import METHODS
+from gateway.inference.handler import methods_of
 from gateway.settings import Settings, load
+from gateway.settings.prices import PRICES
 from gateway.telemetry.metrics import Metrics
 from tests.support.pages import find_rows, find_table, read_page
 
@@ -77,8 +78,9 @@ def test_the_generated_pages_are_up_to_date() -> None:
 
 def test_every_route_is_listed() -> None:
     handlers = [each for each in application.ROUTES if each not in documentation.ROUTES]
-    paths = {path: re.sub("models/.+", "models/<model>", path) for path in METHODS}
-    present = {(method.decode(), f"/capsule/<app>/{paths[path]}") for path, method in METHODS.items()}
+    methods = methods_of(PRICES)
+    paths = {path: re.sub("models/.+", "models/<model>", path) for path in methods}
+    present = {(method.decode(), f"/capsule/<app>/{paths[path]}") for path, method in methods.items()}
     for route in Router("/", route_handlers=handlers).routes:
         assert isinstance(route, HTTPRoute)
         path = re.sub(r"{(\w+_)?(\w+)}", r"<\2>", route.path_format)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -13,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from gateway import storage as module
-from gateway.errors import StorageUnavailable
+from gateway.errors import StorageFull, StorageUnavailable
 from gateway.settings import BadSettings, Settings, load
 from gateway.storage import (
     FolderStorage,
@@ -289,3 +290,45 @@ async def test_an_object_that_nobody_reads_is_closed(tmp_path: Path) -> None:
     assert str(tmp_path / "a" / "b") in {os.path.realpath(each) for each in descriptors.iterdir()}
     await found.chunks.aclose()
     assert str(tmp_path / "a" / "b") not in {os.path.realpath(each) for each in descriptors.iterdir()}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageFull) as raised:
+        await FolderStorage(tmp_path).put("logs/one", b"log")
+    assert (raised.value.status, raised.value.retry_after) == (507, None)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "full"),
+    [
+        ("507 Insufficient Storage", "XMinioStorageFull", True),
+        ("403 Forbidden", "QuotaExceeded", True),
+        ("400 Bad Request", "XMinioAdminBucketQuotaExceeded", True),
+        ("403 Forbidden", "AccessDenied", False),
+    ],
+)
+async def test_a_full_bucket_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: str, full: bool
+) -> None:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>of the store</Message></Error>"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write((head + body).encode())
+        await writer.drain()
+        writer.close()
+
+    server = S3Server(tmp_path)  # not started: another one answers at its port
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    async with await asyncio.start_server(answer, "127.0.0.1", server.port):
+        with pytest.raises(StorageUnavailable) as raised:
+            await S3Storage(BUCKET, "").put("logs/one", b"log")
+    assert isinstance(raised.value, StorageFull) == full

@@ -41,6 +41,7 @@ from gateway.monitors.scans import read_scan
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url
 from gateway.outbound.dns import Resolver
 from gateway.settings import BadSettings, Settings, load
+from gateway.settings.prices import PRICES, read_prices
 from gateway.settings.providers import read_providers
 from gateway.validation import parse_time
 from workers.backup.names import find_record_fault, is_file
@@ -106,11 +107,17 @@ def read_recognition(text: str, folder: Path) -> None:
 def read_provider_file(text: str, folder: Path) -> None:
     write(folder, {"providers.toml": text})
     try:
-        read_providers(str(folder / "providers.toml"), ("fr-par",), {})
+        read_providers(str(folder / "providers.toml"), ("fr-par",), PRICES, {})
     except ValueError as error:
         if SECRET in str(error):
             raise AssertionError("the file's password is repeated") from error
         raise
+
+
+def read_price_file(text: str, folder: Path) -> None:
+    write(folder, {"prices.toml": text})
+    for tariff in read_prices(str(folder / "prices.toml")):
+        assert all(price.input > 0 and price.output > 0 for price in tariff.prices.values())
 
 
 def read_setting(text: str, folder: Path) -> None:
@@ -170,6 +177,10 @@ PROVIDERS = (
     f'[[provider]]\nname = "a"\nurl = "https://user:{SECRET}@host.example/v1"\nregion = "fr-par"\nkey_env = "KEY"\n'
     'concurrency = 5\nrate = { requests = 5, tokens = 7 }\nmodels = { "gpt-oss-120b" = "x" }\n'
 )
+PRICE_TABLES = (
+    '[[price]]\nmodel = "gpt-oss-120b"\ninput = 0.2\noutput = 1\nsince = 2027-01-01\n'
+    '[[price]]\nmodel = "new"\ninput = 1e3\noutput = 0.001\nsince = 2027-01-01T12:00:00+02:00\n'
+)
 JSON = ("{", "}", "[", "]", ":", ",", '"', "\\u0000", '"\\ud800"', "1", "null")
 PACKAGE = (
     'package.json\n{"name":"@a/b","packageManager":"pnpm@9.1.0","scripts":{"build":"x","start":"y"},'
@@ -226,6 +237,13 @@ READERS = {
     "recognition": Reader(read_recognition, (), (*JSON, *TOML), ("", " "), [PACKAGE, PYPROJECT, ANGULAR]),
     "providers": Reader(
         read_provider_file, (ValueError,), (*TOML, "[[provider]]", "name"), ("", "\n", " = "), [PROVIDERS]
+    ),
+    "prices": Reader(
+        read_price_file,
+        (ValueError,),
+        (*TOML, "[[price]]", "since", "0001-01-01T00:00:00+23:00", "9999-12-31", "nan", "inf", "1e-9"),
+        ("", "\n", " = "),
+        [PRICE_TABLES],
     ),
     "settings": Reader(
         read_setting,

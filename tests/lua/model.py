@@ -68,7 +68,7 @@ class Model:
         deadline: int,
     ) -> str:
         """Returns the expected verdict. `caps` are the account's, the app's and the user's."""
-        if deadline and self.clock > deadline * 1000:
+        if deadline and self.clock >= deadline * 1000:
             return "late"
         if len(self.window(app).recent(self.clock)) >= limits[0]:
             return "app"

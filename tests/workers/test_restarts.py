@@ -19,9 +19,11 @@ from workers.hosting import caddy
 pytestmark = pytest.mark.asyncio
 
 
-def start(hosting: Hosting, redis_url: str, *names: str, **settings: str) -> subprocess.Popen[bytes]:
+def start(
+    hosting: Hosting, redis_url: str, *names: str, restart: bool = True, **settings: str
+) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **hosting.worker(redis_url).environment, "GATEWAY_KEEP_SERVING": "off", **settings}
-    command = [sys.executable, "-m", "capsule_gateway", "worker", "--restart", *names]
+    command = [sys.executable, "-m", "capsule_gateway", "worker", *(["--restart"] if restart else []), *names]
     with (hosting.folder / "worker.log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -87,3 +89,22 @@ async def test_workers_that_cannot_start_end_the_container(tmp_path: Path) -> No
     process = start(Hosting(tmp_path), "redis://127.0.0.1:1/0", "webhooks", GATEWAY_CANARY="never")
     assert await asyncio.to_thread(process.wait, 60) == 1
     assert b"GATEWAY_CANARY" in (tmp_path / "worker.log").read_bytes()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_hangup_stops_the_workers_and_their_children(restart: bool) -> None:
+    with RedisServer() as server, passable_folder() as folder:
+        hosting = Hosting(folder)
+        hosting.port = free_port()
+        process = start(hosting, server.url, "webhooks", "sites", restart=restart)
+        log = folder / "worker.log"
+        try:
+            await wait_until(lambda: log.read_text().count("workers.started") == 2, 60)
+            await wait_until(lambda: (folder / "web" / "address").exists(), 60)
+            process.send_signal(signal.SIGHUP)
+            assert await asyncio.to_thread(process.wait, 60) == 0
+            assert log.read_text().count("workers.stopped") == 2, "each ended its work"
+        finally:
+            process.kill()
+            process.wait()
+            await caddy.stop(folder)

@@ -28,7 +28,7 @@ from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.loops import until
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
-from gateway.storage import open_storage, read_object, until_storage_answers
+from gateway.storage import is_full, open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
 from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
@@ -102,8 +102,9 @@ class Rollout:
                 release = await self._compiler.compile(job)
             else:
                 release = await self._reuse(job, job.deploy.release)
-        except StorageUnavailable:  # it has been unavailable for an hour
-            raise DeployError("the storage does not answer; deploy again later") from None
+        except StorageUnavailable as error:  # it has been unavailable for an hour
+            reason = "the disk of the service is full" if is_full(error) else "the storage does not answer"
+            raise DeployError(f"{reason}; deploy again later") from None
         self._made[job.deploy.id] = release
         return msgspec.json.decode(release.manifest, type=Manifest) if release.manifest else None
 

@@ -32,7 +32,7 @@ from gateway.ids import new_id, now_iso
 from gateway.loops import every, until
 from gateway.redis.client import patient
 from gateway.settings import Settings
-from gateway.storage import fetch_object, open_storage
+from gateway.storage import fetch_object, is_full, open_storage
 from workers.engine.data_keeper import Handover, Keeper, Packed
 from workers.engine.names import find_plan
 from workers.engine.packing import DataError
@@ -243,7 +243,7 @@ class DataAgent:
         except (DataError, OSError, StorageUnavailable) as error:
             if command.action in REPEATED:
                 raise
-            return DataAnswer(error=_explain(error, command))
+            return DataAnswer(error=_explain(error, command), is_full=is_full(error))
 
     async def _act(self, command: DataCommand) -> DataAnswer:
         change, creates = command.deploy or command.id, command.action == "restore"
@@ -346,6 +346,8 @@ def snapshot_id_of(command: DataCommand) -> str:
 
 def _explain(error: Exception, command: DataCommand) -> str:
     """Returns the error for account holders."""
+    if is_full(error):
+        return "The disk of the service is full; tell the operator, who must make room there."
     match error:
         case DataError():
             return str(error)

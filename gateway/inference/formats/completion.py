@@ -6,9 +6,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
+from gateway.errors import RequestMalformed, ServiceError
 from gateway.inference.provider.chunks import CallPart, Delta
-from gateway.settings.prices import PRICES, Usage, choice_of
+from gateway.settings.prices import Usage
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
@@ -33,7 +33,7 @@ class FullAnswer(msgspec.Struct, frozen=True):
 
 
 class CompletionRequest(msgspec.Struct):
-    """A request that may be sent to the provider."""
+    """A request that may be sent to the provider, if one serves its model."""
 
     model: str
     max_tokens: int
@@ -64,13 +64,6 @@ class Format(Protocol):
     def error(self, error: ServiceError) -> bytes: ...
 
     def full(self, answer: FullAnswer, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
-
-
-def check_model(model: str) -> str:
-    """Returns `model`, or raises ModelNotAllowed."""
-    if model not in PRICES:
-        raise ModelNotAllowed(choice_of(PRICES))
-    return model
 
 
 def finish_reason(finish: str | None, *others: str) -> str:

@@ -10,7 +10,6 @@ from gateway.inference.formats.completion import (
     INVALID_BODY,
     CompletionRequest,
     FullAnswer,
-    check_model,
     decode_again,
     encode,
     finish_reason,
@@ -48,7 +47,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
         prompt = decode_again(body, Prompt, _fault)
     effort = {} if prompt.reasoningEffort is msgspec.UNSET else {"reasoning_effort": prompt.reasoningEffort}
     return CompletionRequest(
-        model=check_model(prompt.model),
+        model=prompt.model,
         max_tokens=prompt.maxTokens,
         text_bytes=len(prompt.prompt.encode()),
         stream=wants_stream if prompt.stream is None else prompt.stream,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from gateway.errors import MultimodalUnsupported, RequestMalformed
-from gateway.inference.formats.completion import CompletionRequest, MakeFormat, check_model, encode
+from gateway.inference.formats.completion import CompletionRequest, MakeFormat, encode
 from gateway.inference.formats.tools import ToolCall, object_of
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS
 
@@ -54,13 +54,13 @@ def compose(
     """Returns the request that asks for an answer to the messages.
 
     `settings`: those of FORWARDED; None for one that is not set. `max_tokens`: limits of the answer, of which the
-    smallest holds. Raises RequestMalformed, and ModelNotAllowed.
+    smallest holds. Raises RequestMalformed.
     """
     messages = _join_system(messages)
     text_bytes = sum(map(_bytes_of_message, messages))
     if not text_bytes:
         raise RequestMalformed("The messages contain no text.")
-    model = check_model(DEFAULT_MODEL if model is None else model)
+    model = DEFAULT_MODEL if model is None else model
     limit = min([*(each for each in max_tokens if each is not None), MAX_OUTPUT_TOKENS])
     request: dict[str, Any] = {
         "model": model,

@@ -6,12 +6,17 @@ If it is never written, the reservation stays at its maximum cost until it expir
 it in full. A settlement carries the reservation's record, so it is booked even if a failover lost the reservation. A
 former primary may confirm settlements for a while and lose them. When another server takes its place, the last
 settlements are repeated.
+
+A request has the prices of the time at which it is reserved, by Redis's clock, also if it ends after they change. This
+process chooses them by its estimate of that clock, and an admission that reaches Redis after they have changed reserves
+nothing and is made again. So each reservation has the prices of its own time, whichever process made it.
 """
 
 import asyncio
 import math
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -37,6 +42,7 @@ from gateway.keys import partition_tag, user_hash
 from gateway.redis.client import Store, patient
 from gateway.redis.errors import code_of
 from gateway.settings import Settings
+from gateway.settings.prices import FOREVER, Tariff, tariff_at
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.usage import LimitUses
 
@@ -62,6 +68,7 @@ class Reservation(msgspec.Struct, frozen=True):
     id: str
     account: str
     max_cost: int  # nano-euro
+    tariff: Tariff
     record: ReservationRecord | None = None  # None if its admission was not answered
 
 
@@ -137,14 +144,19 @@ class Admission:
         """The number of settlements that wait for Redis."""
         return len(self._pending)
 
-    async def admit(self, app: App, account: Account, user: str, max_cost: int) -> Admitted:
-        """Admits a request that costs at most `max_cost` nano-euro; 0 reserves nothing.
+    async def admit(
+        self, app: App, account: Account, user: str, max_cost: Callable[[Tariff], int] | None = None
+    ) -> Admitted:
+        """Admits a request. `max_cost` returns the most that it costs, in nano-euro; without it nothing is reserved.
 
         Raises AppRateLimited, UserRateLimited, the 402 of the cap that is reached, or BackboneUnavailable.
         """
         limits = limits_of(app, account, self._settings)
         for _ in range(2):
-            reservation = Reservation(request_id(), account.id, max_cost)
+            # This process's own clock serves until the first answer.
+            tariff = tariff_at(self._settings.tariffs, self._clock.at(time.monotonic()) or int(time.time() * 1000))
+            cost = 0 if max_cost is None else max_cost(tariff)
+            reservation = Reservation(request_id(), account.id, cost, tariff)
             decision = await self._decide(app, limits, user, reservation)
             if decision.verdict != "late":
                 self._clock.learn(decision.now)
@@ -164,7 +176,7 @@ class Admission:
                 reservation.max_cost,
                 reservation=reservation.id,
                 life=self._life,
-                deadline=self._clock.at(sent + self._arrival),
+                deadline=min(self._clock.at(sent + self._arrival) or FOREVER, reservation.tariff.until),
             )
         except NotReplicated:
             self._settle_later(PendingSettlement(reservation, 0))
@@ -188,13 +200,15 @@ class Admission:
             refusal = _refusal(decision, reservation.max_cost, limits, headers)
             refusal.limits = uses
             raise refusal
-        account, max_cost = reservation.account, reservation.max_cost
+        max_cost = reservation.max_cost
         self._metrics.add_reserved(max_cost)
         if not max_cost:
             return Admitted(None, headers, uses)
         payer = "" if limits.user_cap is None else user_hash(user)
-        record = ReservationRecord(account, decision.day, max_cost, decision.now + self._life, app.id, payer)
-        return Admitted(Reservation(reservation.id, account, max_cost, record), headers, uses)
+        record = ReservationRecord(
+            reservation.account, decision.day, max_cost, decision.now + self._life, app.id, payer
+        )
+        return Admitted(msgspec.structs.replace(reservation, record=record), headers, uses)
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
         """Ends the reservation at `cost` nano-euro; 0 releases it. Raises no error of Redis.

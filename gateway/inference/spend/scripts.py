@@ -37,7 +37,7 @@ async def admit(
 ) -> Decision:
     """Decides on a request of an app's user, and reserves `max_cost` nano-euro; 0 reserves nothing.
 
-    `life` is in milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none)
+    `life` is in milliseconds. A call that reaches Redis at `deadline` (its clock, milliseconds; 0: none) or later
     reserves nothing. Raises NotReplicated if too few replicas have the reservation.
     """
     tag, replicated = partition_tag(account), max_cost > 0 and store.replicas > 0

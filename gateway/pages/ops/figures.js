@@ -119,7 +119,7 @@ function provider(figures) {
 // A single provider has its figures above, and its switch is that of inference.
 function providers(rows) {
   put("providers", rows, () => rows.length > 1 && table(
-    ["Provider", "Status", "In progress", "Waiting", "Attempts", "Failovers", ""],
+    ["Provider", "Status", "In progress", "Waiting", "Attempts today", "Failovers today", ""],
     rows.map(({ name, region, enabled, status, passedOverUntil, permits, attempts, failovers }) => [
       [name, h("span", { class: "small quiet" }, ` ${region}`)],
       [enabled ? badge(...STATUS[status]) : badge("Disabled"), passedOverUntil && pause(passedOverUntil)],

@@ -217,3 +217,29 @@ async def test_a_providers_file_is_checked(operator: Tool, tmp_path: Path) -> No
     path.write_text(path.read_text().replace("fr-par", "us-east"))
     refusal = await operator.refused("providers", "check", str(path))
     assert f"GATEWAY_PROVIDERS_FILE: {path}: provider[0].region: 'us-east' is not one of" in refusal
+
+
+async def test_a_prices_file_is_checked(operator: Tool, tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text('[[price]]\nmodel = "gpt-oss-120b"\ninput = 0.175\noutput = 0.7\nsince = 2027-01-01\n')
+    shown = await operator("prices", "check", str(path))
+    assert shown.rows[0] == ["MODEL", "INPUT PER MILLION", "OUTPUT PER MILLION", "SINCE"]
+    assert shown.rows[1][:3] == ["gpt-oss-120b", "0.15 EUR", "0.60 EUR"]
+    assert shown.rows[-1] == ["gpt-oss-120b", "0.175 EUR", "0.70 EUR", "2027-01-01T00:00:00.000Z"]
+    path.write_text(path.read_text().replace("0.7\n", "0.0001\n"))
+    refusal = await operator.refused("prices", "check", str(path))
+    assert f"GATEWAY_PRICES_FILE: {path}: price[0].output: must be" in refusal
+
+
+async def test_a_providers_file_may_name_the_models_of_the_prices_file(
+    operator: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices, path = tmp_path / "prices.toml", tmp_path / "providers.toml"
+    prices.write_text('[[price]]\nmodel = "small-1"\ninput = 1\noutput = 1\nsince = 2027-01-01\n')
+    path.write_text(
+        '[[provider]]\nname = "one"\nurl = "https://a.example/v1"\nregion = "fr-par"\nkey_env = "ONE"\n'
+        'models = { "small-1" = "vendor/small" }\n'
+    )
+    assert "models: 'small-1' has no price" in await operator.refused("providers", "check", str(path))
+    monkeypatch.setenv("GATEWAY_PRICES_FILE", str(prices))
+    assert (await operator("providers", "check", str(path))).line == "one: in fr-par, serves small-1"

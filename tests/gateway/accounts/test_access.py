@@ -49,7 +49,7 @@ def test_every_command_has_a_row() -> None:
     listed = {command for call in CALLS.values() for command in split(call.commands)}
     others = {*split(LOCAL), *split(OPERATORS)}
     commands = {*find_commands(main)}
-    of_operators = {each for each in commands if each.startswith(("accounts ", "providers "))}
+    of_operators = {each for each in commands if each.startswith(("accounts ", "prices ", "providers "))}
     assert commands - of_operators == (listed | others) - {"accounts *"}
 
 

@@ -1,14 +1,21 @@
 """Sources of every Content-Type, over HTTP."""
 
+import base64
 import io
+import os
 import tarfile
 import zipfile
+from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
 from tests.support.deploys import TARBALL
+from tests.support.gateway_process import gateway
+from tests.support.programs import require
+from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -59,3 +66,24 @@ async def test_what_is_outside_the_bounds_is_refused(hosted: App) -> None:
     refused(await put(hosted, a_zip(), "application/gzip"), 400, "REQUEST_MALFORMED")
     refused(await put(hosted, b"", "text/html"), 400, "REQUEST_MALFORMED")
     assert (await hosted.account.get(f"/account/deploys?app={hosted.name}")).json() == []
+
+
+async def test_a_full_disk_is_said_to_be_full(
+    valkey: RedisServer, provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    """The upload is larger than the disk, or there is no room beside it to pack it."""
+    data = tmp_path / "data"
+    data.mkdir()
+    mount = f"mount -t tmpfs -o size=1m none '{data}' && exec \"$@\""
+    disk = [require("unshare"), "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    async with gateway(valkey.url, provider, tmp_path, prefix=disk, GATEWAY_DATA_DIR=str(data)) as gw:
+        app = await gw.app(backend)
+        for content, kind in (
+            (b"\x1f\x8b" + os.urandom(2_000_000), "application/gzip"),
+            (b"<!doctype html>" + base64.b64encode(os.urandom(525_000)), "text/html"),
+        ):
+            response = await put(app, content, kind)
+            error = refused(response, 507, "STORAGE_FULL")
+            assert error["message"].startswith("The disk of the service is full; nothing was stored.")
+            assert "Retry-After" not in response.headers
+        assert (await put(app, PAGE, "text/html")).status_code == 202, "nothing was left on the disk"

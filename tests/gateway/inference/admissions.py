@@ -12,6 +12,7 @@ from gateway.inference.spend.admission import Admission, Admitted, Reservation
 from gateway.keys import partition_tag, spend_key
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.settings import RateLimits, Settings
+from gateway.settings.prices import TARIFFS, Tariff
 from gateway.telemetry.metrics import Metrics
 from tests.lua.scripts import SECOND, day_of
 from tests.support.background import in_background
@@ -25,26 +26,31 @@ BRIEF = {"command_seconds": 0.5, "arrival": 0.5, "clock_error": 0.2, "retry": 0.
 class AdmissionProcess:
     """One process's admission, with its background task."""
 
-    def __init__(self, store: Store, limits: tuple[int, int], **options: Any) -> None:
+    def __init__(
+        self, store: Store, limits: tuple[int, int], tariffs: tuple[Tariff, ...] = TARIFFS, **options: Any
+    ) -> None:
         self.metrics, self.store = Metrics(), store
-        settings = Settings(redis_url=store.url, rate_limits=RateLimits(*limits))
+        settings = Settings(redis_url=store.url, rate_limits=RateLimits(*limits), prices_file=tariffs)
         self.admission = Admission(settings, self.store, self.metrics, **options)
         self.settle = self.admission.settle
 
     async def admit(
         self,
-        max_cost: int,
+        max_cost: int | str,
         user: str = "ana",
         *,
         app: str = "shop",
         account: str = "acc_one",
         limits: AppLimits | None = None,
     ) -> Admitted:
+        """`max_cost` is nano-euro, or a model of which the request has one token."""
         record = App(id=app, name=app, account=account, createdAt="", limits=limits)
         owner = Account(id=account, name="One", plan="free", createdAt="")
-        return await self.admission.admit(record, owner, user, max_cost)
+        if isinstance(max_cost, str):
+            return await self.admission.admit(record, owner, user, lambda tariff: tariff.prices[max_cost].input)
+        return await self.admission.admit(record, owner, user, (lambda _: max_cost) if max_cost else None)
 
-    async def reserve(self, max_cost: int, user: str = "ana", **of: Any) -> Reservation:
+    async def reserve(self, max_cost: int | str, user: str = "ana", **of: Any) -> Reservation:
         reservation = (await self.admit(max_cost, user, **of)).reservation
         assert reservation is not None
         return reservation
@@ -75,7 +81,7 @@ async def admission_process(
     command_seconds: float = COMMAND_SECONDS,
     **options: Any,
 ) -> AsyncIterator[AdmissionProcess]:
-    """Yields an admission process; `options` are those of `Admission`."""
+    """Yields an admission process; `options` are `tariffs` and those of `Admission`."""
     async with opened(url, replicas, command_seconds=command_seconds) as store:
         running = AdmissionProcess(store, limits, **options)
         async with in_background(running.admission.repeat_settlements()):

@@ -17,10 +17,10 @@ from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG, RESET, Script
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import Gateway, gateway
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
-from tests.support.providers import NAMES, asked, heal, plays, several_providers, states
+from tests.support.providers import NAMES, UNSET, asked, heal, plays, several_providers, states
 from tests.support.responses import answered, ended, failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -468,10 +468,22 @@ async def test_metrics_and_the_request_line(gw: Gateway, providers: list[FakePro
     rows = await states(gw)
     assert answered(await app.ask(plays(providers, answer(500), tokens("two"))))
     assert [await metric(gw, counter) for counter in counters] == [each + 1 for each in before]
-    now = await states(gw)
+    now = await wait_until(lambda: states(gw), holds=lambda now: now["two"]["attempts"] > rows["two"]["attempts"])
     assert now["one"]["failovers"] == rows["one"]["failovers"] + 1
     assert now["two"]["attempts"] == rows["two"]["attempts"] + 1
     assert json.dumps(now).count(providers[0].key) == 0
+
+
+async def test_each_gateway_shows_the_attempts_of_all(
+    gw: Gateway, providers: list[FakeProvider], app: App, tmp_path: Path
+) -> None:
+    before = (await states(gw))["two"]["attempts"]
+    options = {**UNSET, "GATEWAY_PROVIDERS_FILE": gw.environment["GATEWAY_PROVIDERS_FILE"]}
+    async with gateway(gw.redis.url, providers[0], tmp_path, **options) as twin:
+        assert answered(await app.ask(plays(providers, answer(500), tokens("two"))))
+        rows = await wait_until(lambda: states(twin), holds=lambda rows: rows["two"]["attempts"] > before)
+        assert rows["two"]["attempts"] == before + 1
+        assert rows["one"]["failovers"] == (await states(gw))["one"]["failovers"]
 
 
 async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothing(
@@ -506,7 +518,8 @@ async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothi
             assert answered(response)["text"] == "two"
             row = await logged(app, response.headers["X-Request-Id"])
             assert [each["provider"] for each in row["attempts"]] == ["two"]
-            assert (await states(gw))["one"]["failovers"] == 0
+            rows = await wait_until(lambda: states(gw), holds=lambda rows: rows["two"]["attempts"] == 1)
+            assert (rows["one"]["attempts"], rows["one"]["failovers"]) == (0, 0)
             received = []
             for connection in accepted:
                 connection.setblocking(False)

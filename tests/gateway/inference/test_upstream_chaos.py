@@ -116,8 +116,7 @@ async def test_no_request_fails_before_its_first_token(
             assert failed == []
             assert len(sent) > 200
             assert moody.cut, "the answers that broke off after a token"
-            rows = await states(gw)
-            assert rows["one"]["failovers"] > 20
+            await wait_until(lambda: states(gw), holds=lambda rows: rows["one"]["failovers"] > 20)
             for number, account in enumerate(accounts):
                 prompts = [prompt for prompt, of in sent.items() if of == number]
                 due = sum(max_cost(p) if p in moody.cut else cost(*USAGE) for p in prompts)

@@ -18,6 +18,7 @@ from gateway.operations import redis_health
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.scripts import compare_and_set
+from gateway.settings.prices import TARIFFS
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, admission_process
 from tests.support.logs import captured
@@ -93,7 +94,7 @@ async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisS
         run(own, STATES["OOM"][0])
         record = ReservationRecord("acc_one", day, 1000, now + 60_000, "shop")
         for _ in range(2):
-            await gateway.settle(Reservation("lost", "acc_one", 1000, record), 7)
+            await gateway.settle(Reservation("lost", "acc_one", 1000, TARIFFS[0], record), 7)
         assert not gateway.admission.pending
         assert await books.spend() == (7, 0)
 

@@ -164,7 +164,7 @@ async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServe
             admission = Admission(Settings(), store, Metrics())
             account = Account(id="acc", name="", plan="free", createdAt="")
             with pytest.raises(BackboneUnavailable):
-                await admission.admit(App(id="a", name="a", account="acc", createdAt=""), account, "ana", 1)
+                await admission.admit(App(id="a", name="a", account="acc", createdAt=""), account, "ana", lambda _: 1)
         finally:
             await store.client.config_set("maxmemory", "0")
 
@@ -290,10 +290,10 @@ async def test_admission_in_a_cluster(nodes: str) -> None:
         seconds, _ = await store.client.time()
         for account in of_every_partition():
             app = App(id=f"app-of-{account.id}".replace("_", "-"), name="x", account=account.id, createdAt="")
-            admitted = await admission.admit(app, account, "ana", 40_000_000)
+            admitted = await admission.admit(app, account, "ana", lambda _: 40_000_000)
             assert admitted.reservation
             with pytest.raises(SpendCapReached):
-                await admission.admit(app, account, "ana", 40_000_000)
+                await admission.admit(app, account, "ana", lambda _: 40_000_000)
             await admission.settle(admitted.reservation, 7)
             await admission.settle(admitted.reservation, admitted.reservation.max_cost)
             day = time.strftime("%Y-%m-%d", time.gmtime(seconds))
@@ -359,14 +359,14 @@ async def test_a_cluster_that_is_gone(node: RedisServer) -> None:
         admission = Admission(Settings(), store, Metrics())
         account = Account(id="acc", name="", plan="free", createdAt="")
         app = App(id="a", name="a", account="acc", createdAt="")
-        reservation = (await admission.admit(app, account, "ana", 100)).reservation
+        reservation = (await admission.admit(app, account, "ana", lambda _: 100)).reservation
         assert reservation
         node.kill()
         await wait_until(lambda: not registry.cache.is_current, timeout=3)
         with pytest.raises(BackboneUnavailable):
             await store.get("app:shop")
         with pytest.raises(BackboneUnavailable):
-            await admission.admit(app, account, "ana", 100)
+            await admission.admit(app, account, "ana", lambda _: 100)
         await admission.settle(reservation, 7)
         assert await admission.settle_pending() is False
         assert admission.pending == 2

@@ -18,6 +18,7 @@ from gateway.redis.client import Store
 from gateway.redis.primary import NEWEST_SECONDS, PrimaryWatch, Sentinels
 from gateway.redis.scripts import increment_counters
 from gateway.settings import Settings
+from gateway.settings.prices import TARIFFS
 from gateway.telemetry.metrics import Metrics
 from tests.support.background import cancel
 from tests.support.polling import wait_until
@@ -112,7 +113,7 @@ async def test_settlements_that_a_former_primary_confirmed_are_repeated(move: Mo
     day = time.strftime("%Y-%m-%d", time.gmtime())
     record = ReservationRecord("account", day, 500, int(time.time() * 1000) + 60_000, "app", "")
     repeating = asyncio.create_task(admission.repeat_recent())
-    await admission.settle(Reservation("r1", "account", 500, record), 120)
+    await admission.settle(Reservation("r1", "account", 500, TARIFFS[0], record), 120)
     move.to(move.successor)
     with move.successor.client() as client:
         await wait_until(lambda: client.hget(spend_key("account", day), "settled") == b"120")

@@ -1,4 +1,4 @@
-"""On SIGTERM, running streams may finish for a while, and the rest cost their full reservation. Also SIGKILL."""
+"""On SIGTERM and SIGHUP, streams may finish for a while, and the rest cost their full reservation. Also SIGKILL."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,8 @@ async def open_stream(app: App, prompt: str) -> "asyncio.Task[list]":
     return task
 
 
-async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProvider) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProvider, number: signal.Signals) -> None:
     async with launch(GATEWAY_DRAIN="4") as gw, gateway(gw.redis.url, provider, gw.folder) as heir:
         finishing, hanging, late = [await gw.app(backend) for _ in range(3)]
         gate = asyncio.Event()
@@ -48,7 +49,7 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
         second = provider.plays(ROLE, chunk("Gu"), HANG)
         streams = [await open_stream(finishing, first), await open_stream(hanging, second)]
         signalled = time.monotonic()
-        gw.signal(signal.SIGTERM)
+        gw.signal(number)
 
         async def closed() -> bool:
             if await gw.answers("/ready"):

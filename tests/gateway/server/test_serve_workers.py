@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import chunk, tokens
 from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -72,3 +73,19 @@ async def test_a_unix_socket_for_caddy(
                 assert (asked.status_code, passed_on.status_code) == (200, 404)
             assert os.stat(path).st_mode & 0o777 == 0o666
             assert await gw.stop() in (0, -signal.SIGTERM)
+
+
+async def test_a_hangup_drains_the_processes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    with RedisServer("redis") as server:
+        async with gateway(server.url, provider, tmp_path, workers=2, GATEWAY_DRAIN="20") as gw:
+            app, gate = await gw.app(backend), asyncio.Event()
+            prompt = provider.plays(chunk("Gu"), gate, *tokens("ten", usage=(3, 2)))
+            async with app.stream(prompt) as source:
+                events = source.aiter_sse()
+                assert (await anext(events)).json() == {"token": "Gu"}
+                gw.signal(signal.SIGHUP)
+                await wait_until(lambda: "gateway.draining" in gw.log)
+                assert gw.code is None, "a stream is still running"
+                gate.set()
+                assert [event.event async for event in events][-1] == "done"
+            assert await wait_until(lambda: gw.code, 10, holds=lambda code: code is not None) == 0

@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gateway.keys import requests_key
-from gateway.telemetry.counters import MINUTE_KEY_SECONDS, PROCESS_SECONDS
+from gateway.telemetry.counters import DAY_KEY_SECONDS, MINUTE_KEY_SECONDS, PROCESS_SECONDS
+from gateway.telemetry.usage import Attempt, RequestDetails
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE
@@ -18,6 +19,7 @@ from tests.support.tcp_proxy import Proxy
 
 MINUTE = "{ops}:minute:2026-07-02T12:00"
 SPEND = "{ops}:spend:2026-07-02"
+PROVIDERS = "{ops}:providers:2026-07-02"
 
 
 async def test_counts_are_written(local: CountingProcess) -> None:
@@ -40,6 +42,24 @@ async def test_counts_are_written(local: CountingProcess) -> None:
     spent = await local.store.client.zrange(SPEND, 0, -1, withscores=True)
     assert dict(spent) == {"acc": 250.0, "total": 250.0}
     assert MINUTE_KEY_SECONDS - 5 < await local.store.client.ttl(MINUTE) <= MINUTE_KEY_SECONDS
+
+
+async def test_attempts_at_providers_are_counted_by_day(local: CountingProcess) -> None:
+    tried = (Attempt("one", "PROVIDER_ERROR", 5), Attempt("two", "PROVIDER_TIMEOUT", 5), Attempt("three", "", 5))
+    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried))
+    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried[:1]))
+    local.now += 86_400
+    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried[2:]))
+    await local.counters.flush()
+    assert await local.read_hash(PROVIDERS) == {
+        "one:attempts": "2",
+        "one:failovers": "1",
+        "two:attempts": "1",
+        "two:failovers": "1",
+        "three:attempts": "1",
+    }
+    assert await local.read_hash(PROVIDERS.replace("-02", "-03")) == {"three:attempts": "1"}
+    assert 0 < await local.store.client.ttl(PROVIDERS) <= DAY_KEY_SECONDS
 
 
 async def test_each_flush_writes_only_new_counts(local: CountingProcess) -> None:

@@ -148,12 +148,12 @@ def test_a_reply_contains_the_use_of_each_cap(scripts: Scripts) -> None:
         scripts.settle(reservation, 0)
 
 
-def test_a_call_after_its_deadline_reserves_nothing(scripts: Scripts) -> None:
-    """It is late even if a limit would refuse it too."""
+def test_a_call_from_its_deadline_on_reserves_nothing(scripts: Scripts) -> None:
+    """From that microsecond on other prices may hold. It is late even if a limit would refuse it too."""
     deadline = NOON // 1000 + 2000
-    scripts.set_clock(NOON + 2 * SECOND)
+    scripts.set_clock(NOON + 2 * SECOND - 1)
     assert scripts.admit(100, reservation="in time", deadline=deadline).verdict == "ok"
-    scripts.set_clock(NOON + 2 * SECOND + 1)
+    scripts.set_clock(NOON + 2 * SECOND)
     for limits, cap in (((30, 20), 10**9), ((1, 1), 10**9), ((30, 20), 1)):
         assert scripts.admit(100, reservation="late", deadline=deadline, limits=limits, cap=cap).verdict == "late"
     assert set(scripts.reservations()) == {"in time"}

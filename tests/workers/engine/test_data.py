@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import os
 import sqlite3
@@ -18,7 +19,7 @@ from gateway.accounts.records import App
 from gateway.data import records
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, snapshot_key
-from gateway.errors import StorageUnavailable
+from gateway.errors import StorageFull, StorageUnavailable
 from gateway.ids import new_id
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
@@ -229,6 +230,22 @@ async def test_files_without_a_snapshot_are_not_replaced(
     await wait_until(lambda: not data.is_held)
     await room.run(app, "undo", deploy="dep_1")
     assert room.read(app) == {"note": "two"}
+
+
+@pytest.mark.parametrize("error", [StorageFull(), OSError(errno.EDQUOT, "Disk quota exceeded")])
+async def test_a_full_disk_is_said_to_be_full(
+    room: DataRoom, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    app = await room.create_app()
+    room.write(app, note="one")
+
+    async def fail(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(DataDriver, "store", fail)
+    answer = await room.run(app, "clear")
+    assert (answer.is_full, answer.error.partition(";")[0]) == (True, "The disk of the service is full")
+    assert room.read(app) == {"note": "one"}
 
 
 @pytest.mark.parametrize("action", ["restore", "clear"])

@@ -18,6 +18,7 @@ from gateway.inference.spend.limits import Limits
 from gateway.keys import PARTITION_TAGS, partition_tag, reservation_keys, spend_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from gateway.settings.prices import TARIFFS
 from gateway.telemetry.metrics import Metrics
 from tests.support.background import in_background
 from tests.support.polling import wait_until
@@ -83,7 +84,7 @@ async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(settl
     assert await settler.settle_overdue() == 0
     assert await settler.spend("acc_1") == (100, 30)
     admission = Admission(Settings(), settler.store, Metrics())
-    await admission.settle(Reservation(running, "acc_1", 30), 0)
+    await admission.settle(Reservation(running, "acc_1", 30, TARIFFS[0]), 0)
     assert await settler.spend("acc_1") == (100, 0)
 
 
@@ -108,7 +109,7 @@ async def test_several_workers_settle_each_reservation_once(redis_url: str) -> N
 
 
 async def test_a_gateway_that_settles_an_expired_one_changes_nothing(settler: Worker) -> None:
-    late = Reservation(await settler.reserve("acc_1", 100, life=-1), "acc_1", 100)
+    late = Reservation(await settler.reserve("acc_1", 100, life=-1), "acc_1", 100, TARIFFS[0])
     admission = Admission(Settings(), settler.store, Metrics())
     await asyncio.gather(settler.settle_overdue(), settler.settle_overdue())
     for cost in (0, 5, 100):
@@ -120,7 +121,7 @@ async def test_a_gateway_and_a_worker_that_settle_together_charge_once(settler: 
     admission = Admission(Settings(), settler.store, Metrics())
     for _ in range(20):
         before = (await settler.spend("acc_1"))[0]
-        reservation = Reservation(await settler.reserve("acc_1", 100, life=-1), "acc_1", 100)
+        reservation = Reservation(await settler.reserve("acc_1", 100, life=-1), "acc_1", 100, TARIFFS[0])
         # Only one of the two settlements counts.
         await asyncio.gather(settler.settle_overdue(), admission.settle(reservation, 5))
         after, reserved = await settler.spend("acc_1")

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
@@ -22,9 +23,10 @@ from gateway.errors import (
     UserRateLimited,
 )
 from gateway.inference.spend import scripts
-from gateway.inference.spend.admission import Admitted
+from gateway.inference.spend.admission import Admitted, RedisClock
 from gateway.keys import app_spend_fields, partition_tag, spend_key, user_hash, user_spend_prefix
 from gateway.redis.client import Script
+from gateway.settings.prices import FOREVER, Price, Tariff, tariff_at
 from tests.gateway.inference.admissions import CAP, AdmissionProcess, Books, admission_process
 from tests.lua.scripts import CLOCK, SECOND, at, on_test_clock, set_clock
 from workers.monitors.run import settle_overdue
@@ -360,3 +362,43 @@ async def test_caps_hold_whatever_gateways_do(redis_url: str, books: Books) -> N
         assert total <= CAP
         for app in APPS:
             assert spends[app,] == sum(spends[app, user] for user in USERS)
+
+
+# -- prices that change: Redis's clock decides ---------------------------------------------------------------------
+
+MODEL = "gpt-oss-120b"
+
+
+async def test_a_process_whose_estimate_is_late_reserves_at_the_new_price(redis_url: str, books: Books) -> None:
+    seconds, micros = await books.client.time()
+    now = seconds * 1000 + micros // 1000
+    tariffs = (Tariff({MODEL: Price(1, 1)}, 0, now - 500), Tariff({MODEL: Price(9, 9)}, now - 500, FOREVER))
+    clock = RedisClock()
+    clock.reset(now - 1_000)
+    async with admission_process(redis_url, tariffs=tariffs, clock=clock) as process:
+        reservation = await process.reserve(MODEL)
+        assert (reservation.max_cost, reservation.tariff) == (9, tariffs[1])
+        assert await books.spend() == (0, 9), "the call at the old price reserved nothing"
+        assert await books.passed() == 1
+        await process.settle(reservation, 9)
+    assert await books.closed()
+
+
+async def test_all_processes_change_the_price_at_the_same_moment(redis_url: str, books: Books) -> None:
+    seconds, micros = await books.client.time()
+    change = seconds * 1000 + micros // 1000 + 1_000
+    tariffs = (Tariff({MODEL: Price(1, 1)}, 0, change), Tariff({MODEL: Price(9, 9)}, change, FOREVER))
+    async with AsyncExitStack() as stack:
+        processes = [await stack.enter_async_context(admission_process(redis_url, tariffs=tariffs)) for _ in range(3)]
+        reservations = []
+        while time.time() * 1000 < change + 300:
+            reservations += await asyncio.gather(*(process.reserve(MODEL) for process in processes))
+        for each in reservations:
+            await processes[0].settle(each, each.max_cost)
+    for each in reservations:
+        assert each.record is not None
+        assert each.tariff is tariff_at(tariffs, each.record.expires - 360_000)
+        assert each.max_cost == each.tariff.prices[MODEL].input
+    assert {each.max_cost for each in reservations} == {1, 9}
+    assert await books.spend() == (sum(each.max_cost for each in reservations), 0)
+    assert await books.closed()

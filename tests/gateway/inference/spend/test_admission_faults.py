@@ -10,6 +10,7 @@ from gateway.errors import BackboneUnavailable, NotReplicated, SpendCapReached
 from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock, Reservation
 from gateway.keys import partition_tag
 from gateway.redis import client as store_module
+from gateway.settings.prices import TARIFFS
 from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
 from tests.support.background import cancel
 from tests.support.polling import wait_until
@@ -151,7 +152,7 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess
 async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(
     process: AdmissionProcess, books: Books
 ) -> None:
-    await process.settle(Reservation("never-answered", "acc_one", 1000), 0)
+    await process.settle(Reservation("never-answered", "acc_one", 1000, TARIFFS[0]), 0)
     assert not await books.client.keys("*")
     assert process.counted("gateway_reservations_lost_total") == 0
 
@@ -250,7 +251,7 @@ async def test_a_bad_network_neither_loses_nor_doubles_money(
     assert set(await books.open()) == left
     assert await books.spend() == (sum(ended.values()), 1000 * len(left))
     for reservation in left:
-        await remote.settle(Reservation(reservation, "acc_one", 1000), 0)
+        await remote.settle(Reservation(reservation, "acc_one", 1000, TARIFFS[0]), 0)
     assert await books.closed()
 
 
