@@ -228,7 +228,10 @@ class DataAgent:
             try:
                 answer = await self._answer(command)
                 await patient(self._commands).answer(command, answer)
-            except Exception as error:  # the command is repeated until its end
+            except (DataError, OSError, StorageUnavailable) as error:  # the command is repeated until its end
+                reason = str(error) or type(error).__name__
+                logger.warning("data.command_repeated", app=command.app, action=command.action, reason=reason)
+            except Exception as error:  # so is this one
                 logger.error("data.command_failed", app=command.app, action=command.action, exc_info=error)
             else:
                 return

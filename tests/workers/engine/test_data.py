@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from gateway.accounts.records import App
 from gateway.data import records
@@ -28,6 +29,7 @@ from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.sandbox import ROOT
 from tests.support.stores import change_plan
+from workers.engine import data as engine_data
 from workers.engine.app_data import AppData
 from workers.engine.data import DataDriver
 from workers.engine.packing import DataError, SandboxPacker
@@ -358,6 +360,32 @@ async def test_the_data_of_a_deleted_app_are_kept_for_its_account_alone(
     monkeypatch.setattr(records, "DELETED_SECONDS", 0)
     await wait_until(lambda: room.list_stored("shop"), holds=lambda names: not names)
     assert await room.list_deleted(app) == []
+
+
+async def test_a_deletion_is_repeated_until_the_data_are_kept(room: DataRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = await room.create_app()
+    data = room.write(app, note="one")
+    await room.snapshot(app)
+    room.write(app, note="two")
+    faults: list[Exception] = [DataError("The app's pod did not answer."), StorageUnavailable()]
+    store = DataDriver.store
+
+    async def fail(*arguments: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return await store(*arguments)
+
+    monkeypatch.setattr(DataDriver, "store", fail)
+    monkeypatch.setattr(engine_data, "REPEAT_SECONDS", 0.1)
+    with capture_logs() as lines:
+        await room.commands.forget_app(app, room.records)
+        await room.registry.delete_app(app)
+        last, *_ = await wait_until(lambda: room.list_deleted(app), 20, holds=lambda found: len(found) == 2)
+    assert await room.unpack("shop", last) == {"note": b"two"}
+    await wait_until(lambda: not data.exists)
+    repeated = [line for line in lines if line["event"].startswith("data.command")]
+    assert [line["event"] for line in repeated] == ["data.command_repeated"] * 2
+    assert all(line["log_level"] == "warning" and "exc_info" not in line for line in repeated)
 
 
 async def test_no_late_command_reaches_the_files_of_the_next_account(room: DataRoom) -> None:
