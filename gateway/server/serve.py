@@ -1,10 +1,13 @@
 """Runs `capsule serve`: uvicorn with the connections of `protocol.py`. Also limits the time of a request's body."""
 
 import asyncio
+import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ from gateway.errors import BackboneUnavailable, RequestMalformed
 from gateway.loops import ignore_late_lookups
 from gateway.operations.layout import prepare_data
 from gateway.server import protocol
-from gateway.server.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
+from gateway.server.supervisor import CANNOT_START_EXIT, METRICS_FOLDER, Supervisor, metrics_folder
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
 from gateway.signals import stop_at_hangup
+
+UVICORN = logging.getLogger("uvicorn.error")
 
 BODY_SECONDS = 30.0  # that a body may take to arrive
 BODY_BYTES_PER_SECOND = 16_384  # extend that time by one second, up to UPLOAD_SECONDS
@@ -88,13 +93,26 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
         # Streams end by themselves after the drain. This aborts the rest.
         timeout_graceful_shutdown=int(settings.drain) + SHUTDOWN_SECONDS,
     )
+    listeners = _bind(host, port, settings)
     if workers == 1:
         os.environ.pop(METRICS_FOLDER, None)  # the folder may contain the values of former processes
-        uvicorn.Server(config).run(_listen(config, settings))
+        Server(config).run(listeners)
         return 0
     with metrics_folder() as folder:
         os.environ[METRICS_FOLDER] = str(folder)
-        return Supervisor(config, _listen(config, settings), folder).run()
+        return Supervisor(config, listeners, folder, partial(_announce, listeners)).run()
+
+
+class Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        _announce(sockets or [])
+
+
+def _announce(listeners: list[socket.socket]) -> None:
+    """Logs uvicorn's line. uvicorn itself would log it when it binds the port, seconds before that is listened to."""
+    host, port, *_ = listeners[0].getsockname()
+    UVICORN.info("Uvicorn running on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
 async def _prepare(settings: Settings) -> None:
@@ -102,9 +120,16 @@ async def _prepare(settings: Settings) -> None:
     await prepare_data(settings)
 
 
-def _listen(config: uvicorn.Config, settings: Settings) -> list[socket.socket]:
-    """Listens at the port, and at the Unix socket to which Caddy connects, if GATEWAY_UPSTREAM names one."""
-    listeners = [config.bind_socket()]
+def _bind(host: str, port: int, settings: Settings) -> list[socket.socket]:
+    """Binds the port, and the Unix socket to which Caddy connects, if GATEWAY_UPSTREAM names one."""
+    listeners = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)]
+    listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listeners[0].bind((host, port))
+    except OSError as error:  # since the command line has checked it
+        UVICORN.error(error)
+        sys.exit(CANNOT_START_EXIT)
+    listeners[0].set_inheritable(True)
     if settings.upstream.startswith(UNIX):
         path = Path(settings.upstream.removeprefix(UNIX))
         path.unlink(missing_ok=True)  # left by an earlier gateway

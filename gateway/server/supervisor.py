@@ -128,7 +128,11 @@ class Child:
 
 
 class Supervisor:
-    def __init__(self, config: uvicorn.Config, listeners: list[socket.socket], folder: Path) -> None:
+    def __init__(
+        self, config: uvicorn.Config, listeners: list[socket.socket], folder: Path, announce: Callable[[], None]
+    ) -> None:
+        """`announce` is called when the first process serves."""
+        self._announce = announce
         self._children = [Child(number, config, listeners, folder, run_child) for number in range(config.workers)]
         self._grace = (config.timeout_graceful_shutdown or 0) + STOP_MARGIN_SECONDS
         self._stopping = self._has_served = False
@@ -140,7 +144,9 @@ class Supervisor:
         exit_code = 0
         while not self._stopping:
             for child in self._children:
-                self._has_served |= child.serves
+                if child.serves and not self._has_served:
+                    self._has_served = True
+                    self._announce()
                 ended_with = child.check(time.monotonic()) or 0
                 if ended_with == layout.EXIT_CODE:
                     exit_code, self._stopping = layout.EXIT_CODE, True

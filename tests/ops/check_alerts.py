@@ -1,6 +1,6 @@
 """Causes the failures of docs/runbook.md, and checks that their alerts fire, end, and notify of the cause alone.
 
-`make check-alerts` runs it, as root, in about three minutes: real servers and processes, and the rules of ops/ with
+`make check-alerts` runs it, as root, in about five minutes: real servers and processes, and the rules of ops/ with
 shorter times. It needs Prometheus, Alertmanager, the exporter and faketime.
 """
 
@@ -13,34 +13,41 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest_asyncio
 
-from gateway.keys import APPS_FOLDER_KEY
+from gateway.keys import APPS_FOLDER_KEY, WORKER_STARTS_KEY
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.receiver import FakeReceiver, certificate
-from tests.fakes.server import CLOSE
+from tests.fakes.server import CLOSE, HANG
 from tests.support.deployment import Host, host_on
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
+from tests.support.processes import limit_descriptors
 from tests.support.programs import miss, require, running
+from tests.support.providers import UNSET, states, write_providers
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.responses import answered
 from tests.support.worker_process import Worker
 
 OPS = Path(__file__).parents[2] / "ops"
 PATIENCE_SECONDS = 90.0  # for an alert that fires or ends
+WINDOW_SECONDS = 40  # instead of the minutes or hours for which an alert looks back
 GATEWAY = {
     "gateway.keys.HEARTBEAT_SECONDS": 5,
     "gateway.inference.health.PROBE_INTERVAL_SECONDS": 1.0,
+    "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
     "gateway.operations.overview.GAUGES_SECONDS": 1.0,
+    "gateway.keys.WORKER_STARTS_SECONDS": WINDOW_SECONDS,
 }
 WORKER = {
     "gateway.keys.HEARTBEAT_SECONDS": 5,
+    "gateway.keys.WORKER_STARTS_SECONDS": WINDOW_SECONDS,
     "workers.engine.reconciler.RESYNC_SECONDS": 2.0,
     "workers.hosting.host_watch.WATCH_SECONDS": 1.0,
 }
@@ -49,8 +56,9 @@ WORKERS = ("webhooks", "monitors", "deploys")  # the last one runs `sites` too
 
 
 def shorten(rules: str) -> str:
-    """Makes each alert wait for two seconds, and look back for forty."""
-    return re.sub(r"\[\d+[mh]\]", "[40s]", re.sub(r"for: \w+", "for: 2s", rules))
+    """Makes each alert wait for two seconds, and look back for `WINDOW_SECONDS`."""
+    rules = re.sub(r"offset \d+h", f"offset {WINDOW_SECONDS}s", re.sub(r"for: \w+", "for: 2s", rules))
+    return re.sub(r"\[\d+[mh]\]", f"[{WINDOW_SECONDS}s]", rules)
 
 
 @contextlib.contextmanager
@@ -137,7 +145,15 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
         receiver = await stack.enter_async_context(FakeReceiver())
         tls, _ = certificate(tmp_path, "shop.example.com", days=3)
         edge = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
-        settings = {"GATEWAY_DATA_DIR": str(data), "GATEWAY_CANARY": "0.2", "GATEWAY_LOG_LEVEL": "info"}
+        spare = await stack.enter_async_context(FakeProvider())
+        settings = {
+            **UNSET,
+            "GATEWAY_PROVIDERS_FILE": str(write_providers(tmp_path, {"one": provider, "two": spare})),
+            "GATEWAY_DATA_DIR": str(data),
+            "GATEWAY_CANARY": "0.2",
+            "GATEWAY_LOG_LEVEL": "info",
+            "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
+        }
         port = edge.sockets[0].getsockname()[1]
         SETTINGS.update(GATEWAY_CERTIFICATE_ADDRESS=f"127.0.0.1:{port}", GATEWAY_CERTIFICATE_INTERVAL="1")
         first = await stack.enter_async_context(gateway(redis.url, provider, tmp_path, GATEWAY, **settings))
@@ -195,19 +211,41 @@ async def test_each_failure_is_announced_and_ends(service: Service) -> None:
     await lose_releases(service, app, deploy)
     await lose_time_on_a_certificate(service)
     await lose_workers(service)
+    await lose_redundancy(service)
+    await lose_the_settings_of_redis(service)
     await lose_the_exporter(service)
     await lose_redis(service)
     assert await service.host.page(app) == "here"
 
 
 async def lose_the_provider(service: Service) -> None:
-    provider = service.first.provider
+    """A disabled provider is no help, and its own state concerns nobody."""
+    gw, provider = service.first, service.first.provider
+
+    async def enable(**providers: bool) -> None:
+        for name, enabled in providers.items():
+            assert (await gw.platform("PUT", f"providers/{name}", {"enabled": enabled})).status_code == 200
+
     async with FakeAppBackend() as backend:
-        app = await service.first.app(backend)
+        app = await gw.app(backend)
+        await enable(two=False)
         for _ in range(4):
             await app.ask(provider.plays(CLOSE))
         await service.fires("ProviderDown")
-        answered(await app.ask("x"))  # only an answer shows that the provider is back
+        await enable(one=False, two=True)
+        await service.is_quiet()
+        await enable(one=True)
+        await service.fires("ProviderFailingOver")
+
+        async def is_back() -> bool:  # only an answer shows it
+            answered(await app.ask("x"))
+            return (await states(gw))["one"]["status"] == "operational"
+
+        await wait_until(is_back, every=0.5)
+    await service.is_quiet()
+    gw.off_file.touch()
+    await service.fires("InferenceOff")
+    gw.off_file.unlink()
     await service.is_quiet()
 
 
@@ -230,6 +268,16 @@ async def lose_gateways(service: Service) -> None:
     await service.fires("ClockOff")
     assert (await gw.http.get("/ready")).status_code == 503
     assert gw.log.count('"clock.off"') == 1
+    await gw.stop()
+    gw.prefix = limit_descriptors("-n 256")
+    await gw.start()
+    async with FakeAppBackend() as backend:
+        app, prompt = await gw.app(backend), gw.provider.plays(HANG)
+        asking = [asyncio.create_task(app.ask(prompt)) for _ in range(110)]  # it has room for 96 connections
+        await service.fires("ConnectionsRefused")
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
     await gw.stop()
     gw.prefix = ()
     await gw.start()
@@ -282,6 +330,40 @@ async def lose_workers(service: Service) -> None:
     await wait_until(missing, PATIENCE_SECONDS, every=0.2, holds=lambda found: found >= set(GROUPS))
     for name in WORKERS:
         await service.start_worker(name)
+    await service.is_quiet()
+
+
+async def lose_redundancy(service: Service) -> None:
+    """A second worker and a replica of Redis are lost, then a worker ends again and again."""
+    spare = await service.host.worker("webhooks", joined=False, constants=WORKER, **SETTINGS)
+    with RedisServer("valkey", "--replicaof", "127.0.0.1", str(service.redis.port)):
+        await asyncio.sleep(WINDOW_SECONDS + 5)
+        assert await service.firing() == set()
+    spare.kill()
+    await service.fires("WorkersLost", "RedisReplicaLost")
+    await service.is_quiet()
+    with service.redis.client() as client:
+
+        def find_new(known: set[bytes]) -> set[bytes]:
+            return {*client.zrange(WORKER_STARTS_KEY, 0, -1)} - known
+
+        for _ in range(3):
+            known = find_new(set())
+            service.workers["monitors"].kill()
+            await service.start_worker("monitors")
+            await wait_until(partial(find_new, known))
+    await service.fires("WorkerRestarts")
+    assert "NoWorker" not in await service.firing()
+    await service.is_quiet()
+
+
+async def lose_the_settings_of_redis(service: Service) -> None:
+    with service.redis.client() as client:
+        client.config_set("appendonly", "no")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        await service.fires("RedisNotPersistent", "RedisEvicts")
+        client.config_set("appendonly", "yes")
+        client.config_set("maxmemory-policy", "noeviction")
     await service.is_quiet()
 
 

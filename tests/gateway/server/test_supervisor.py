@@ -95,6 +95,25 @@ async def test_the_gauges_of_a_replaced_process_are_removed(
         assert await read_metric(gw, ANSWERED) == before
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@session
+async def test_a_gateway_says_where_it_listens_when_it_does(
+    processes: int, provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """The start takes long here: the process waits two seconds for a Redis that does not answer."""
+    async with gateway("redis://127.0.0.1:1/0", provider, tmp_path, workers=processes) as gw:
+        await gw.stop()
+        said = f"Uvicorn running on {gw.address}"
+        seen = before = gw.log.count(said)
+        starting = asyncio.create_task(gw.start())
+        while not accepts(gw.port):
+            assert seen == before
+            await asyncio.sleep(0.01)
+            seen = gw.log.count(said)
+        await starting
+        await wait_until(lambda: gw.log.count(said) == before + 1)
+
+
 @session
 async def test_the_gauge_of_a_disabled_provider_disappears(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
