@@ -23,7 +23,7 @@ from gateway.loops import freeze_heap, ignore_late_lookups, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
-from gateway.settings import BadSettings, Settings, find_gone, load
+from gateway.settings import BadSettings, Settings, find_unread, load
 from gateway.settings.addresses import find_kubernetes_fault
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
@@ -133,9 +133,9 @@ def main(names: list[str], *, restart: bool = False) -> int:
     if unknown:
         print(f"There is no worker {unknown[0]!r}. Choose from: {', '.join(WORKERS)}.", file=sys.stderr)
         return 2
-    for sentence in find_gone():
-        print(sentence, file=sys.stderr)
     try:
+        for unread in find_unread():
+            print(f"{unread.fault}; {unread.action}", file=sys.stderr)
         settings = load()
         names = combine_names(settings, names or list(WORKERS))
         _check_data_folder(settings, names)

@@ -82,11 +82,7 @@ def read_providers(path: str, regions: Sequence[str], environ: Mapping[str, str]
     `regions` are those where prompts may go. `environ` has the variables that the file names.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES + 1)
-        if len(data) > FILE_BYTES:
-            raise ValueError(f"has more than {FILE_BYTES} bytes")
-        entries = msgspec.convert(parse_toml(data.decode()), _File).provider
+        entries = _read_entries(path)
         if not 1 <= len(entries) <= MAX_PROVIDERS:
             raise ValueError(f"must have 1 to {MAX_PROVIDERS} tables [[provider]]")
         for number, entry in enumerate(entries):
@@ -102,6 +98,23 @@ def read_providers(path: str, regions: Sequence[str], environ: Mapping[str, str]
     except ValueError as error:  # of TOML too, with the line
         raise ValueError(f"{path}: {error}") from None
     return tuple(_settings_of(entry, environ) for entry in entries)
+
+
+def list_key_variables(path: str) -> set[str]:
+    """Returns the variables in which the file says that keys are; none of a file that cannot be read."""
+    try:
+        return {entry.key_env for entry in _read_entries(path)}
+    except (OSError, ValueError):
+        return set()
+
+
+def _read_entries(path: str) -> list[_Entry]:
+    """Raises OSError, and ValueError if the content is not that of such a file."""
+    with open(path, "rb") as file:
+        data = file.read(FILE_BYTES + 1)
+    if len(data) > FILE_BYTES:
+        raise ValueError(f"has more than {FILE_BYTES} bytes")
+    return msgspec.convert(parse_toml(data.decode()), _File).provider
 
 
 def _find_fault(entry: _Entry, regions: Sequence[str], names: set[str]) -> str:
