@@ -18,11 +18,13 @@ import structlog
 import uvloop
 
 from gateway import log
+from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.loops import freeze_heap, ignore_late_lookups, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
-from gateway.redis.client import Store
+from gateway.operations.sealed import find_unopened
+from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import BadSettings, Settings, find_unread, load
 from gateway.settings.addresses import find_kubernetes_fault
 from gateway.storage import find_folder_fault
@@ -97,11 +99,17 @@ async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) 
 
 
 async def _check_redis(settings: Settings, redis: asyncio.Task[None]) -> None:
-    """Logs when Redis becomes unavailable. Raises LayoutFault if it has data that these workers cannot use."""
+    """Logs when Redis becomes unavailable, and once if no key opens some of the stored secrets.
+
+    Raises LayoutFault if it has data that these workers cannot use.
+    """
     await asyncio.shield(redis)
     store = Store(settings.redis_url, ca_file=settings.ca_file)
+    vault = Vault(settings.encryption_key)
     try:
-        await RedisHealth(store).keep_checking()
+        await asyncio.gather(
+            RedisHealth(store).keep_checking(), until_redis_answers(lambda: find_unopened(store, vault))
+        )
     finally:
         await store.close()
 

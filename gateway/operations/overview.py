@@ -36,7 +36,7 @@ from gateway.keys import (
     spenders_key,
 )
 from gateway.loops import every
-from gateway.operations.backlog import QueueBacklog, count_dead_letters, read_backlog, read_dead_letters, read_storage
+from gateway.operations.backlog import count_dead_letters, read_backlog, read_dead_letters, read_storage
 from gateway.operations.needs_attention import (
     count_ended_deploys,
     count_expiring_certificates,
@@ -83,8 +83,6 @@ class Overview:
         counters: Counters,
         metrics: Metrics,
     ) -> None:
-        # An external engine replaces the workers of these groups.
-        self._replaced_groups = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._providers, self._availability = providers, providers.availability
         self._counters, self._metrics = counters, metrics
@@ -119,7 +117,7 @@ class Overview:
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
         self._metrics.deploy_oldest.set((backlog.deploys.oldestMs or 0) / 1000)
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
-        for group, workers in self._count_workers_alive(backlog).items():
+        for group, workers in backlog.count_workers_alive(self._settings).items():
             self._metrics.workers.labels(group).set(workers)
         self._show_hosts(await Records(self._store).read_reports(now))
         last_backup = await self._store.get(BACKUP_KEY)
@@ -147,14 +145,6 @@ class Overview:
         self._metrics.disk_free.set(min((report.disk_free for report in reports), default=nan))
         left = [report.certificate_left for report in reports if report.certificate_left is not None]
         self._metrics.certificate_left.set(min(left, default=nan))
-
-    def _count_workers_alive(self, backlog: QueueBacklog) -> dict[str, int]:
-        """Returns the number of workers by group, without groups that are not needed."""
-        return {
-            name: workers
-            for name, workers in backlog.count_workers_alive().items()
-            if name not in self._replaced_groups
-        }
 
     async def _write_clock(self, now: int) -> None:
         """Writes the time for Grafana's variables: Grafana uses the browser's time zone, names of keys are in UTC."""
@@ -222,7 +212,9 @@ class Overview:
             needsAttention=NeedsAttention(
                 failedDeploys=await count_failed_deploys(self._store, now),
                 unhealthyApps=await count_unhealthy_apps(self._registry),
-                missingWorkers=[name for name, workers in self._count_workers_alive(backlog).items() if not workers],
+                missingWorkers=[
+                    name for name, workers in backlog.count_workers_alive(self._settings).items() if not workers
+                ],
             ),
             pods=await read_pod_report(self._store) if self._settings.apps_engine == "kubernetes" else None,
         )

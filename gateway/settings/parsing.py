@@ -7,6 +7,7 @@ import difflib
 import ipaddress
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
@@ -149,6 +150,18 @@ def read_environment(env_file: str = ".env") -> dict[str, str]:
 def find_s3_fault() -> str:
     """Returns what S3 needs and this process lacks, once the settings are loaded; '' if it lacks nothing."""
     return addresses.find_s3_fault(os.environ)
+
+
+def find_temporary_fault() -> str:
+    """Returns what is wrong with the folder of this process for temporary files; '' if nothing is."""
+    try:
+        used = tempfile.gettempdir()
+    except FileNotFoundError:
+        return "there is no folder that this process can write to; set TMPDIR"
+    wanted = os.environ.get("TMPDIR", "")
+    if wanted and os.path.abspath(wanted) != used:
+        return f"TMPDIR is {wanted!r}, to which this process cannot write"
+    return ""
 
 
 def _read_file(path: str) -> dict[str, str]:
