@@ -121,7 +121,7 @@ async def _follow_changes(services: Services) -> None:
 
 
 async def _check_secrets(services: Services) -> None:
-    """Lets the log and `/ready` say once if no key opens some of the stored secrets. The process serves without them."""
+    """Lets the log and `/ready` say if no key opens some of the stored secrets. The process serves without them."""
     services.process.warning = await until_redis_answers(lambda: find_unopened(services.store, services.vault))
 
 
