@@ -11,7 +11,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import is_emergency_off
 from gateway.keys import APPS_FOLDER_KEY
 from gateway.operations.backlog import read_backlog
-from gateway.operations.sealed import ADD_KEY, SealedCounts, count_sealed
+from gateway.operations.sealed import ADD_KEY, count_sealed
 from gateway.settings import Settings, find_unread
 from workers.doctor.network import LOCAL
 from workers.doctor.redis import open_store
@@ -57,14 +57,14 @@ async def check_emergency_file(settings: Settings) -> AsyncIterator[Row]:
 
 async def check_encryption_key(settings: Settings) -> AsyncIterator[Row]:
     action = "set GATEWAY_ENCRYPTION_KEY to a long random text, and keep a copy elsewhere"
-    counts = SealedCounts({}, {})
+    counts = None
     async with open_store(settings) as store:
         with suppress(BackboneUnavailable):  # the rows of Redis say so
             counts = await count_sealed(store, Vault(settings.encryption_key))
-    if counts.unopened:
+    if counts is not None and counts.unopened:
         yield Row("encryption key", "fail", counts.describe(), ADD_KEY)
     elif settings.encryption_key:
-        yield Row("encryption key", "ok", counts.describe())
+        yield Row("encryption key", "ok", "set" if counts is None else counts.describe())
     elif settings.apps_engine == "kubernetes":
         yield Row("encryption key", "fail", NO_KEY, action)
     else:

@@ -111,7 +111,8 @@ async def test_a_data_folder_that_would_stand_by(redis_url: str, store: Store, t
     assert await check(storage_url="file:///shared") == ["ok"]
 
 
-async def test_what_needs_redis_says_nothing_without_it(tmp_path: Path) -> None:
-    settings = Settings(redis_url=f"redis://127.0.0.1:{free_port()}", data_dir=str(tmp_path))
+async def test_without_redis_nothing_is_said_of_what_is_in_it(tmp_path: Path) -> None:
+    settings = Settings(redis_url=f"redis://127.0.0.1:{free_port()}", data_dir=str(tmp_path), encryption_key="key")
+    assert [row async for row in service.check_encryption_key(settings)] == [Row("encryption key", "ok", "set")]
     assert [row async for row in service.check_workers(settings)] == []
     assert [row async for row in service.check_data_folder(settings)] == []
