@@ -79,7 +79,7 @@ async def ready(
 ) -> ProcessStatus:
     """Redis accepts writes, its clock and this one agree, and the process is not draining.
 
-    `warning` explains why some accounts cannot be served.
+    `warning` explains why some accounts cannot be served, or that `GATEWAY_ENCRYPTION_KEY` lacks a key.
     """
     if process.draining:
         raise BackboneUnavailable("This process is shutting down; send the request to another process.")
@@ -88,7 +88,7 @@ async def ready(
     # Not whether it is current: while Redis is slow, the subscription to changes is lost, and requests succeed.
     if not registry.cache.is_loaded:
         raise BackboneUnavailable
-    return ProcessStatus("ready", warning)
+    return ProcessStatus("ready", warning or process.warning)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4", tags=["Operation"], sync_to_thread=False)

@@ -55,9 +55,10 @@ from gateway.telemetry.metrics import Metrics
 
 
 class ProcessState:
-    """Whether this process accepts requests."""
+    """Whether this process accepts requests, and what it cannot do."""
 
     draining = False
+    warning = ""  # a sentence for operators
 
 
 class Services:

@@ -18,12 +18,14 @@ import structlog
 import uvloop
 
 from gateway import log
+from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.loops import freeze_heap, ignore_late_lookups, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
-from gateway.redis.client import Store
-from gateway.settings import BadSettings, Settings, find_gone, load
+from gateway.operations.sealed import find_unopened
+from gateway.redis.client import Store, until_redis_answers
+from gateway.settings import BadSettings, Settings, find_unread, load
 from gateway.settings.addresses import find_kubernetes_fault
 from gateway.signals import stop_at_hangup
 from gateway.storage import find_folder_fault
@@ -98,11 +100,17 @@ async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) 
 
 
 async def _check_redis(settings: Settings, redis: asyncio.Task[None]) -> None:
-    """Logs when Redis becomes unavailable. Raises LayoutFault if it has data that these workers cannot use."""
+    """Logs when Redis becomes unavailable, and once if no key opens some of the stored secrets.
+
+    Raises LayoutFault if it has data that these workers cannot use.
+    """
     await asyncio.shield(redis)
     store = Store(settings.redis_url, ca_file=settings.ca_file)
+    vault = Vault(settings.encryption_key)
     try:
-        await RedisHealth(store).keep_checking()
+        await asyncio.gather(
+            RedisHealth(store).keep_checking(), until_redis_answers(lambda: find_unopened(store, vault))
+        )
     finally:
         await store.close()
 
@@ -135,9 +143,9 @@ def main(names: list[str], *, restart: bool = False) -> int:
         print(f"There is no worker {unknown[0]!r}. Choose from: {', '.join(WORKERS)}.", file=sys.stderr)
         return 2
     stop_at_hangup()
-    for sentence in find_gone():
-        print(sentence, file=sys.stderr)
     try:
+        for unread in find_unread():
+            print(f"{unread.fault}; {unread.action}", file=sys.stderr)
         settings = load()
         names = combine_names(settings, names or list(WORKERS))
         _check_data_folder(settings, names)

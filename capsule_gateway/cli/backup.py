@@ -10,6 +10,7 @@ import contextlib
 import re
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -115,18 +116,22 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
 @any_author
 @click.option("--force", is_flag=True, help="End apps that run, and replace the data in Redis and in the storage.")
 @click.option("--spent-today", type=click.Choice(["full"]), help="Use up the caps of all accounts for this UTC day.")
-def restore(target: str, at: str, unauthenticated: bool, force: bool, spent_today: str | None) -> None:
+@click.option(
+    "--dry-run", is_flag=True, help="Check the backup and this service, say what a restore would do, and stop."
+)
+def restore(target: str, at: str, unauthenticated: bool, force: bool, spent_today: str | None, dry_run: bool) -> None:
     """Restore a backup from TARGET into an empty Redis and storage.
 
     Stop the gateways and workers first. Run it where the apps run, as the same user.
     """
     settings, began = load_settings(), time.monotonic()
-    report = _run(_restore(settings, target, at, unauthenticated, force, spent_today == "full"))
+    report = _run(_restore(settings, target, at, unauthenticated, force, spent_today == "full", dry_run))
     _print_notes(report)
-    click.echo(
-        f"Restored {report.manifest.accounts} accounts and {report.manifest.apps} apps as of {report.manifest.at} "
-        f"in {time.monotonic() - began:.1f} s"
-    )
+    what = f"{report.manifest.accounts} accounts and {report.manifest.apps} apps as of {report.manifest.at}"
+    if dry_run:
+        click.echo(f"Nothing was written. A restore would bring back {what}")
+    else:
+        click.echo(f"Restored {what} in {time.monotonic() - began:.1f} s")
 
 
 async def _open(
@@ -162,18 +167,19 @@ async def _back_up(settings: Settings, address: str, keep: int) -> Report:
 
 
 async def _restore(
-    settings: Settings, address: str, at: str, unauthenticated: bool, force: bool, spent_today: bool
+    settings: Settings, address: str, at: str, unauthenticated: bool, force: bool, spent_today: bool, dry_run: bool
 ) -> Report:
     from workers.backup.run import Backup
 
     target = await _open(settings, address, unauthenticated=unauthenticated)
     async with contextlib.aclosing(Backup(settings, target)) as made:
-        return await made.restore(at, force=force, spent_today=spent_today, announce=_announce)
+        announce = partial(_announce, "Reading" if dry_run else "Restoring")
+        return await made.restore(at, force=force, spent_today=spent_today, dry_run=dry_run, announce=announce)
 
 
-def _announce(manifest: BackupManifest) -> None:
+def _announce(verb: str, manifest: BackupManifest) -> None:
     print_note(
-        f"Restoring the backup of {manifest.at}: {manifest.accounts} accounts, {manifest.apps} apps, "
+        f"{verb} the backup of {manifest.at}: {manifest.accounts} accounts, {manifest.apps} apps, "
         f"{manifest.size / MIB:.1f} MiB"
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from capsule_gateway.cli.service import ServiceRefusal
-from gateway.settings import BadSettings, Settings, find_gone, load
+from gateway.settings import BadSettings, Settings, find_unread, load
 
 if TYPE_CHECKING:
     import httpx
@@ -133,14 +133,17 @@ def _check_workers(names: list[str]) -> None:
     click.echo(f"running: {', '.join(names)}")
 
 
-def load_settings() -> Settings:
-    """Reads the settings, or prints what is wrong and exits. Until the log is configured, it goes to stderr."""
+def load_settings(*, warns: bool = True) -> Settings:
+    """Reads the settings, or prints what is wrong and exits. Until the log is configured, it goes to stderr.
+
+    `warns`: also prints a line for each variable that nothing reads.
+    """
     import structlog
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    for sentence in find_gone():
-        click.echo(f"capsule: {sentence}", err=True)
     try:
+        for unread in find_unread() if warns else ():
+            click.echo(f"capsule: {unread.fault}; {unread.action}", err=True)
         return load()
     except BadSettings as error:
         # The only message of several lines: each line names a variable.

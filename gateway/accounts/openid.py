@@ -297,6 +297,10 @@ class OpenId:
 
     # -- the provider ----------------------------------------------------------------------------------------
 
+    async def check(self) -> None:
+        """Raises SignInUnavailable if the provider cannot be used now. The log says why."""
+        await self._read_provider()
+
     async def _read_provider(self, since: float = float("-inf")) -> _Provider:
         """Returns the provider's metadata and keys, read later than `since`. Raises SignInUnavailable."""
         async with self._reading:

@@ -79,10 +79,10 @@ async def is_offered(settings: Settings, store: Store) -> bool:
         each.name: (await read_health(store, each.name)).status(configured=bool(each.read_key()))
         for each in settings.providers
     }
-    return switch.derive_status(settings, statuses).available and not _is_emergency_off(settings)
+    return switch.derive_status(settings, statuses).available and not is_emergency_off(settings)
 
 
-def _is_emergency_off(settings: Settings) -> bool:
+def is_emergency_off(settings: Settings) -> bool:
     try:
         os.lstat(settings.emergency_off_file)
     except (FileNotFoundError, NotADirectoryError):
@@ -113,7 +113,7 @@ class Availability:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def is_emergency_off(self) -> bool:
-        return _is_emergency_off(self._settings)
+        return is_emergency_off(self._settings)
 
     def status(self) -> InferenceStatus:
         """Returns the status. The emergency-off file needs no Redis.

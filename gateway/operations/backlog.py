@@ -31,6 +31,7 @@ from gateway.keys import (
 )
 from gateway.redis.client import Store
 from gateway.redis.errors import map_redis_errors
+from gateway.settings import Settings
 
 TOP_ACCOUNTS = 8
 NEWEST_LETTERS = 10
@@ -134,9 +135,11 @@ class QueueBacklog(msgspec.Struct):
     workers: list[Worker]  # those alive, and dead ones with pending entries
     outcomes: dict[str, int]  # of all deliveries so far
 
-    def count_workers_alive(self) -> dict[str, int]:
+    def count_workers_alive(self, settings: Settings) -> dict[str, int]:
+        """Returns the number of workers by group, without groups that an external engine replaces."""
+        replaced = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         groups = [worker.group for worker in self.workers if worker.heartbeatMs is not None]
-        return {group: groups.count(group) for group in GROUPS}
+        return {group: groups.count(group) for group in GROUPS if group not in replaced}
 
 
 async def read_backlog(store: Store, now: int) -> QueueBacklog:

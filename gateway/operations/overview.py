@@ -90,8 +90,6 @@ class Overview:
         counters: Counters,
         metrics: Metrics,
     ) -> None:
-        # An external engine replaces the workers of these groups.
-        self._replaced_groups = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._providers, self._availability = providers, providers.availability
         self._counters, self._metrics = counters, metrics
@@ -128,10 +126,10 @@ class Overview:
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
         self._metrics.deploy_oldest.set((backlog.deploys.oldestMs or 0) / 1000)
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
-        for group, workers in self._omit_replaced(backlog.count_workers_alive()).items():
+        starts = await count_worker_starts(self._store, now)
+        for group, workers in backlog.count_workers_alive(self._settings).items():
             self._metrics.workers.labels(group).set(workers)
-        for group, starts in self._omit_replaced(await count_worker_starts(self._store, now)).items():
-            self._metrics.worker_starts.labels(group).set(starts)
+            self._metrics.worker_starts.labels(group).set(starts[group])
         self._show_hosts(await Records(self._store).read_reports(now))
         last_backup = await self._store.get(BACKUP_KEY)
         self._metrics.last_backup.set(seconds_of(last_backup) if last_backup else nan)
@@ -158,10 +156,6 @@ class Overview:
         self._metrics.disk_free.set(min((report.disk_free for report in reports), default=nan))
         left = [report.certificate_left for report in reports if report.certificate_left is not None]
         self._metrics.certificate_left.set(min(left, default=nan))
-
-    def _omit_replaced(self, counts: dict[str, int]) -> dict[str, int]:
-        """Returns the counts by group without the groups that are not needed."""
-        return {group: count for group, count in counts.items() if group not in self._replaced_groups}
 
     async def _write_clock(self, now: int) -> None:
         """Writes the time for Grafana's variables: Grafana uses the browser's time zone, names of keys are in UTC."""
@@ -230,7 +224,7 @@ class Overview:
                 failedDeploys=await count_failed_deploys(self._store, now),
                 unhealthyApps=await count_unhealthy_apps(self._registry),
                 missingWorkers=[
-                    name for name, count in self._omit_replaced(backlog.count_workers_alive()).items() if not count
+                    name for name, workers in backlog.count_workers_alive(self._settings).items() if not workers
                 ],
             ),
             pods=await read_pod_report(self._store) if self._settings.apps_engine == "kubernetes" else None,

@@ -60,7 +60,7 @@ class RedisHealth:
         self._log_change(cause)
         reason = describe(cause)
         if len(faults) == checked:
-            raise BackboneUnavailable(f"New requests are refused: {reason}.")
+            raise BackboneUnavailable(f"New requests are refused: {reason}.") from cause
         return f"Requests of some accounts are refused ({len(faults)} of {checked} partitions): {reason}."
 
     async def check_clock(self) -> None:

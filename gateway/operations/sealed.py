@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from gateway.accounts.records import App, Auth, SecretAuth
 from gateway.accounts.vault import Vault
@@ -22,8 +23,12 @@ from gateway.keys import deploy_key, kind_of, webhook_key
 from gateway.redis.client import Store
 from gateway.redis.scripts import Companion, compare_and_set
 
+logger = structlog.get_logger()
+
 BATCH_RECORDS = 200
 ATTEMPTS = 5  # each writes what others have changed during the one before
+
+ADD_KEY = "add the key of the others to GATEWAY_ENCRYPTION_KEY; capsule secrets check names them"
 
 Change = Callable[[str], str]  # from a sealed value to what replaces it
 
@@ -48,6 +53,10 @@ class SealedCounts(NamedTuple):
     def total(self) -> int:
         return sum(self.keys.values()) + sum(self.unopened.values())
 
+    def describe(self) -> str:
+        opened = sum(self.keys.values())
+        return f"opens {opened if self.unopened else 'all'} of {self.total} stored secrets"
+
 
 async def count_sealed(store: Store, vault: Vault) -> SealedCounts:
     """Opens all values. Raises BackboneUnavailable."""
@@ -63,6 +72,16 @@ async def count_sealed(store: Store, vault: Vault) -> SealedCounts:
 
         _try_to_change(record, count)
     return SealedCounts({each: found[each] for each in vault.fingerprints()}, unopened)
+
+
+async def find_unopened(store: Store, vault: Vault) -> str:
+    """Returns a sentence if no key opens some of the values, and logs it; '' otherwise. Raises BackboneUnavailable."""
+    counts = await count_sealed(store, vault)
+    if not counts.unopened:
+        return ""
+    reason = f"GATEWAY_ENCRYPTION_KEY {counts.describe()}"
+    logger.error("secrets.unopened", reason=reason, action=ADD_KEY)
+    return f"{reason}."
 
 
 async def reseal_all(store: Store, vault: Vault) -> int:

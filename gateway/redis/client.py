@@ -329,6 +329,21 @@ class Store:
             answers = await self._commands.call_everywhere("INFO")
         return [self.client.parse("INFO", answer) for answer in answers]
 
+    async def read_option(self, name: str) -> list[str]:
+        """Returns an option of the server, or of each primary of a cluster; '' if its ACL hides options.
+
+        Raises BackboneUnavailable.
+        """
+        values = []
+        for call in await self._list_calls():
+            try:
+                with map_redis_errors():
+                    _, value = await call("CONFIG", "GET", name)
+            except (BackboneRefused, ValueError):  # some providers of Redis have no such command
+                value = ""
+            values.append(value)
+        return values
+
     async def list_keys(self, pattern: str = "*", tag: str = "") -> set[str]:
         """Returns the keys that match, in a cluster those of every primary, or of the one that has the partition `tag`.
 
@@ -343,7 +358,7 @@ class Store:
                     found.update(names)
         return found
 
-    async def _list_calls(self, tag: str) -> list[Callable[..., Awaitable[Any]]]:
+    async def _list_calls(self, tag: str = "") -> list[Callable[..., Awaitable[Any]]]:
         """Returns the functions that send a command to a primary."""
         if self._commands is None:
             return [self._pipeline.call]

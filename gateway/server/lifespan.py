@@ -15,6 +15,7 @@ from gateway import log
 from gateway.inference.provider.connection import Interrupted
 from gateway.loops import freeze_heap, ignore_late_lookups
 from gateway.operations import layout
+from gateway.operations.sealed import find_unopened
 from gateway.redis.client import until_redis_answers
 from gateway.server.connections import raise_connection_limit, sweep_connections
 from gateway.services import Services
@@ -30,7 +31,7 @@ async def running(services: Services) -> AsyncIterator[None]:
     raise_connection_limit()
     ignore_late_lookups()
     _check_files(services)
-    tasks = _start_background_tasks(services)
+    tasks = [*_start_background_tasks(services), asyncio.create_task(_check_secrets(services))]
     await _wait_for_switch(services)
     freeze_heap()
     try:
@@ -117,6 +118,11 @@ async def _follow_changes(services: Services) -> None:
     """Follows the changes of records, without which the process is not ready, once it may use the data."""
     await until_redis_answers(lambda: layout.upgrade_redis(services.store))
     await services.registry.cache.follow_changes()
+
+
+async def _check_secrets(services: Services) -> None:
+    """Lets the log and `/ready` say if no key opens some of the stored secrets. The process serves without them."""
+    services.process.warning = await until_redis_answers(lambda: find_unopened(services.store, services.vault))
 
 
 async def _wait_for_switch(services: Services) -> None:

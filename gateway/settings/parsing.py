@@ -3,22 +3,25 @@
 The field `redis_url` comes from the variable `GATEWAY_REDIS_URL`, and so on.
 """
 
+import difflib
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from gateway.settings import addresses
 from gateway.settings.model import NANO, PLANS, ProviderTimeouts, RateLimits, Settings
 from gateway.settings.prices import TARIFFS, read_prices
-from gateway.settings.providers import ProviderRate, read_providers
+from gateway.settings.providers import ProviderRate, list_key_variables, read_providers
 from gateway.validation import is_email
 
 SHORTEST_CLAIM_IDLE_SECONDS = 10.0
+SHORTEST_TOKEN = 20  # characters of an operator's token
 _OF_ONE_PROVIDER = tuple(f"GATEWAY_PROVIDER_{name}" for name in ("URL", "KEY", "KEY_FILE", "CONCURRENCY", "RATE"))
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -30,19 +33,61 @@ class BadSettings(Exception):
 
 # Settings of earlier versions, and what holds instead.
 GONE = {
-    "GATEWAY_APPS_SERVER": "Caddy serves the apps.",
+    "GATEWAY_APPS_SERVER": "Caddy serves the apps",
     **dict.fromkeys(
         ("GATEWAY_APPS_HOST", "GATEWAY_HOST_ADDRESS"),
-        "One host serves all apps; beyond one machine Kubernetes does (docs/kubernetes.md).",
+        "one host serves all apps, and beyond one machine Kubernetes does (docs/kubernetes.md)",
     ),
-    "GATEWAY_APP_DATA_SYNC": "One host has the data of the apps, whose `sites` worker keeps snapshots.",
+    "GATEWAY_APP_DATA_SYNC": "one host has the data of the apps, whose `sites` worker keeps snapshots",
 }
+# Variables that are no settings: of the command line, of compose.yaml, of pods, and of docs/examples.
+OTHERS = {
+    *("CAPSULE_API_KEY", "CAPSULE_PORT", "CAPSULE_URL"),
+    *("CAPSULE_BACKUPS", "CAPSULE_BACKUP_TARGET", "CAPSULE_FILES", "CAPSULE_LISTEN"),
+    "CAPSULE_POD",
+    *("CAPSULE_APP", "CAPSULE_PROMPT", "CAPSULE_SESSION_URL"),
+}
+# Kubernetes sets these in pods, for a service that has such a name.
+_SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_LIKENESS = 0.7  # of a name to the one that was probably meant; 1 is the same
 
 
-def find_gone(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> list[str]:
-    """Returns a sentence for each setting of an earlier version that is still set."""
+class UnreadVariable(NamedTuple):
+    """A variable that nothing reads."""
+
+    fault: str
+    action: str
+
+
+def find_unread(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> list[UnreadVariable]:
+    """Returns the variables of earlier versions, and those whose name is probably misspelt.
+
+    Other programs have variables that begin with CAPSULE_, so such a name counts only if it is like one that is known.
+    """
     environ = read_environment(env_file) if environ is None else environ
-    return [f"{name} is gone: {why} Unset it." for name, why in GONE.items() if environ.get(name, "").strip()]
+    known = {_variable(field.name) for field in msgspec.structs.fields(Settings)} | OTHERS
+    named = list_key_variables(environ.get("GATEWAY_PROVIDERS_FILE", "").strip())
+    found = []
+    for name in sorted(name for name, text in environ.items() if text.strip() and name not in known | named):
+        prefix = next((each for each in ("GATEWAY_", "CAPSULE_") if name.startswith(each)), "")
+        if name in GONE:
+            found.append(UnreadVariable(f"{name} is gone: {GONE[name]}", "unset it"))
+        elif prefix and not _SERVICE_LINK.fullmatch(name):
+            near = _find_nearest(name.removeprefix(prefix), known)
+            if near or prefix == "GATEWAY_":
+                action = f"did you mean {near}?" if near else "unset it"
+                found.append(UnreadVariable(f"{name} is unknown, and nothing reads it", action))
+    return found
+
+
+def _find_nearest(name: str, known: Iterable[str]) -> str:
+    """Returns the variable whose name after the prefix is most like this one; '' if none is."""
+    names = {each.partition("_")[2]: each for each in sorted(known)}
+    return next((names[each] for each in difflib.get_close_matches(name, names, 1, _LIKENESS)), "")
+
+
+def _variable(field: str) -> str:
+    return "GATEWAY_" + field.upper()
 
 
 def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Settings:
@@ -54,7 +99,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
     values: dict[str, Any] = {}
     wrong: list[str] = []
     for field in msgspec.structs.fields(Settings):
-        name = "GATEWAY_" + field.name.upper()
+        name = _variable(field.name)
         text = environ.get(name, "").strip()
         if not text:
             continue
@@ -97,7 +142,7 @@ def _find_mail_faults(values: Mapping[str, Any]) -> list[str]:
         return []
     needed = {"mail_from": "the sender's address", "encryption_key": "which signs the links that end the notices"}
     return [
-        f"GATEWAY_{name.upper()}: is missing; notices by e-mail need {what}"
+        f"{_variable(name)}: is missing; notices by e-mail need {what}"
         for name, what in needed.items()
         if name not in values
     ]
@@ -111,6 +156,18 @@ def read_environment(env_file: str = ".env") -> dict[str, str]:
 def find_s3_fault() -> str:
     """Returns what S3 needs and this process lacks, once the settings are loaded; '' if it lacks nothing."""
     return addresses.find_s3_fault(os.environ)
+
+
+def find_temporary_fault() -> str:
+    """Returns what is wrong with the folder of this process for temporary files; '' if nothing is."""
+    try:
+        used = tempfile.gettempdir()
+    except FileNotFoundError:
+        return "there is no folder that this process can write to; set TMPDIR"
+    wanted = os.environ.get("TMPDIR", "")
+    if wanted and os.path.abspath(wanted) != used:
+        return f"TMPDIR is {wanted!r}, to which this process cannot write"
+    return ""
 
 
 def _read_file(path: str) -> dict[str, str]:
@@ -182,6 +239,12 @@ def _read_pairs(text: str, allowed: tuple[str, ...], read: Callable[[str], T]) -
     return pairs
 
 
+def _read_operator_token(text: str) -> str:
+    if len(text) < SHORTEST_TOKEN:
+        raise ValueError(f"must have at least {SHORTEST_TOKEN} random characters (openssl rand -base64 32)")
+    return text
+
+
 def _read_operator_tokens(text: str) -> dict[str, str]:
     """Reads the operators' tokens. Its messages never repeat a token."""
     tokens: dict[str, str] = {}
@@ -189,8 +252,8 @@ def _read_operator_tokens(text: str) -> dict[str, str]:
         name, equals, token = part.strip().partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z0-9._@-]{1,40}", name) or name == "operator" or name in tokens:
             raise ValueError("must be name=token,name=token, with unique names; the name operator is reserved")
-        if len(token) < 20 or token in tokens.values():
-            raise ValueError(f"the token of {name!r} must have at least 20 characters and be unique")
+        if len(token) < SHORTEST_TOKEN or token in tokens.values():
+            raise ValueError(f"the token of {name!r} must have at least {SHORTEST_TOKEN} characters and be unique")
         tokens[name] = token
     return tokens
 
@@ -300,6 +363,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "app_data": _plan_reader(Settings().app_data, _read_whole),
     "app_sleep": lambda text: _read_pairs(text, PLANS, _zero_or(_read_seconds, 0.0)),
     "daily_caps": _plan_reader(Settings().daily_caps, _read_euro),
+    "operator_token": _read_operator_token,
     "operator_tokens": _read_operator_tokens,
     "oidc_issuer": addresses.read_issuer,
     "oidc_operators": _read_oidc_operators,

@@ -4,6 +4,7 @@ The file is TOML, with a table `[[provider]]` for each provider, the preferred o
 names of the files or variables that do.
 """
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,13 @@ def read_providers(
             if fault := _find_fault(entry, regions, models, {each.name for each in entries[:number]}):
                 raise ValueError(f"provider[{number}].{fault}")
     return tuple(_settings_of(entry, models, environ) for entry in entries)
+
+
+def list_key_variables(path: str) -> set[str]:
+    """Returns the variables in which the file says that keys are; none of a file that cannot be read."""
+    with contextlib.suppress(ValueError), read_toml(path, _File) as file:
+        return {entry.key_env for entry in file.provider}
+    return set()
 
 
 def _find_fault(entry: _Entry, regions: Sequence[str], models: Collection[str], names: set[str]) -> str:

@@ -64,7 +64,8 @@ class MailServer:
 
     @staticmethod
     def _authenticate(server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any) -> AuthResult:
-        return AuthResult(success=(data.login, data.password) == (USER.encode(), PASSWORD.encode()))
+        success = (data.login, data.password) == (USER.encode(), PASSWORD.encode())
+        return AuthResult(success=success, handled=False)  # so that the server answers a refusal
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         self.attempts.append(asyncio.get_running_loop().time())

@@ -23,7 +23,7 @@ from gateway.accounts.vault import Vault
 from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
-from gateway.keys import BACKUP_KEY, LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
+from gateway.keys import BACKUP_KEY, LAYOUT_KEY, PROCESSES_KEY, account_key, kind_of, worker_key
 from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
 from gateway.operations.sealed import count_sealed
 from gateway.redis.client import Store
@@ -190,12 +190,14 @@ class Backup:
         *,
         force: bool = False,
         spent_today: bool = False,
+        dry_run: bool = False,
         announce: Callable[[BackupManifest], None] = lambda _: None,
     ) -> Report:
         """Restores the last backup, or the last one until a time, and announces which before it writes anything.
 
-        `force` replaces what is there, and ends the apps that run. `spent_today` uses up all caps of this day. Raises
-        BackupRefused, BadBackup, BackboneUnavailable, StorageUnavailable and SpoolFailed.
+        `force` replaces what is there, and ends the apps that run. `spent_today` uses up all caps of this day.
+        `dry_run` checks all that a restore checks, and writes nothing. Raises BackupRefused, BadBackup,
+        BackboneUnavailable, StorageUnavailable and SpoolFailed.
         """
         manifest = await self._target.find(until)
         marker = f"{RESTORING} {manifest.at}"
@@ -205,6 +207,12 @@ class Backup:
         await self._target.look()
         await self._target.verify(manifest)
         entries = await self._target.list_files(manifest)
+        if dry_run:
+            if replaced := sum(key == account_key(key.rpartition(":")[2]) for key in keys):
+                self._notes.append(f"a restore would replace the {replaced} accounts that are here")
+            if running := await asyncio.to_thread(self._list_running):
+                self._notes.append(f"a restore would end the {len(running)} apps that run here")
+            return Report(manifest, 0, self._notes)
         await self._end_apps()
         await self._store.client.set(LAYOUT_KEY, marker)
         present = await list_objects(self._storage) if resumes else {}

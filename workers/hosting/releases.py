@@ -214,10 +214,14 @@ class Releases:
 
     def folder_id(self) -> str:
         """Returns the id of this data folder. Creates the id at the first call."""
+        if not self.find_id():
+            (self.folder / "id").write_text(secrets.token_hex(8))
+        return self.find_id()
+
+    def find_id(self) -> str:
+        """Returns the id of this data folder; '' if it has none yet."""
         path = self.folder / "id"
-        if not path.exists():
-            path.write_text(secrets.token_hex(8))
-        return path.read_text()
+        return path.read_text() if path.exists() else ""
 
     def site(self, account: str, app_id: str, address: str = "live") -> Site:
         """Returns the site of an address. Creates its folder if there is none."""

@@ -16,6 +16,7 @@ import fcntl
 import io
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -177,6 +178,7 @@ class Sandbox:
             if not self._trusted:
                 self._check_tools(folder)
                 self._check_cgroups()
+                self._check_descriptors()
                 self._try_out()
             if node := tools.find_node(self.path, folder / COPIES):
                 self._folders.insert(0, node)
@@ -233,6 +235,12 @@ class Sandbox:
             if not self._development:
                 raise Unsafe("memory and processes can't be bounded", action)
             logger.warning("sandbox.no_cgroup", action=f"{action}; until then the keeper only measures usage")
+
+    def _check_descriptors(self) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY and hard < SandboxLimits().files:
+            reason = f"a command may open {SandboxLimits().files:,} files, but this process only {hard:,}"
+            raise Unsafe(reason, "raise the hard limit of open files (nofile) to 16,384 or more")
 
     def _try_out(self) -> None:
         """Raises Unsafe if the kernel, or a container around the worker, does not allow namespaces."""

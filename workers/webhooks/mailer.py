@@ -18,7 +18,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -105,9 +105,7 @@ class Mailer:
         self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._patient_store = patient(self._store, waiting="notice.waiting")
         self._vault = Vault(settings.encryption_key)
-        self._tls = ssl.create_default_context()
-        if settings.ca_file:
-            self._tls.load_verify_locations(settings.ca_file)
+        self._tls = trust(settings)
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._running: set[asyncio.Task[None]] = set()
         self._space_freed, self._stopping = asyncio.Event(), asyncio.Event()
@@ -215,62 +213,14 @@ class Mailer:
             log = logger.warning if outcome == "failed" else logger.info
             log("notice", account=fields["account"], type=fields["type"], outcome=outcome, reason=reason)
 
-    # -- the mail server -------------------------------------------------------------------------------------
-
     async def _try(self, notice: Notice) -> str:
         """Makes one attempt. Returns '' if the server has the message, or else the reason why not."""
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
-                client = await self._connect(self._read_server())
-                try:
-                    await self._send(client, notice)
-                except BaseException:
-                    client.close()
-                    raise
-        except (TimeoutError, aiosmtplib.SMTPTimeoutError):
-            return "timeout"
+            async with connect(self._settings, self._tls) as client:
+                await self._send(client, notice)
         except NotSent as error:
             return str(error)
-        except aiosmtplib.SMTPRecipientsRefused as error:
-            return f"recipient refused with {', '.join(str(each.code) for each in error.recipients)}"
-        except aiosmtplib.SMTPResponseException as error:
-            return f"{type(error).__name__} with {error.code}"
-        except (aiosmtplib.SMTPException, OSError) as error:  # of TLS too
-            return type(error.__cause__ or error).__name__
-        with contextlib.suppress(TimeoutError, OSError, aiosmtplib.SMTPException):  # the server has the message
-            async with asyncio.timeout(QUIT_SECONDS):
-                await client.quit()
-        client.close()
         return ""
-
-    def _read_server(self) -> SmtpServer:
-        """Raises NotSent if the file with the address cannot be used now."""
-        try:
-            path = self._settings.smtp_url_file
-            return split_smtp_url(Path(path).read_text().strip() if path else self._settings.smtp_url)
-        except (OSError, ValueError):
-            raise NotSent("the file that GATEWAY_SMTP_URL_FILE names has no address of a mail server") from None
-
-    async def _connect(self, server: SmtpServer) -> aiosmtplib.SMTP:
-        client = aiosmtplib.SMTP(
-            hostname=server.host,
-            port=server.port,
-            local_hostname=socket.gethostname(),
-            use_tls=server.tls,
-            start_tls=False if server.tls else None,  # None: if the server offers it
-            tls_context=self._tls,
-            timeout=ATTEMPT_SECONDS,
-        )
-        try:
-            await client.connect()
-            if server.user:
-                if client.get_transport_info("ssl_object") is None and not _is_loopback(client):
-                    raise NotSent("the server offers no TLS, and the password is only sent with TLS")
-                await client.login(server.user, server.password)
-        except BaseException:
-            client.close()
-            raise
-        return client
 
     async def _send(self, client: aiosmtplib.SMTP, notice: Notice) -> None:
         fields, base_url = notice.entry.fields, self._settings.base_url
@@ -286,6 +236,73 @@ class Mailer:
             now=time.time(),
         )
         await client.send_message(message, recipients=[address])
+
+
+# -- the mail server -----------------------------------------------------------------------------------------
+
+
+def trust(settings: Settings) -> ssl.SSLContext:
+    """Returns the authorities that may vouch for the mail server."""
+    context = ssl.create_default_context()
+    if settings.ca_file:
+        context.load_verify_locations(settings.ca_file)
+    return context
+
+
+@contextlib.asynccontextmanager
+async def connect(settings: Settings, tls: ssl.SSLContext) -> AsyncIterator[aiosmtplib.SMTP]:
+    """Connects to the mail server and logs in, for one attempt to send. Raises NotSent."""
+    try:
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            client = await _connect(_read_server(settings), tls)
+            try:
+                yield client
+            except BaseException:
+                client.close()
+                raise
+    except (TimeoutError, aiosmtplib.SMTPTimeoutError):
+        raise NotSent("timeout") from None
+    except aiosmtplib.SMTPRecipientsRefused as error:
+        raise NotSent(f"recipient refused with {', '.join(str(each.code) for each in error.recipients)}") from None
+    except aiosmtplib.SMTPResponseException as error:
+        raise NotSent(f"{type(error).__name__} with {error.code}") from None
+    except (aiosmtplib.SMTPException, OSError) as error:  # of TLS too
+        raise NotSent(type(error.__cause__ or error).__name__) from None
+    with contextlib.suppress(TimeoutError, OSError, aiosmtplib.SMTPException):  # the server has the message
+        async with asyncio.timeout(QUIT_SECONDS):
+            await client.quit()
+    client.close()
+
+
+def _read_server(settings: Settings) -> SmtpServer:
+    """Raises NotSent if the file with the address cannot be used now."""
+    try:
+        path = settings.smtp_url_file
+        return split_smtp_url(Path(path).read_text().strip() if path else settings.smtp_url)
+    except (OSError, ValueError):
+        raise NotSent("the file that GATEWAY_SMTP_URL_FILE names has no address of a mail server") from None
+
+
+async def _connect(server: SmtpServer, tls: ssl.SSLContext) -> aiosmtplib.SMTP:
+    client = aiosmtplib.SMTP(
+        hostname=server.host,
+        port=server.port,
+        local_hostname=socket.gethostname(),
+        use_tls=server.tls,
+        start_tls=False if server.tls else None,  # None: if the server offers it
+        tls_context=tls,
+        timeout=ATTEMPT_SECONDS,
+    )
+    try:
+        await client.connect()
+        if server.user:
+            if client.get_transport_info("ssl_object") is None and not _is_loopback(client):
+                raise NotSent("the server offers no TLS, and the password is only sent with TLS")
+            await client.login(server.user, server.password)
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def _is_loopback(client: aiosmtplib.SMTP) -> bool:

@@ -63,6 +63,13 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
             "capsule: Redis is not empty: it has accounts; --force replaces them\n",
         )
         client.delete("{p09}:account:acc_1")
+        code, out, error = capsule("restore", target, "--dry-run")
+        assert error.startswith(f"Reading the backup of {at}: 1 accounts, 0 apps, ")
+        assert (code, out) == (
+            0,
+            f"Nothing was written. A restore would bring back 1 accounts and 0 apps as of {at}\n",
+        )
+        assert not client.exists("{p09}:account:acc_1", "layout")
         code, out, error = capsule("restore", target, "--spent-today", "full")
         assert error.startswith(f"Restoring the backup of {at}: 1 accounts, 0 apps, ")
         assert (code, out.partition(" as of")[0]) == (0, "Restored 1 accounts and 0 apps")

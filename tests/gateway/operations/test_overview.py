@@ -149,7 +149,7 @@ async def queues_and_workers(url: str) -> None:
         assert 3000 <= one.heartbeatMs < 5000
         assert two.heartbeatMs is None
         assert two.pending > 0
-        assert backlog.count_workers_alive() == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
+        assert backlog.count_workers_alive(Settings()) == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
         assert await client.smembers("{ops}:workers") == {"monitors:one"}, "dead workers are removed"
         assert backlog.outcomes == {"delivered": 5}
         snapshot = await take_snapshot(gateway)

@@ -14,7 +14,7 @@ from gateway.events.webhooks import Receiver, Webhooks
 from gateway.ids import now_iso
 from gateway.keys import deploy_key, environment_key, kind_of, previous_secret_key, serving_key, webhook_key
 from gateway.operations import sealed
-from gateway.operations.sealed import SEALED, SealedCounts, count_sealed, reseal_all
+from gateway.operations.sealed import SEALED, SealedCounts, count_sealed, find_unopened, reseal_all
 from gateway.redis.client import Store
 
 OLD, NEW, OTHER = "an-old-encryption-key-of-32-chars", "a-new-encryption-key-of-32-chars", "no-encryption-key-of-it"
@@ -150,3 +150,14 @@ async def test_more_records_than_are_read_at_once(store: Store, monkeypatch: pyt
         await fill(store, Vault(OLD), f"shop-{number}")
     assert await reseal_all(store, Vault(f"{NEW},{OLD}")) == 3 * VALUES
     assert (await count_sealed(store, Vault(NEW))).unopened == {}
+
+
+async def test_a_process_says_once_that_its_key_is_the_wrong_one(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await fill(store, Vault(OLD))
+    assert await find_unopened(store, Vault(f"{NEW},{OLD}")) == ""
+    assert "secrets.unopened" not in capsys.readouterr().out
+    for key in (NEW, ""):
+        assert await find_unopened(store, Vault(key)) == f"GATEWAY_ENCRYPTION_KEY opens 0 of {VALUES} stored secrets."
+        assert capsys.readouterr().out.count("secrets.unopened") == 1

@@ -1,12 +1,15 @@
 """Settings that are invalid or missing."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gateway.settings import BadSettings, ProviderRate, Settings, find_gone, load
+from gateway.settings import BadSettings, ProviderRate, Settings, find_unread, load
+from gateway.settings.parsing import GONE
 from gateway.settings.prices import PRICES
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
@@ -14,6 +17,8 @@ from tests.support.gateway_process import Gateway
 from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ROOT = Path(__file__).parents[3]
 
 BAD = {
     "GATEWAY_REDIS_URL": "ftp://localhost",
@@ -150,6 +155,13 @@ async def test_invalid_operator_tokens_are_not_repeated(text: str) -> None:
     assert not [token for token in tokens if token in str(caught.value)]
 
 
+async def test_a_short_operator_token() -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKEN: must have at least 20") as caught:
+        load({"GATEWAY_OPERATOR_TOKEN": "admin"})
+    assert "admin" not in str(caught.value)
+    assert load({"GATEWAY_OPERATOR_TOKEN": "x" * 20}).operator_token == "x" * 20
+
+
 async def test_operator_tokens() -> None:
     tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
     text = ", ".join(f"{name}={token}" for name, token in tokens.items())
@@ -284,23 +296,80 @@ async def test_a_providers_file_that_cannot_be_read(tmp_path: Path) -> None:
         load({"GATEWAY_PROVIDERS_FILE": str(tmp_path / "missing")})
 
 
-async def test_settings_of_earlier_versions_are_named_at_the_start(gw: Gateway) -> None:
-    gone = {"GATEWAY_HOST_ADDRESS": "10.0.0.1:80", "GATEWAY_APP_DATA_SYNC": "60"}
-    assert find_gone({**gone, "GATEWAY_APPS_HOST": ""}) == [
-        "GATEWAY_HOST_ADDRESS is gone: One host serves all apps; beyond one machine Kubernetes does "
-        "(docs/kubernetes.md). Unset it.",
-        "GATEWAY_APP_DATA_SYNC is gone: One host has the data of the apps, whose `sites` worker keeps snapshots. "
-        "Unset it.",
-    ]
-    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"]):
+UNREAD = {
+    "GATEWAY_HOST_ADDRESS": "is gone: one host serves all apps, and beyond one machine Kubernetes does "
+    "(docs/kubernetes.md); unset it",
+    "GATEWAY_DAILY_CAP": "is unknown, and nothing reads it; did you mean GATEWAY_DAILY_CAPS?",
+    "GATEWAY_REGISTRATION_PER_DAY": "is unknown, and nothing reads it; did you mean GATEWAY_REGISTRATIONS_PER_DAY?",
+    "GATEWAY_COFFEE": "is unknown, and nothing reads it; unset it",
+    "CAPSULE_LISTENS": "is unknown, and nothing reads it; did you mean CAPSULE_LISTEN?",
+}
+
+
+async def test_variables_that_nothing_reads_are_named_at_the_start(gw: Gateway, tmp_path: Path) -> None:
+    in_file, in_environment = list(UNREAD)[:3], list(UNREAD)[3:]
+    (tmp_path / ".env").write_text("".join(f"{name}=secret-value\n" for name in in_file))
+    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"], ["capsule_gateway", "worker", "webhooks"]):
         run = subprocess.run(
             [sys.executable, "-m", *command],
-            env={**gw.environment, **gone, "GATEWAY_LOG_LEVEL": "loud"},  # so that it ends
-            cwd=gw.folder,
+            env={
+                **gw.environment,
+                **dict.fromkeys(in_environment, "secret-value"),
+                "GATEWAY_LOG_LEVEL": "loud",  # so that it ends
+                "PYTHONPATH": str(ROOT),
+            },
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert run.returncode == 1
-        for sentence in find_gone(gone):
-            assert sentence in run.stderr
+        lines = [line.removeprefix("capsule: ") for line in run.stderr.splitlines()]
+        for name, text in UNREAD.items():
+            assert lines.count(f"{name} {text}") == 1, run.stderr
+        assert "secret-value" not in run.stderr
+
+
+async def test_all_variables_of_the_project_are_known() -> None:
+    texts = [ROOT / name for name in ("compose.yaml", "Dockerfile", "Makefile", "README.md", ".env.example")]
+    for folder in ("docs", "ops", "gateway", "workers", "capsule_gateway", "capsule", "bench"):
+        texts += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".md", ".py", ".yaml", ".yml", ".sh")]
+    found = {name for path in texts for name in re.findall(r"\b(?:GATEWAY|CAPSULE)_[A-Z_]*[A-Z]\b", path.read_text())}
+    assert {"GATEWAY_REDIS_URL", "CAPSULE_LISTEN", "CAPSULE_POD"} <= found
+    unread = {each.fault.partition(" ")[0] for each in find_unread(dict.fromkeys(found, "x"))}
+    assert unread == GONE.keys()
+
+
+async def test_variables_that_are_known_or_of_others(tmp_path: Path) -> None:
+    (tmp_path / "providers.toml").write_text("[[provider]]\n" + ONE.replace("ONE_KEY", "GATEWAY_KEY_OF_PARIS"))
+    known = {
+        "GATEWAY_PROVIDERS_FILE": str(tmp_path / "providers.toml"),
+        "GATEWAY_KEY_OF_PARIS": "key",
+        "GATEWAY_DAILY_CAP": " ",
+        "GATEWAY_SERVICE_HOST": "10.0.0.1",  # of Kubernetes, for a service with the name gateway
+        "GATEWAY_SERVICE_PORT_HTTP": "80",
+        "GATEWAY_PORT": "tcp://10.0.0.1:80",
+        "GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1",
+        "CAPSULE_WEB_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "CAPSULE_COLOR": "of another program",
+        "PATH": "/bin",
+    }
+    assert find_unread(known) == []
+    known["GATEWAY_PROVIDERS_FILE"] = str(tmp_path / "missing")
+    assert [each.fault for each in find_unread(known)] == ["GATEWAY_KEY_OF_PARIS is unknown, and nothing reads it"]
+
+
+async def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff")
+    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"]):
+        run = subprocess.run(
+            [sys.executable, "-m", *command],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert run.returncode == 1
+        assert ".env: is not text in UTF-8" in run.stderr
+        assert "Traceback" not in run.stderr

@@ -119,6 +119,23 @@ async def test_money_of_the_day_is_never_less(service: Service, empty: Service, 
     assert await empty.store.client.ttl(spend_key(poor, day)) > 86_400
 
 
+async def test_a_dry_run_writes_nothing(
+    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+) -> None:
+    await service.fill()
+    await service.back_up(tmp_path / "target")
+    report = await empty.restore(tmp_path / "target", dry_run=True)
+    assert (report.manifest.accounts, report.manifest.apps, report.notes) == (2, 2, [])
+    assert (content(servers[1]), files_of(empty.storage)) == ({}, {})
+    before = content(servers[0]), files_of(service.storage)
+    with pytest.raises(BackupRefused, match="not empty"):
+        await service.restore(tmp_path / "target", dry_run=True)
+    report = await service.restore(tmp_path / "target", dry_run=True, force=True, spent_today=True)
+    assert report.notes == ["a restore would replace the 2 accounts that are here"]
+    assert (content(servers[0]), files_of(service.storage)) == before
+    await empty.restore(tmp_path / "target")  # which nothing of the dry run keeps from it
+
+
 async def test_a_deploy_in_progress_is_canceled(service: Service, empty: Service, tmp_path: Path) -> None:
     (account, _, app), *_ = await service.fill()
     await service.serve(app, "dep_2", state="checking")

@@ -226,6 +226,11 @@ def test_a_machine_that_cannot_isolate_code_is_refused(monkeypatch: pytest.Monke
             expected = "bubblewrap is missing: install its package, for example with apt install bubblewrap"
             assert unsafe(folder, development=True) == expected
         with monkeypatch.context() as patch:
+            patch.setattr(resource, "getrlimit", lambda _: (1_024, 1_024))
+            assert "may open 4,096 files, but this process only 1,024: raise the hard" in unsafe(
+                folder, development=True
+            )
+        with monkeypatch.context() as patch:
             patch.setattr(tools, "find_bwrap", lambda copies, *, any_user: "/bin/false")
             assert "bubblewrap can't make namespaces here" in unsafe(folder, development=True)
         with monkeypatch.context() as patch:

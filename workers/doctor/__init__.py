@@ -1,0 +1,1 @@
+"""`capsule doctor`: checks this machine, its settings, and what they name."""
