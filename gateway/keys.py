@@ -168,6 +168,16 @@ former_names_key = of_account("former-names", "set: names that `former-name:` wi
 spend_of_deleted_key = of_account("spend-of-deleted", "hash: day → nano-euro, after its deletion", "400 days", SAVED)
 suspended_key = of_partition("suspended", "hash: account or `app:<id>` → time, ms; `version`", "until resumed", SAVED)
 api_keys_key = of_account("keys", "hash: key id → the record of a valid API key, JSON", "each when revoked; 26", SAVED)
+scoped_keys_key = of_account(
+    "scoped-keys", "hash: the same for keys whose scope is not full", "each when revoked", SAVED
+)
+
+
+def key_lists(account_id: str) -> list[str]:
+    """Returns the keys of both lists, in the order in which a key moves from one to the other."""
+    return [api_keys_key(account_id), scoped_keys_key(account_id)]
+
+
 account_audit_key = of_account("audit", "stream: other changes by its keys and sessions: the last 5,000", "90 days")
 
 
@@ -500,6 +510,7 @@ def monitored_keys(tag: str, app_id: str) -> list[str]:
 begin_table("Operation")
 
 LAYOUT_KEY = declare("layout", "string: the number of the layout of these keys", "never: one number")
+LAYOUT_MINOR_KEY = declare("layout-minor", "string: the number of changes that stop no version", "never: one number")
 LAYOUT_LOCK_KEY = declare("layout-lock", "string: id of the process that upgrades the data to another layout", "30 s")
 WORKERS_KEY = declare("{ops}:workers", "set: `<group>:<name>` of workers that read no stream; some have ended", "1 h")
 audit_key = of_all("{ops}:audit:<trail>", "stream: operators' changes, or machines' reports; 10,000", "400 days")

@@ -35,6 +35,7 @@ LONG = (  # tests that `make test` leaves out
     "gateway/inference/test_handler_backbone",
     "gateway/inference/test_handler_chaos",
     "gateway/inference/test_upstream",
+    "gateway/operations/test_layout_versions",
     "gateway/test_app_cluster",
     "gateway/test_app_failover",
     "gateway/test_app_switchover",

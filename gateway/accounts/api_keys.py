@@ -1,11 +1,13 @@
 """An account's API keys: several, each with a name and a scope, shown once and stored as a hash.
 
-- `{pNN}:keys:<account>` is the list, which decides which keys are valid: key id → the key's record
+- `{pNN}:keys:<account>` and `{pNN}:scoped-keys:<account>` are the lists, which decide which keys are valid: key id →
+  the key's record. A key whose scope is not full is in the second one, because versions that know no scopes would take
+  it for a full key. They find it nowhere, and refuse it. A later limit on keys needs another list for the same reason
 - `key:<sha256>` holds the account and the id of a presented key. It is written before the key is listed, and removed
-  after the key has left the list. So each key that works can be found and revoked, whatever is interrupted
+  after the key has left its list. So each key that works can be found and revoked, whatever is interrupted
 - `{pNN}:keys-used:<account>` has the time of each key's last use
 
-Each request with a key or a session reads the key's record from the list. So the request knows the key's scope without
+Each request with a key or a session reads the key's record from its list. So the request knows the key's scope without
 another read, and a revocation applies to the next request in every process. A process notes a key's use in memory, at
 most once per minute and key, and writes its notes every two seconds: no request waits for that. While Redis fails, the
 notes wait.
@@ -17,7 +19,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
@@ -27,7 +29,7 @@ from gateway.accounts.access import Scope
 from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso, time_of
-from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
+from gateway.keys import api_key_key, api_keys_used_key, key_lists
 from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
@@ -141,17 +143,16 @@ class ApiKeys:
             key = msgspec.structs.replace(key, app=app.name, appId=app.id)
         finder = api_key_key(key.digest)
         await compare_and_set(self._store, finder, str(KeyReference(account_id, key.id)))
-        if not await scripts.add_key(self._store, account_id, key.id, msgspec.json.encode(key).decode(), limit):
+        record, full = msgspec.json.encode(key).decode(), scope == "full"
+        if not await scripts.add_key(self._store, account_id, key.id, record, limit, full=full):
             await compare_and_set(self._store, finder, "")
             raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
         return CreatedKey(key.id, key.name, key.scope, key.app, key.createdAt, key.by, secret)
 
     async def list(self, account_id: str, find_name: Callable[[str], Awaitable[str | None]]) -> list[ListedKey]:
         """Returns the keys, newest first, each with its last use. `find_name` returns the present name of an app."""
-        records = await self._store.client.hgetall(api_keys_key(account_id))
+        found = await self.list_records(account_id)
         used = await self._store.client.hgetall(api_keys_used_key(account_id))
-        found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
-        found.sort(key=lambda key: key.id, reverse=True)
         times = {key_id: now_iso(int(at) / 1000) for key_id, at in used.items()}
         names = {app_id: await find_name(app_id) for app_id in {key.appId for key in found} if app_id is not None}
         return [
@@ -166,6 +167,12 @@ class ApiKeys:
             )
             for key in found
         ]
+
+    async def list_records(self, account_id: str) -> Sequence[ApiKey]:
+        """Returns the records of the keys, newest first."""
+        lists = await self._store.read_each(key_lists(account_id), lambda pipe, each: pipe.hvals(each))
+        found = [msgspec.json.decode(record, type=ApiKey) for records in lists for record in records]
+        return sorted({key.id: key for key in found}.values(), key=lambda key: key.id, reverse=True)
 
     async def revoke(self, account_id: str, key_id: str, *, even_last: bool = False) -> None:
         """Revokes the key and its sessions.
@@ -192,7 +199,9 @@ class ApiKeys:
 
     async def find(self, reference: KeyReference) -> ApiKey | None:
         """Returns the record of the key, or None if it is not valid."""
-        record = await self._store.client.hget(api_keys_key(reference.account), reference.id)
+        lists = key_lists(reference.account)
+        records = await self._store.read_each(lists, lambda pipe, each: pipe.hget(each, reference.id))
+        record = next(filter(None, records), None)
         return None if record is None else msgspec.json.decode(record, type=ApiKey)
 
     # -- last use --------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of
 from gateway.keys import (
     account_apps_key,
-    api_keys_key,
     certificate_key,
     crashes_key,
     data_snapshots_key,
@@ -32,6 +31,7 @@ from gateway.keys import (
     hooks_key,
     hooks_used_key,
     invitations_key,
+    key_lists,
     members_key,
     partition_tag,
     requests_key,
@@ -172,7 +172,7 @@ def _account_marks(watch: Watch) -> dict[str, Mark]:
         "deploys": ("deploys", lambda pipe: pipe.zrevrange(deploys_key(account), 0, DEPLOYS - 1)),
         "hooks": ("hooks", lambda pipe: pipe.hkeys(hooks_key(account))),
         "hooks used": ("hooks", lambda pipe: pipe.hgetall(hooks_used_key(account))),
-        "keys": ("keys", lambda pipe: pipe.hkeys(api_keys_key(account))),
+        **{each: ("keys", _read_later("hkeys", each)) for each in key_lists(account)},
         "members": ("members", lambda pipe: pipe.get(members_key(account))),
         "invitations": ("members", lambda pipe: pipe.get(invitations_key(account))),
         "request": ("requests", lambda pipe: pipe.zrevrange(requests_key(account), 0, 0)),

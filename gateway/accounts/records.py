@@ -213,8 +213,21 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
     plan: Plan
     createdAt: str
     dailyEuro: str | None = None  # a cap in place of the plan's
+    # Why nothing of the account runs. A deletion suspends too, for the version before, which knows no deletion.
     suspension: Suspension | None = None
     deletion: Deletion | None = None
+
+    def __post_init__(self) -> None:
+        if self.suspension is None:
+            msgspec.structs.force_setattr(self, "suspension", self._deletion_stop)
+
+    @property
+    def _deletion_stop(self) -> Suspension | None:
+        return None if self.deletion is None else Suspension("The account is being deleted.", self.deletion.at)
+
+    @property
+    def operators_suspension(self) -> Suspension | None:
+        return None if self.suspension == self._deletion_stop else self.suspension
 
     @property
     def is_gone(self) -> bool:
@@ -222,16 +235,14 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
         return self.deletion is not None and self.deletion.begun
 
     @functools.cached_property
-    def stop(self) -> Suspension | None:
-        """Why nothing of the account runs: its suspension, or else its deletion."""
-        if self.suspension is not None or self.deletion is None:
-            return self.suspension
-        return Suspension("The account is being deleted.", self.deletion.at)
-
-    @functools.cached_property
     def own_cap(self) -> int | None:
         """The account's own daily cap in nano-euro, in place of the plan's."""
         return None if self.dailyEuro is None else to_nano_euro(self.dailyEuro)
+
+
+def replace_deletion(account: Account, deletion: Deletion | None) -> Account:
+    """Returns the account with this deletion, or without one, and with the operators' suspension."""
+    return msgspec.structs.replace(account, deletion=deletion, suspension=account.operators_suspension)
 
 
 async def require_present(store: Store, account_id: str) -> None:
@@ -246,4 +257,4 @@ async def require_present(store: Store, account_id: str) -> None:
 
 def find_suspension(app: App, account: Account | None) -> Suspension | None:
     """Returns the suspension of the app, or else that of its account, which may be a deletion."""
-    return app.suspension or (None if account is None else account.stop)
+    return app.suspension or (None if account is None else account.suspension)

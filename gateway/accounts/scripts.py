@@ -8,8 +8,8 @@ import msgspec
 from gateway.keys import (
     REGISTRATIONS_KEY,
     REGISTRATIONS_MOVING_KEY,
-    api_keys_key,
     api_keys_used_key,
+    key_lists,
     spend_key,
     trail_actor_key,
     trail_counts_key,
@@ -21,6 +21,7 @@ from gateway.redis.client import Script, Store, flatten
 _COUNT_REGISTRATION = Script("accounts/count_registration")
 _ADD_KEY = Script("accounts/add_key", durable=True)
 _REVOKE_KEY = Script("accounts/revoke_key", durable=True)
+_MOVE_SCOPED_KEYS = Script("accounts/move_scoped_keys")
 _RECORD_KEY_USES = Script("accounts/record_key_uses")
 _FORGET_APP = Script("accounts/forget_app")
 _ADD_TRAIL_ENTRY = Script("accounts/add_trail_entry")
@@ -43,9 +44,15 @@ async def count_registration(store: Store, per_day: int, anonymous: int | None =
     return RegistrationReply(verdict, int(resets_in))
 
 
-async def add_key(store: Store, account: str, key: str, record: str, limit: int) -> bool:
+async def add_key(store: Store, account: str, key: str, record: str, limit: int, *, full: bool) -> bool:
     """Adds an API key (its id) to the account, or leaves it there; False if the account has `limit` others."""
-    return bool(await store.run_script(_ADD_KEY, [api_keys_key(account)], key, record, limit))
+    lists = key_lists(account)
+    return bool(await store.run_script(_ADD_KEY, lists if full else lists[::-1], key, record, limit))
+
+
+async def move_scoped_keys(store: Store, account: str) -> int:
+    """Moves the account's scoped API keys to the list of their own. Returns their number."""
+    return int(await store.run_script(_MOVE_SCOPED_KEYS, key_lists(account)))
 
 
 class Revocation(msgspec.Struct, frozen=True):
@@ -55,13 +62,13 @@ class Revocation(msgspec.Struct, frozen=True):
 
 async def revoke_key(store: Store, account: str, key: str, *, even_last: bool = False) -> Revocation:
     """Removes an API key (its id) from the account, unless it is the only full one and `even_last` is not set."""
-    script_keys = [api_keys_key(account), api_keys_used_key(account)]
+    script_keys = [*key_lists(account), api_keys_used_key(account)]
     return Revocation(*await store.run_script(_REVOKE_KEY, script_keys, key, "1" if even_last else ""))
 
 
 async def record_key_uses(store: Store, account: str, used: Sequence[str]) -> int:
     """Sets the last use of these API keys (ids) to now; returns the number of them that the account has."""
-    script_keys = [api_keys_key(account), api_keys_used_key(account)]
+    script_keys = [*key_lists(account), api_keys_used_key(account)]
     return int(await store.run_script(_RECORD_KEY_USES, script_keys, *used))
 
 

@@ -162,7 +162,7 @@ async def view_account(account: Account, settings: Settings, store: Store, deplo
         spend=spend,
         deploysToday=await deploys.count_today(account.id, spend.day),
         storage=StorageUse(await count_stored_bytes(store, account.id), SHARE_BYTES),
-        suspension=account.suspension or msgspec.UNSET,
+        suspension=account.operators_suspension or msgspec.UNSET,
         deletesAt=account.deletion.deletesAt if account.deletion else msgspec.UNSET,
     )
 

@@ -424,7 +424,7 @@ async def _list_accounts(
             reserved=int(reserved or 0),
             cap=cap_of(account, settings),
             dailyEuro=account.dailyEuro,
-            suspension=account.suspension or msgspec.UNSET,
+            suspension=account.operators_suspension or msgspec.UNSET,
         )
         for account, apps, (settled, reserved) in zip(accounts, answers[::2], answers[1::2], strict=True)
     ]
@@ -440,7 +440,7 @@ async def _list_apps(apps: Sequence[OwnedApp], settings: Settings, store: Store)
             url=live_url(app.name, settings),
             createdAt=app.createdAt,
             suspension=app.suspension or msgspec.UNSET,
-            accountSuspension=account.suspension or msgspec.UNSET,
+            accountSuspension=account.operators_suspension or msgspec.UNSET,
         )
         for (app, account), state in zip(apps, monitored, strict=True)
     ]
@@ -597,7 +597,7 @@ async def suspend_app(
     """
     suspension = make_suspension(data)
     found = await require_app(app, registry)
-    _note_before(request, found)
+    _note_before(request, found.suspension)
     await list_suspended(store, found.account, found.id)
     await _set_suspension(found, suspension, registry)
     await deploys.cancel_unfinished(found.account, found.id, CANCELED)
@@ -612,7 +612,7 @@ async def resume_app(
 
     The app stays suspended while its account is.
     """
-    _note_before(request, any_app)
+    _note_before(request, any_app.suspension)
     await _set_suspension(any_app, None, registry)
     await unlist_suspended(store, any_app.account, any_app.id)
 
@@ -631,7 +631,7 @@ async def suspend_account(
     This suspends all its apps, including future ones. Its API keys can still read.
     """
     suspension = make_suspension(data)
-    _note_before(request, any_account)
+    _note_before(request, any_account.operators_suspension)
     await list_suspended(store, any_account.id)
     await registry.change_account(any_account.id, lambda record: _replace(record, suspension))
     await deploys.cancel_unfinished(any_account.id, None, CANCELED)
@@ -657,7 +657,7 @@ async def resume_account(
 
     Apps that are suspended themselves stay suspended.
     """
-    _note_before(request, any_account)
+    _note_before(request, any_account.operators_suspension)
     _, account = await registry.change_account(any_account.id, lambda record: _replace(record, None))
     if account.deletion is None:
         await unlist_suspended(store, any_account.id)
@@ -678,9 +678,9 @@ def _replace(account: Account, suspension: Suspension | None) -> Account:
     return msgspec.structs.replace(account, suspension=suspension)
 
 
-def _note_before(request: Request[Any, Any, State], record: App | Account) -> None:
-    if record.suspension is not None:
-        note_before(request, reason=record.suspension.reason)
+def _note_before(request: Request[Any, Any, State], suspension: Suspension | None) -> None:
+    if suspension is not None:
+        note_before(request, reason=suspension.reason)
 
 
 ROUTES = [

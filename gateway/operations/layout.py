@@ -5,6 +5,13 @@ which expires if the process dies; the others wait. The number is written after 
 after the last complete step. Data without a number have layout 1: there are none yet, or they are older than the
 numbers.
 
+A step after which the version before still runs raises no layout, because that version would not start again during an
+update, and nobody could return to it. Such steps are minor, and have a number of their own in Redis. If that number is
+newer, or missing after a restore, it stops no process.
+
+A record that the version before would read as more than it is, such as an API key with a scope, is kept where that
+version does not find it, or also has what that version obeys, such as a suspension.
+
 A step may be repeated, even while a stalled process still runs it, and it may find data that another run of it has
 already changed. It leaves data that the version before can use, because both run during an update.
 
@@ -18,12 +25,26 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import msgspec
 import structlog
 
+from gateway.accounts import scripts
+from gateway.accounts.records import Account
 from gateway.errors import StorageUnavailable
-from gateway.keys import FORMER_HOSTS_KEYS, LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key, former_claims_key
+from gateway.keys import (
+    FORMER_HOSTS_KEYS,
+    LAYOUT_KEY,
+    LAYOUT_LOCK_KEY,
+    LAYOUT_MINOR_KEY,
+    PARTITION_TAGS,
+    account_key,
+    accounts_key,
+    deletions_key,
+    former_claims_key,
+)
 from gateway.loops import held
 from gateway.redis.client import Store
+from gateway.redis.compare_and_set import Change, change_record
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, find_folder_fault, open_storage, read_object
 
@@ -35,6 +56,7 @@ NUMBER_BYTES = 100  # at most, of that object
 LOCK_SECONDS = 30.0  # after the death of the process that runs the steps, until another one continues
 POLL_SECONDS = 0.5  # of a process that waits
 WAIT_SECONDS = 1_800.0  # that a process waits for the one that runs the steps
+ACCOUNTS_AT_A_TIME = 50  # that a step changes concurrently
 KEPT = ("sources/", "archives/", "logs/")  # folders of the storage that a service in use fills
 
 
@@ -59,7 +81,30 @@ async def remove_hosts(store: Store) -> None:
     await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.delete(former_claims_key(tag)))
 
 
+async def move_scoped_keys(store: Store) -> None:
+    """Moves API keys whose scope is not full to where a version that knows no scopes does not find them."""
+    for tag in PARTITION_TAGS:
+        accounts = await store.client.zrange(accounts_key(tag), 0, -1)
+        for first in range(0, len(accounts), ACCOUNTS_AT_A_TIME):
+            batch = accounts[first : first + ACCOUNTS_AT_A_TIME]
+            await asyncio.gather(*(scripts.move_scoped_keys(store, each) for each in batch))
+
+
+async def suspend_leaving_accounts(store: Store) -> None:
+    """Writes that accounts which are being deleted are suspended, for a version that knows no deletions."""
+
+    async def compute(present: str) -> Change[None]:
+        return Change(
+            msgspec.json.encode(msgspec.json.decode(present, type=Account)).decode() if present else None, None
+        )
+
+    for tag in PARTITION_TAGS:
+        for account_id in await store.client.zrange(deletions_key(tag), 0, -1):
+            await change_record(store, account_key(account_id), compute)
+
+
 STEPS: Sequence[LayoutStep] = (LayoutStep(redis=remove_hosts),)  # the first one leads from layout 1 to 2
+MINOR_STEPS: Sequence[LayoutStep] = (LayoutStep(redis=move_scoped_keys), LayoutStep(redis=suspend_leaving_accounts))
 LAYOUT = 1 + len(STEPS)
 
 Work = Callable[[], Awaitable[None]]
@@ -68,6 +113,7 @@ Work = Callable[[], Awaitable[None]]
 class Numbered(Protocol):
     """Data that have a layout."""
 
+    key: str  # of the number
     steps: list[Work | None]
 
     async def read(self) -> str:
@@ -77,27 +123,41 @@ class Numbered(Protocol):
 
 
 class RedisData:
+    key = LAYOUT_KEY
+
     def __init__(self, store: Store, steps: Sequence[LayoutStep]) -> None:
         self._store = store
         self.steps: list[Work | None] = [step.redis and partial(step.redis, store) for step in steps]
 
     async def read(self) -> str:
-        return await self._store.get(LAYOUT_KEY) or ""
+        return await self._store.get(self.key) or ""
 
     async def write(self, number: int) -> None:
-        await self._store.client.set(LAYOUT_KEY, number)
+        await self._store.client.set(self.key, number)
+
+
+class MinorData(RedisData):
+    """The same data, with the number of their minor steps."""
+
+    key = LAYOUT_MINOR_KEY
+
+    async def read(self) -> str:
+        """Returns a newer number as the one that this version knows."""
+        return str(min(int(await super().read() or 0), 1 + len(self.steps)))
 
 
 class StoredData:
+    key = NAME
+
     def __init__(self, storage: Storage, steps: Sequence[LayoutStep]) -> None:
         self._storage = storage
         self.steps: list[Work | None] = [step.storage and partial(step.storage, storage) for step in steps]
 
     async def read(self) -> str:
-        return (await read_object(self._storage, NAME, NUMBER_BYTES) or b"").decode(errors="replace").strip()
+        return (await read_object(self._storage, self.key, NUMBER_BYTES) or b"").decode(errors="replace").strip()
 
     async def write(self, number: int) -> None:
-        await self._storage.put(NAME, f"{number}\n".encode())
+        await self._storage.put(self.key, f"{number}\n".encode())
 
 
 async def prepare_data(settings: Settings) -> None:
@@ -121,12 +181,16 @@ async def prepare_data(settings: Settings) -> None:
 async def upgrade_redis(
     store: Store,
     steps: Sequence[LayoutStep] | None = None,
+    minor_steps: Sequence[LayoutStep] | None = None,
     *,
     lock_seconds: float = LOCK_SECONDS,
     wait_seconds: float = WAIT_SECONDS,
 ) -> None:
     """Raises LayoutFault and BackboneUnavailable."""
     await _upgrade(store, RedisData(store, STEPS if steps is None else steps), lock_seconds, wait_seconds)
+    await _upgrade(
+        store, MinorData(store, MINOR_STEPS if minor_steps is None else minor_steps), lock_seconds, wait_seconds
+    )
 
 
 async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[LayoutStep] | None = None) -> None:
@@ -174,7 +238,7 @@ async def _run_steps(data: Numbered, lost: asyncio.Event) -> None:
     if not parse_number(await data.read(), known):
         await data.write(1)
     while (number := parse_number(await data.read(), known)) < known and not lost.is_set():
-        logger.info("layout.upgrading", layout=number, to=number + 1)
+        logger.info("layout.upgrading", key=data.key, number=number, to=number + 1)
         if (work := data.steps[number - 1]) is not None:
             await work()
         await data.write(number + 1)

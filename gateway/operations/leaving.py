@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Set
 import msgspec
 import structlog
 
-from gateway.accounts.api_keys import ApiKey, KeyReference
-from gateway.accounts.records import Account, Deletion
+from gateway.accounts.api_keys import KeyReference
+from gateway.accounts.records import Account, Deletion, replace_deletion
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import SessionStore
 from gateway.accounts.suspended import list_suspended, unlist_suspended
@@ -40,7 +40,6 @@ from gateway.keys import (
     accounts_key,
     answer_key,
     answers_of_provider_key,
-    api_keys_key,
     app_window_key,
     audit_key,
     dead_letters_key,
@@ -117,7 +116,7 @@ class Leaving:
         def change(record: Account) -> Account:
             present = record.deletion
             earlier = present is not None and present.deletesAt <= deletion.deletesAt
-            return record if earlier else msgspec.structs.replace(record, deletion=deletion)
+            return record if earlier else replace_deletion(record, deletion)
 
         # The lists first: an account in them whose record has no deletion is not deleted.
         due = max(_milliseconds(deletion.deletesAt), int(at * 1000) + WAIT_MS)
@@ -135,11 +134,11 @@ class Leaving:
                 raise NotFound("This account is not being deleted.")
             if record.deletion.begun:
                 raise NotFound("It is too late to keep this account.")
-            return msgspec.structs.replace(record, deletion=None)
+            return replace_deletion(record, None)
 
         _, account = await self._registry.change_account(account_id, change)
         await self._store.client.zrem(deletions_key(partition_tag(account_id)), account_id)
-        if account.suspension is None:
+        if account.operators_suspension is None:
             await unlist_suspended(self._store, account_id)
 
     # -- the deletion ----------------------------------------------------------------------------------------
@@ -203,7 +202,7 @@ class Leaving:
         def change(record: Account) -> Account:
             if record.deletion is None:
                 return record
-            return msgspec.structs.replace(record, deletion=msgspec.structs.replace(record.deletion, begun=True))
+            return replace_deletion(record, msgspec.structs.replace(record.deletion, begun=True))
 
         if await self._store.get(account_key(account_id)) is None:
             return True
@@ -211,8 +210,7 @@ class Leaving:
         return account.deletion is not None
 
     async def _revoke_keys(self, account_id: str) -> None:
-        records = await self._store.client.hvals(api_keys_key(account_id))
-        for key in (msgspec.json.decode(record, type=ApiKey) for record in records):
+        for key in await self._registry.api_keys.list_records(account_id):
             await self._sessions.close_all(str(KeyReference(account_id, key.id)))
             await self._registry.api_keys.revoke(account_id, key.id, even_last=True)
 

@@ -6,8 +6,6 @@
 import asyncio
 import contextlib
 import itertools
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -20,25 +18,14 @@ from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
+from tests.support.versions import unpack_version
 from tests.support.worker_process import Worker
 
-ROOT = Path(__file__).parents[2]
 FORMER = "d48c327e823e"  # replace it with the last tag once there is one
 SETTINGS = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000", "GATEWAY_CANARY": "0.5", "GATEWAY_LOG_LEVEL": "info"}
 GROUPS = (("webhooks", "monitors"), ("deploys",))
 STOPPED = (0, -15)  # exit codes of a gateway after SIGTERM
 ENOUGH = 20  # requests of each kind in each phase
-
-
-def unpack_former(folder: Path) -> Sequence[str]:
-    """Returns the prefix of a command that runs the former version."""
-    archive = subprocess.run(["git", "archive", FORMER], cwd=ROOT, capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
-    prefix = ("env", f"PYTHONPATH={folder}")
-    command = [*prefix, sys.executable, "-c", "import gateway; print(gateway.__file__)"]
-    found = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout
-    assert found.startswith(str(folder)), found
-    return prefix
 
 
 class Load:
@@ -88,7 +75,7 @@ async def start_workers(host: Host, prefix: Sequence[str]) -> list[Worker]:
 async def test_neighboring_versions_replace_each_other(tmp_path: Path) -> None:
     (former := tmp_path / "former").mkdir()
     (disk := tmp_path / "redis").mkdir()
-    prefix = await asyncio.to_thread(unpack_former, former)
+    prefix = await asyncio.to_thread(unpack_version, FORMER, former)
     with RedisServer("valkey", folder=disk) as redis:
         async with FakeProvider() as provider, FakeReceiver() as receiver, FakeAppBackend() as backend:
             with passable_folder() as data:

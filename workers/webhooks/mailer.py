@@ -81,7 +81,7 @@ def share_notices(account_id: str, hashed: str, day: str) -> list[DailyShare]:
 
 def may_send(kind: str, subscriber: Subscriber, account: Account) -> bool:
     """Whether the address wants the kind, which must not be an invitation of a suspended account or one that ends."""
-    return kind in subscriber.kinds and (kind != INVITATION or account.stop is None)
+    return kind in subscriber.kinds and (kind != INVITATION or account.suspension is None)
 
 
 async def count_mail(store: Store, shares: Sequence[DailyShare]) -> int:

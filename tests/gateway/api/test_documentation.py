@@ -43,6 +43,12 @@ async def test_the_menu_has_every_page() -> None:
     assert linked == {*ADDRESSES} - {"/docs"}
 
 
+@pytest.mark.parametrize("word", ["cron", "database", "refund", "maintenance", "support bundle"])
+async def test_the_search_says_what_is_not_offered(gw: Gateway, word: str) -> None:
+    sections = (await gw.http.get("/docs/search.json")).json()
+    assert "/docs/not-offered" in {address.partition("#")[0] for address, *_, text in sections if word in text.lower()}
+
+
 async def test_a_document_cannot_hold_markup() -> None:
     assert "<script" not in render_document("docs/security.md").content
 

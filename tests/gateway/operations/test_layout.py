@@ -1,21 +1,45 @@
-"""The layout of the data: made-up steps, run by several processes, interrupted, and refused."""
+"""The layout of the data: made-up steps and real ones, run by several processes, interrupted, and refused."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gateway.accounts.records import Account, App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
-from gateway.keys import LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key
+from gateway.keys import (
+    LAYOUT_KEY,
+    LAYOUT_LOCK_KEY,
+    LAYOUT_MINOR_KEY,
+    PARTITION_TAGS,
+    account_key,
+    accounts_key,
+    api_keys_key,
+    deletions_key,
+    partition_tag,
+    scoped_keys_key,
+)
 from gateway.operations import layout
-from gateway.operations.layout import LAYOUT, LayoutFault, LayoutStep, prepare_data, upgrade_redis, upgrade_storage
+from gateway.operations.layout import (
+    LAYOUT,
+    MINOR_STEPS,
+    LayoutFault,
+    LayoutStep,
+    prepare_data,
+    upgrade_redis,
+    upgrade_storage,
+)
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, read_object
 from tests.support import redis_servers
 from tests.support.background import cancel
 from tests.support.logs import captured
+from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
@@ -117,6 +141,21 @@ async def test_a_wait_has_a_bound(store: Store) -> None:
     assert await store.get(LAYOUT_LOCK_KEY) == "another"
 
 
+async def test_minor_steps_have_a_number_of_their_own(store: Store) -> None:
+    await upgrade_redis(store, steps("a"), steps("x"))
+    await upgrade_redis(store, steps("a"), steps("x", "y"))
+    assert await names(store) == ["a", "x", "y"]
+    assert await store.client.mget(LAYOUT_KEY, LAYOUT_MINOR_KEY) == ["2", "3"]
+
+
+async def test_a_newer_minor_number_stops_nothing(store: Store) -> None:
+    """It stays, so that the newer version does not repeat its steps."""
+    await upgrade_redis(store, steps("a"), steps("x", "y"))
+    await upgrade_redis(store, steps("a"), steps("x"))
+    assert await names(store) == ["a", "x", "y"]
+    assert await store.get(LAYOUT_MINOR_KEY) == "3"
+
+
 async def test_a_newer_layout(store: Store, tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     await store.client.set(LAYOUT_KEY, LAYOUT + 1)
@@ -151,7 +190,7 @@ async def test_a_redis_that_has_lost_its_data(store: Store, redis_url: str, tmp_
     settings = Settings(redis_url=redis_url, data_dir=str(tmp_path))
     (tmp_path / "sources" / "app").mkdir(parents=True)
     (tmp_path / "layout").write_text(str(LAYOUT))
-    await store.client.set(LAYOUT_KEY, LAYOUT)
+    await store.client.mset({LAYOUT_KEY: LAYOUT, LAYOUT_MINOR_KEY: 1 + len(MINOR_STEPS)})
     with captured(layout) as lines:
         await prepare_data(settings)
         assert [(line["event"], line["folder"]) for line in lines] == [("redis.empty", "sources/")]
@@ -168,6 +207,8 @@ async def test_redis_cluster(tmp_path: Path) -> None:
             await upgrade_redis(store, steps("a", "b"))
             await upgrade_storage(store, FolderStorage(tmp_path), steps("a", "b"))
             assert (await names(store), await store.get(LAYOUT_KEY)) == (["a", "b"], "3")
+            await store.client.delete(LAYOUT_MINOR_KEY)
+            await move_records_from_before(store)
         await prepare_refused(url, tmp_path)
 
 
@@ -203,7 +244,66 @@ async def test_what_several_hosts_had_is_removed(store: Store) -> None:
     await store.client.hset(kept, "live", "{}")
     await store.client.set(LAYOUT_KEY, 1)
     await upgrade_redis(store)
-    assert sorted(await store.list_keys()) == [LAYOUT_KEY, kept]
+    assert sorted(await store.list_keys()) == [LAYOUT_KEY, LAYOUT_MINOR_KEY, kept]
     assert await store.get(LAYOUT_KEY) == "2"
     await layout.remove_hosts(store)  # it may be repeated
     await store.client.delete(kept)
+
+
+async def make_records_from_before(store: Store, accounts: int) -> list[Account]:
+    """Makes accounts with a full key, one for deploys and one for an app, which are being deleted."""
+    registry, made = Registry(store, Vault("")), []
+    for number in range(accounts):
+        account, _ = await registry.create_account(f"Account {number}", "free")
+        app = App(id="app_1", name="app_1", account=account.id, createdAt=account.createdAt)
+        await registry.api_keys.create(account.id, "deploys", "deploy")
+        await registry.api_keys.create(account.id, "reads", "read", app)
+        records = await store.client.hgetall(scoped_keys_key(account.id))
+        await store.client.hset(api_keys_key(account.id), mapping=records)
+        await store.client.delete(scoped_keys_key(account.id))
+        leaving = msgspec.to_builtins(account) | {"deletion": {"at": account.createdAt, "deletesAt": account.createdAt}}
+        await store.client.set(account_key(account.id), msgspec.json.encode(leaving))
+        await store.client.zadd(deletions_key(partition_tag(account.id)), {account.id: 1})
+        made.append(account)
+    return made
+
+
+async def assert_moved(store: Store, accounts: list[Account]) -> None:
+    for account in accounts:
+        lists = [await store.client.hvals(key(account.id)) for key in (api_keys_key, scoped_keys_key)]
+        found = [sorted(msgspec.json.decode(record)["name"] for record in each) for each in lists]
+        assert found == [["first"], ["deploys", "reads"]]
+        record = msgspec.json.decode(await store.get(account_key(account.id)) or "")
+        assert record["suspension"] == {"reason": "The account is being deleted.", "at": account.createdAt}
+        assert record["deletion"]["deletesAt"] == account.createdAt
+
+
+async def move_records_from_before(store: Store) -> None:
+    accounts = await make_records_from_before(store, 40)
+    await upgrade_redis(store, steps("a", "b"))
+    await assert_moved(store, accounts)
+
+
+async def test_records_that_the_version_before_would_misread_are_moved(store: Store) -> None:
+    """Scoped keys and deletions."""
+    await upgrade_redis(store, steps("a", "b"))
+    assert await store.client.getdel(LAYOUT_MINOR_KEY) == str(1 + len(MINOR_STEPS))
+    await move_records_from_before(store)
+    registry = Registry(store, Vault(""))
+    for tag in PARTITION_TAGS:
+        for account_id in await store.client.zrange(accounts_key(tag), 0, -1):
+            listed = {key.name: (key.scope, key.app) for key in await registry.list_keys(account_id)}
+            assert listed == {"first": ("full", None), "deploys": ("deploy", None), "reads": ("read", "app_1")}
+
+
+async def test_a_process_that_dies_while_it_moves_records(valkey: RedisServer, store: Store) -> None:
+    accounts = await make_records_from_before(store, 40)
+    async with Proxy(valkey.port) as proxy, opened(proxy.url) as dying:
+        proxy.hold_requests = api_keys_key(accounts[20].id).encode()
+        task = asyncio.create_task(upgrade_redis(dying, lock_seconds=1))
+        await wait_until(lambda: proxy.held)
+        proxy.go_down()
+        await cancel(task)
+    assert await store.client.hlen(api_keys_key(accounts[20].id)) == 3
+    await upgrade_redis(store)
+    await assert_moved(store, accounts)

@@ -5,16 +5,17 @@ from typing import Any
 from tests.lua.scripts import SECOND, TAG, at, on_test_clock, set_clock
 
 NOON = at("2026-11-21T12:00:00.123")
-KEYS, USED = f"{TAG}:keys:acc", f"{TAG}:keys-used:acc"
+KEYS, SCOPED, USED = f"{TAG}:keys:acc", f"{TAG}:scoped-keys:acc", f"{TAG}:keys-used:acc"
 
 
 def use(client: Any, *keys: str, now: int = NOON) -> int:
     set_clock(client, now)
-    return client.register_script(on_test_clock("accounts/record_key_uses"))([KEYS, USED], keys)
+    return client.register_script(on_test_clock("accounts/record_key_uses"))([KEYS, SCOPED, USED], keys)
 
 
 def test_the_time_is_the_servers_in_milliseconds(client: Any) -> None:
-    client.hset(KEYS, mapping={"key_0": "{}", "key_1": "{}", "key_2": "{}"})
+    client.hset(KEYS, mapping={"key_0": "{}", "key_2": "{}"})
+    client.hset(SCOPED, "key_1", "{}")
     assert use(client, "key_0", "key_1") == 2
     assert use(client, "key_1", now=NOON + 90 * SECOND) == 1
     first, second = NOON // 1000, NOON // 1000 + 90_000

@@ -10,7 +10,7 @@ from tests.lua.scripts import TAG
 
 Revoke = Callable[..., list[bytes]]
 ZERO, ONE = b'{"id":"key_0"}', b'{"id":"key_1"}'
-KEYS, USED = f"{TAG}:keys:acc", f"{TAG}:keys-used:acc"
+KEYS, SCOPED, USED = f"{TAG}:keys:acc", f"{TAG}:scoped-keys:acc", f"{TAG}:keys-used:acc"
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def revoke(client: Any) -> Revoke:
     script = client.register_script(Script("accounts/revoke_key").source)
     client.hset(KEYS, mapping={"key_0": ZERO, "key_1": ONE})
     client.hset(USED, mapping={"key_0": 1, "key_1": 2})
-    return lambda key, *even_last: script([KEYS, USED], [key, *even_last])
+    return lambda key, *even_last: script([KEYS, SCOPED, USED], [key, *even_last])
 
 
 def test_revoked(client: Any, revoke: Revoke) -> None:
@@ -42,15 +42,18 @@ def test_operators_revoke_even_the_last_key(client: Any, revoke: Revoke) -> None
     assert client.exists(KEYS, USED) == 0
 
 
-def test_only_a_full_key_can_be_the_last_one(client: Any, revoke: Revoke) -> None:
+@pytest.mark.parametrize("kept", [SCOPED, KEYS])  # the version before keeps it with the full keys
+def test_only_a_full_key_can_be_the_last_one(client: Any, revoke: Revoke, kept: str) -> None:
     scoped = b'{"id":"key_2","scope":"read"}'
-    client.hset(KEYS, "key_2", scoped)
+    client.hset(kept, "key_2", scoped)
+    client.hset(USED, "key_2", 3)
     revoke("key_0")
     assert revoke("key_1") == [b"last", b""]
     client.hset(KEYS, "key_3", b'{"id":"key_3","scope":"full"}')
     assert revoke("key_1") == [b"revoked", ONE]
     assert revoke("key_3") == [b"last", b""]
     assert revoke("key_2") == [b"revoked", scoped]
+    assert (client.hkeys(KEYS), client.exists(SCOPED), client.hexists(USED, "key_2")) == ([b"key_3"], 0, False)
 
 
 @pytest.mark.parametrize("key", ["key_2", "", "one", "*"])

@@ -20,11 +20,14 @@ from gateway.events.webhooks import Webhooks
 from gateway.keys import (
     BACKUP_KEY,
     LAYOUT_KEY,
+    LAYOUT_MINOR_KEY,
+    api_keys_key,
     deploy_key,
     invitations_key,
     invited_by_key,
     kind_of,
     memberships_key,
+    scoped_keys_key,
     serving_key,
     site_key,
     spend_key,
@@ -80,7 +83,7 @@ async def test_all_of_it_comes_back(service: Service, servers: list[RedisServer]
     await other.restore(tmp_path / "target")
     servers[to].kill()
     servers[to].start()
-    assert lacks(content(servers[0]), content(servers[to])) == LEFT_OUT
+    assert lacks(content(servers[0]), content(servers[to])) == LEFT_OUT | {LAYOUT_MINOR_KEY}
     assert await other.store.get(LAYOUT_KEY) == str(LAYOUT)
     await upgrade_redis(other.store)
     expected = files_of(service.storage)
@@ -165,6 +168,26 @@ async def test_a_member_who_was_added_during_a_backup(service: Service, empty: S
     assert (
         0 < await empty.store.client.ttl(invitations_key(account)) <= 14 * 86_400 + 1
     )  # a part of a second counts as one
+
+
+async def test_a_backup_from_before_keys_with_a_scope_moved(service: Service, empty: Service, tmp_path: Path) -> None:
+    (account, full, app), *_ = await service.fill()
+    scoped = await service.registry.api_keys.create(account, "CI", "deploy", app)
+    [record] = await service.store.client.hvals(scoped_keys_key(account))
+    await service.store.client.hset(api_keys_key(account), scoped.id, record)
+    await service.store.client.delete(scoped_keys_key(account))
+    await service.back_up(tmp_path / "target")
+    await upgrade_redis(empty.store)
+    await empty.restore(tmp_path / "target")
+    for _ in range(2):  # a backup from after the update is restored in the same way
+        await upgrade_redis(empty.store)
+        assert await empty.store.client.hkeys(scoped_keys_key(account)) == [scoped.id]
+        assert await empty.store.client.hlen(api_keys_key(account)) == 1
+        for secret, scope in ((full, "full"), (scoped.key, "deploy")):
+            reference = await empty.registry.api_keys.identify(secret)
+            assert (await empty.registry.api_keys.find(reference)).scope == scope
+        await empty.back_up(tmp_path / "after")
+        await empty.restore(tmp_path / "after", force=True)
 
 
 async def test_a_broken_record(service: Service, empty: Service, tmp_path: Path) -> None:

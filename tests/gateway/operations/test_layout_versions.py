@@ -1,0 +1,192 @@
+"""The version before, beside this one on the same Redis: it reads no record as more than it is, and loses none.
+
+The version before is a commit of this repository that knows neither scopes of keys, nor members, nor deletions.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from gateway.keys import LAYOUT_KEY, LAYOUT_MINOR_KEY, account_key, api_keys_key, scoped_keys_key
+from gateway.redis.scripts import CHANGES_CHANNEL
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.accounts import Account, App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.versions import unpack_version
+from tests.support.visitor import Visitor
+
+FORMER = "2287f737ec7b"
+STOPPED = (0, -15)  # exit codes of a gateway after SIGTERM
+FULL, SCOPED = ("GET", "/account/keys"), ("GET", "/account/deploys")  # calls of a full key, and of one for deploys
+
+
+class Versions:
+    """A gateway of the version before, and one of this version."""
+
+    def __init__(self, old: Gateway, new: Gateway) -> None:
+        self.old, self.new = old, new
+        self.redis = new.redis
+
+    async def account(self) -> Account:
+        account = await self.old.account()
+        self.new.confidential.add(account.key)
+        return Account(self.new, account.id, account.key)
+
+    async def add_key(self, account: Account, **fields: str) -> tuple[Account, str]:
+        """Returns the same account with a new key, and the id of the key."""
+        made = (await account.call("POST", "/account/keys", fields)).json()
+        self.old.confidential.add(made["key"])
+        self.new.confidential.add(made["key"])
+        return Account(account.gateway, account.id, made["key"]), made["id"]
+
+    async def statuses(self, account: Account, *calls: tuple[str, str]) -> list[list[int]]:
+        """Returns the statuses of the calls at the old version, and at the new one."""
+        return [
+            [(await account.call(*call, at=each)).status_code for call in calls or (SCOPED, FULL)]
+            for each in (self.old, self.new)
+        ]
+
+    async def session_statuses(self, visitor: Visitor) -> list[int]:
+        """Returns the statuses of a call with the visitor's session at both versions."""
+        await visitor.http.aclose()
+        cookies = {"Cookie": "; ".join(f"{each.name}={each.value}" for each in visitor.http.cookies.jar)}
+        return [(await each.http.request(*SCOPED, headers=cookies)).status_code for each in (self.old, self.new)]
+
+
+@pytest_asyncio.fixture
+async def versions(tmp_path: Path) -> AsyncIterator[Versions]:
+    (folder := tmp_path / "former").mkdir()
+    prefix = await asyncio.to_thread(unpack_version, FORMER, folder)
+    with RedisServer() as redis:
+        async with FakeProvider() as provider, contextlib.AsyncExitStack() as stack:
+            old, new = Gateway(redis.url, provider, tmp_path, prefix=prefix), Gateway(redis.url, provider, tmp_path)
+            for each in (old, new):
+                each.redis = redis
+                stack.push_async_callback(each.http.aclose)
+                stack.push_async_callback(each.stop)
+                await each.start()
+            yield Versions(old, new)
+        for each in (old, new):
+            each.assert_log_is_clean()
+
+
+async def restart(gateway: Gateway) -> None:
+    assert await gateway.stop() in STOPPED
+    await gateway.start()
+
+
+async def test_a_scoped_key_is_no_full_key_for_the_version_before(versions: Versions) -> None:
+    account = await versions.account()
+    scoped, key_id = await versions.add_key(account, name="CI", scope="deploy")
+    assert await versions.statuses(account) == [[200, 200], [200, 200]]
+    assert await versions.statuses(scoped) == [[401, 401], [200, 403]]
+    taken = await scoped.call("POST", "/account/keys", {"name": "taken"}, at=versions.old)
+    assert taken.status_code == 401
+
+    reader, _ = await versions.add_key(account, name="reports", scope="read")
+    visitor = Visitor(versions.new)
+    assert (await visitor.log_in(reader.key)).is_success
+    assert await versions.session_statuses(visitor) == [401, 200]
+
+    listed = await account.call("GET", "/account/keys", at=versions.old)
+    assert [key["name"] for key in listed.json()] == ["first"]
+    assert (await account.call("DELETE", f"/account/keys/{key_id}", at=versions.old)).status_code == 404
+
+
+async def test_a_member_is_nobody_for_the_version_before(versions: Versions) -> None:
+    account, visitor = await versions.account(), Visitor(versions.new)
+    await visitor.join(account, "vera@example.com", "viewer")
+    assert await versions.session_statuses(visitor) == [401, 200]
+
+
+async def test_an_account_that_is_deleted_is_suspended_for_the_version_before(versions: Versions) -> None:
+    async with FakeAppBackend() as backend:
+        account = await versions.account()
+        app = await account.app(backend)
+        begun = await account.call("POST", "/account/deletion", {"name": (await account.get()).json()["name"]})
+        assert begun.status_code == 202, begun.text
+        assert await ask(versions, app) == [403, 403]
+        assert "suspension" not in (await account.get()).json(), "the account sees when it is deleted"
+
+        # The record as it was before a deletion suspended too: the version before serves the account.
+        with versions.redis.client() as client:
+            record = json.loads(client.get(account_key(account.id)))
+            del record["suspension"]
+            client.set(account_key(account.id), json.dumps(record))
+            client.publish(CHANGES_CHANNEL, account_key(account.id))
+            client.delete(LAYOUT_MINOR_KEY)
+        await wait_until(lambda: asks_as(versions, app, [200, 403]))
+        await restart(versions.new)
+        await wait_until(lambda: asks_as(versions, app, [403, 403]))
+
+        assert (await account.call("DELETE", "/account/deletion")).status_code == 204
+        await wait_until(lambda: asks_as(versions, app, [200, 200]))
+
+
+async def test_a_deletion_that_the_version_before_forgets_stays_a_suspension(versions: Versions) -> None:
+    async with FakeAppBackend() as backend:
+        account = await versions.account()
+        app = await account.app(backend)
+        begun = await account.call("POST", "/account/deletion", {"name": (await account.get()).json()["name"]})
+        assert begun.status_code == 202, begun.text
+        assert (await account.call("PATCH", "/account", {"name": "Renamed"}, at=versions.old)).status_code == 200
+        await wait_until(lambda: sees_no_deletion(account))
+        assert (await account.get()).json()["suspension"]["reason"] == "The account is being deleted."
+        assert await ask(versions, app) == [403, 403]
+        assert (await versions.new.platform("DELETE", f"accounts/{account.id}/suspension")).is_success
+        await wait_until(lambda: asks_as(versions, app, [200, 200]))
+
+
+async def sees_no_deletion(account: Account) -> bool:
+    return "deletesAt" not in (await account.get()).json()
+
+
+async def ask(versions: Versions, app: App) -> list[int]:
+    return [(await app.at(each).ask("x")).status_code for each in (versions.old, versions.new)]
+
+
+async def asks_as(versions: Versions, app: App, statuses: list[int]) -> bool:
+    return await ask(versions, app) == statuses
+
+
+async def test_records_from_before_are_moved_by_an_update(versions: Versions) -> None:
+    account = await versions.account()
+    scoped, key_id = await versions.add_key(account, name="CI", scope="deploy")
+    with versions.redis.client() as client:
+        record = client.hget(scoped_keys_key(account.id), key_id)
+        client.hset(api_keys_key(account.id), key_id, record)
+        client.hdel(scoped_keys_key(account.id), key_id)
+        client.delete(LAYOUT_MINOR_KEY)
+    assert await versions.statuses(scoped) == [[200, 200], [200, 403]], "a full key for the version before"
+    await restart(versions.new)
+    assert await versions.statuses(scoped) == [[401, 401], [200, 403]]
+    assert await versions.statuses(account) == [[200, 200], [200, 200]]
+
+
+async def test_return_to_the_version_before_and_update_again(versions: Versions) -> None:
+    account = await versions.account()
+    scoped, key_id = await versions.add_key(account, name="CI", scope="deploy")
+    assert await versions.new.stop() in STOPPED
+    await restart(versions.old)
+    made = (await account.call("POST", "/account/keys", {"name": "made there"}, at=versions.old)).json()
+    versions.new.confidential.add(made["key"])
+    versions.old.confidential.add(made["key"])
+    assert (await scoped.call(*SCOPED, at=versions.old)).status_code == 401
+    assert (await account.call("PATCH", "/account", {"name": "Renamed"}, at=versions.old)).status_code == 200
+
+    await versions.new.start()
+    listed = {key["name"]: key["scope"] for key in (await account.call("GET", "/account/keys")).json()}
+    assert listed == {"first": "full", "CI": "deploy", "made there": "full"}
+    assert (await account.get()).json()["name"] == "Renamed"
+    assert await versions.statuses(scoped) == [[401, 401], [200, 403]]
+    assert await versions.statuses(Account(versions.new, account.id, made["key"])) == [[200, 200], [200, 200]]
+    assert (await account.call("DELETE", f"/account/keys/{key_id}")).status_code == 204
+    assert await versions.statuses(scoped) == [[401, 401], [401, 401]]
+    with versions.redis.client() as client:
+        assert client.get(LAYOUT_KEY) == b"2", "a higher number would stop the version before"
