@@ -28,7 +28,7 @@ async def test_accounts_are_listed_searched_and_shown(operator: Tool, gw: Gatewa
     account, *others = row
     assert others == [f"Vreni {word}", "maker", "0", "0.00 of 2.00 EUR", "just now"]
     shown = (await operator("accounts", "show", account)).out
-    for text in (word, "maker", "0 of 200 today", "first (key_"):
+    for text in (word, "maker", "0 of 200 today", "first (key_", "members"):
         assert text in shown
     assert (await operator("accounts", "show", account, "--json")).json["appList"] == []
     everybody = (await operator("accounts", "list", "--json")).json
