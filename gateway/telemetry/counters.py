@@ -7,7 +7,10 @@ A process counts in memory and adds the counts to Redis every two seconds, so a 
   `inputTokens`, `outputTokens`; `settled` in nano-euro; `model:<model>:requests`, `…:errors` (of the provider) and
   `…:ttft:<ms>` of each model
 - `{ops}:hour:<hour>`: `requests`, `code:<CODE>` and `settled`, as for a minute
-- `{ops}:spend:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend hashes
+- `spend-by-account:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend
+  hashes
+- `spend-by-provider:<day>`: the counts of all accounts by provider and model, as in
+  `{pNN}:usage-by-provider:<account>:<day>`
 - `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the number of open streams of each
 - the usage of each account: `gateway/telemetry/usage.py`
 
@@ -31,13 +34,13 @@ import structlog
 
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
-from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
+from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, spend_by_provider_key, spenders_key
 from gateway.log import RequestLine
 from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
-from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageRecorder
+from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageCounts, UsageRecorder, count_line
 
 logger = structlog.get_logger()
 
@@ -45,7 +48,7 @@ FLUSH_SECONDS = 2.0  # between two flushes
 MAX_WAIT_SECONDS = 3600.0  # that a count waits for Redis
 BATCH_KEYS = 50  # keys that are written together
 PROCESS_SECONDS = 15  # until a heartbeat expires
-MINUTE_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 48 * 3600
+MINUTE_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 400 * 86_400
 HOUR_KEY_SECONDS = 15 * 86_400  # two weeks, to compare one with the other
 TTFT_BUCKETS_MS = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT_BUCKETS_MS), "ttft:more")
@@ -83,6 +86,7 @@ class Counters:
         self._minute_counts: defaultdict[str, int]
         self._hour_counts: defaultdict[str, int]
         self._day_spend: defaultdict[str, int]
+        self._day_by_provider: defaultdict[str, int]
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
@@ -128,6 +132,11 @@ class Counters:
             self.spenders.add(account)
         if account:
             self._usage.add_request(account, line, details)
+        if details.attempts:
+            prefix, usage = f"{details.attempts[-1].provider}/{line.model}/", UsageCounts()
+            count_line(usage, line)
+            for name, value in usage.positive():
+                self._day_by_provider[prefix + name] += value
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""
@@ -139,7 +148,9 @@ class Counters:
         self._minute_counts = self._tally(
             minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_KEY_SECONDS
         )
-        self._day_spend = self._tally(spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_KEY_SECONDS)
+        day = time.strftime("%Y-%m-%d", moment)
+        self._day_spend = self._tally(spenders_key(day), "zset", DAY_KEY_SECONDS)
+        self._day_by_provider = self._tally(spend_by_provider_key(day), "hash", DAY_KEY_SECONDS)
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)

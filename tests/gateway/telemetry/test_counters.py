@@ -17,7 +17,7 @@ from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
 MINUTE = "{ops}:minute:2026-07-02T12:00"
-SPEND = "{ops}:spend:2026-07-02"
+SPEND = "spend-by-account:2026-07-02"
 
 
 async def test_counts_are_written(local: CountingProcess) -> None:
@@ -114,12 +114,12 @@ async def test_counts_that_waited_too_long_are_dropped() -> None:
         later.push_async_callback(peer.store.close)
         peer.count_answers(times=5)
         assert not await peer.counters.flush()
-        assert len(peer.counters._tallies) == 3
+        assert len(peer.counters._tallies) == 4
         await asyncio.sleep(1.1)
         assert not await peer.counters.flush()
         assert peer.counters._tallies == {}
         peer.count_answers()  # counting continues
-        assert len(peer.counters._tallies) == 3
+        assert len(peer.counters._tallies) == 4
 
 
 async def test_concurrent_flushes_write_each_count_once(local: CountingProcess) -> None:
@@ -156,7 +156,7 @@ async def test_a_gateway_writes_all_counts_when_it_stops(launch: Launch, backend
         await app.ask(cut)
         await gw.stop()
         with gw.redis.client() as client:
-            [spend] = client.keys("{ops}:spend:*")
+            [spend] = client.keys("spend-by-account:*")
             settled = cost(7, 3) + max_cost(cut)
             assert dict(client.zrange(spend, 0, -1, withscores=True)) == {
                 b"total": settled,
