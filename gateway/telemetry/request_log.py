@@ -104,7 +104,7 @@ class Percentiles(msgspec.Struct):
 
 
 class LoggedValues(msgspec.Struct):
-    """What occurs in the whole log, whichever requests are chosen."""
+    """What occurs in the log, or in the part of it that is of the chosen app, whatever else is chosen."""
 
     apps: list[str]
     models: list[str]
@@ -115,7 +115,7 @@ class RequestFigures(msgspec.Struct):
     """The figures of all requests in the log that match a filter."""
 
     matching: int
-    logged: int  # in the whole log
+    logged: int  # in the log, or the part of it that is of the chosen app
     codes: dict[str, int]  # the most frequent first
     firstTokenMs: Percentiles | None  # null if no token came
     answerMs: Percentiles | None  # of complete answers; null if there is none
@@ -154,10 +154,13 @@ def as_csv(rows: Sequence[RequestRow]) -> list[bytes]:
 
 
 async def read_figures(store: Store, account: str, chosen: RequestFilter) -> RequestFigures:
-    """Raises BackboneUnavailable."""
+    """Of a chosen app, nothing of the others is told, because a key may be for one app. Raises BackboneUnavailable."""
     matching, logged, oldest = list[LoggedRequest](), 0, time.time()
     apps, models, codes = set[str](), set[str](), set[str]()
-    async for requests in _read_log(store, account):
+    async for page in _read_log(store, account):
+        requests = [request for request in page if chosen.app in (None, request.app)]
+        if not requests:
+            continue
         logged, oldest = logged + len(requests), requests[-1].at / 1000
         apps.update(request.app for request in requests)
         models.update(request.model for request in requests)

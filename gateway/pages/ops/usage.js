@@ -104,6 +104,6 @@ function codes({ matching, logged, codes: often }) {
     Outcome: ([code]) => (code ? h("code", { class: kindOf(code) === "failed" ? "bad" : null }, code) : "Answered"),
     Requests: ([, number]) => count(number),
   };
-  const short = logged === LOGGED && h("p", { class: "small quiet" }, "Of the account’s last 1,000 requests.");
+  const short = logged === LOGGED && h("p", { class: "small quiet" }, "Of the last 1,000 requests.");
   return h("div", {}, table("Requests by code", columns, sorted), short);
 }
