@@ -21,7 +21,7 @@ from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
 from gateway.operations.overview import Overview
 from gateway.operations.snapshot import Hour
-from gateway.operations.spend import ACCOUNT_COLUMNS, AccountSpendRow, SpendGroup, SpendPeriod, read_spend_by_account
+from gateway.operations.spend import ACCOUNT_COLUMNS, SpendGroup, SpendPeriod, read_spend_by_account
 from gateway.redis.client import Store
 from gateway.services import Injected
 from gateway.telemetry import request_log
@@ -67,8 +67,15 @@ class UsageReport(msgspec.Struct):
     rows: list[UsageRow]
 
 
+class SpendRow(UsageRow, kw_only=True):
+    """By account, a row has only `start`, `account`, `accountName` and `nanoEuro`."""
+
+    account: str | msgspec.UnsetType = msgspec.UNSET  # '' for all deleted accounts together
+    accountName: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class SpendReport(msgspec.Struct):
-    rows: list[UsageRow | AccountSpendRow]
+    rows: list[SpendRow]
 
 
 class ReportRange(TypedDict):

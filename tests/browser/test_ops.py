@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Page, expect
 
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
 from gateway.ids import now_iso
-from gateway.keys import PODS_KEY, members_key
+from gateway.keys import PODS_KEY, members_key, spend_by_provider_key, spenders_key
 from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.conftest import SOON
 from tests.browser.dashboard import withholding
@@ -20,6 +20,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import answer, tokens
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.prices import EURO
 from tests.support.providers import several_providers, states
 from tests.support.stores import opened
 
@@ -633,3 +634,46 @@ async def test_pods_are_shown_on_kubernetes_only(
         await write_pod_report(store, PodReport(now_iso(), 77, counts, failures, nodes, waiting))
         await row.get_by_role("link").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text(app.name)
+
+
+async def test_spending_is_read_on_any_dates(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    app = await gw.app(backend)
+    await app.ask("x")
+    account = app.account.id
+    with gw.redis.client() as client:
+        for day, spent in (("2026-05-31", 2 * EURO), ("2026-06-01", 3 * EURO), ("2026-06-30", 4 * EURO)):
+            client.zadd(spenders_key(day), {"total": spent, account: spent})
+            client.hset(spend_by_provider_key(day), "paris-2/gpt-oss-120b/nanoEuro", spent)
+            for key in (spenders_key(day), spend_by_provider_key(day)):
+                client.expire(key, 600)
+    async with visiting(browser, gw, logged_in=True) as page:
+        await view(page, "Spending")
+        await page.get_by_label("From").fill("2026-05-31")
+        await page.get_by_label("To", exact=True).fill("2026-06-30")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        rows = page.get_by_role("table", name="Spending").locator("tbody tr")
+        await expect(rows).to_have_count(2)
+        await expect(rows.first).to_contain_text(re.compile(rf"June 2026.*{account}.*€7\.00"))
+        await expect(rows.nth(1)).to_contain_text(re.compile(rf"May 2026.*{account}.*€2\.00"))
+        await expect(page.get_by_text("€9.00")).to_be_visible()
+        await page.get_by_label("Split by").select_option("Provider")
+        await page.get_by_label("Period").select_option("Day")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await expect(rows).to_have_count(3)
+        await expect(rows.first).to_contain_text(re.compile(r"30 Jun 2026.*paris-2.*€4\.00"))
+        await expect(page.get_by_role("img", name=re.compile("^Spending by day: €9.00"))).to_be_visible()
+        async with page.expect_download() as downloading:
+            await page.get_by_role("button", name="Download CSV").click()
+        await (await downloading.value).save_as(tmp_path / "spending.csv")
+        assert len((tmp_path / "spending.csv").read_text().splitlines()) == 4
+        await assert_accessible(page, EVERY_LOOK)
+        for width in (320, 390, 760, 980, 1440):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, width
+
+        await open_view(page, f"accounts/{account}")
+        await page.get_by_role("link", name="Spending on any dates").click()
+        await expect(page.get_by_label("Account id")).to_have_value(account)
+        await expect(rows.first).to_contain_text(app.name)

@@ -29,7 +29,7 @@ export async function draw(signal, { id }, query) {
     headingOf(account, lead, (line) => brake(at, account.name, account.suspension, line)),
     h("div", { class: "pair" }, spend(account), plan(account, at)),
     showUsage(`#/accounts/${id}`, period, usage, account.appList),
-    h("p", {}, h("a", { href: `#/spending?account=${id}` }, "Spending on any dates, by model or provider")),
+    h("p", {}, h("a", { href: `#/spending?account-id=${id}` }, "Spending on any dates, by model or provider")),
     card("Apps", apps(account.appList, query)),
     h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), card("Members", members(account.members))),
     card("API keys", keys(account, at), newKey(account, at)),

@@ -21,7 +21,7 @@ const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", y
 const toDate = (time) => new Date(time).toISOString().slice(0, 10);
 
 export async function draw(signal, _, query) {
-  const account = query.get("account") ?? "";
+  const account = query.get("account-id") ?? "";
   const by = query.get("by") in PERIODS ? query.get("by") : "month";
   const group = query.get("group") || (account ? "app" : "account");
   const [from, to] = datesOf(query, by);
@@ -35,7 +35,7 @@ export async function draw(signal, _, query) {
     To: h("input", { id: "to", type: "date", value: to }),
     Period: choiceFilter("by", PERIODS, query),
     "Split by": choiceFilter("group", account ? ONE : ALL, query),
-    "Account id": textFilter("account", query, { placeholder: "All accounts" }),
+    "Account id": textFilter("account-id", query, { placeholder: "All accounts" }),
   };
   const lead = account ? ["Of the account ", h("a", { href: `#/accounts/${account}` }, account), "."] : "Of all accounts.";
   return [

@@ -45,7 +45,7 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     figures, more = page.err.splitlines()
     assert figures.startswith("2 of the 2 requests in the log match; full answer p50 ")
     assert more == f"More: capsule requests --from 2026-01-01 --limit 1 --before {refused[0]['id']}"
-    assert (await capsule(*page.err.split()[2:])).rows[1][0] == kept[0]["id"]
+    assert (await capsule(*more.split()[2:])).rows[1][0] == kept[0]["id"]
     one = (await capsule("requests", kept[0]["id"])).out
     assert f"{kept[0]['id']}\n" in one
     assert "limit requestsPerMinute      1 of 30 requests" in one
