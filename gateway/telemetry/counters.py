@@ -40,7 +40,14 @@ from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
-from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageCounts, UsageRecorder, count_line
+from gateway.telemetry.usage import (
+    NO_DETAILS,
+    RequestDetails,
+    UsageByKey,
+    UsageRecorder,
+    count_line,
+    name_counts,
+)
 
 logger = structlog.get_logger()
 
@@ -86,7 +93,8 @@ class Counters:
         self._minute_counts: defaultdict[str, int]
         self._hour_counts: defaultdict[str, int]
         self._day_spend: defaultdict[str, int]
-        self._day_by_provider: defaultdict[str, int]
+        self._day_by_provider: UsageByKey
+        self._by_provider: dict[str, UsageByKey] = {}  # by the key of the day
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
@@ -133,10 +141,7 @@ class Counters:
         if account:
             self._usage.add_request(account, line, details)
         if details.attempts:
-            prefix, usage = f"{details.attempts[-1].provider}/{line.model}/", UsageCounts()
-            count_line(usage, line)
-            for name, value in usage.positive():
-                self._day_by_provider[prefix + name] += value
+            count_line(self._day_by_provider, ("", details.attempts[-1].provider, line.model), line)
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""
@@ -150,7 +155,7 @@ class Counters:
         )
         day = time.strftime("%Y-%m-%d", moment)
         self._day_spend = self._tally(spenders_key(day), "zset", DAY_KEY_SECONDS)
-        self._day_by_provider = self._tally(spend_by_provider_key(day), "hash", DAY_KEY_SECONDS)
+        self._day_by_provider = self._by_provider.setdefault(spend_by_provider_key(day), {})
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)
@@ -167,6 +172,7 @@ class Counters:
     async def flush(self) -> bool:
         """Adds the new counts to Redis. Returns False if they must wait."""
         async with self._flushing:
+            self._tally_providers()
             try:
                 await self._write_heartbeat()
             except BackboneUnavailable as error:
@@ -174,12 +180,21 @@ class Counters:
                 self._drop_old()
                 return False
             tallies = [tally for tally in self._tallies.values() if tally.counts]
-            self._tallies, self._minute = {}, -1
+            self._tallies, self._by_provider, self._minute = {}, {}, -1
             for first in range(0, len(tallies), BATCH_KEYS):
                 batch = tallies[first : first + BATCH_KEYS]
                 await asyncio.gather(*map(self._write, batch))
             await self._usage.write_counts()
         return True
+
+    def _tally_providers(self) -> None:
+        """Adds the counts by provider to the tallies of their days; a request has no time for their names."""
+        for key, usage in self._by_provider.items():
+            if usage:
+                counts = self._tally(key, "hash", DAY_KEY_SECONDS)
+                for name, value in name_counts(usage).items():
+                    counts[name] += value
+                usage.clear()
 
     async def _write(self, tally: Tally) -> None:
         try:

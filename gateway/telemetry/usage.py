@@ -20,7 +20,7 @@ logged. Beyond that, the oldest are dropped and counted in a metric.
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -56,10 +56,6 @@ class UsageCounts(msgspec.Struct, kw_only=True, gc=False):
     outputTokens: int = 0
     nanoEuro: int = 0
     interruptedNanoEuro: int = 0  # the part of `nanoEuro` for interrupted answers
-
-    def positive(self) -> Iterator[tuple[str, int]]:
-        """Yields the names and values that are not zero."""
-        return ((name, value) for name in UsageCounts.__struct_fields__ if (value := getattr(self, name)))
 
 
 class Attempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -114,13 +110,14 @@ def outcome_of(code: str, nano_euro: int) -> Outcome:
 
 
 Key = tuple[str, str, str]  # account, app or provider, model
+UsageByKey = dict[Key, UsageCounts]
 
 
 class _Hour:
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.counts: dict[Key, UsageCounts] = {}
-        self.by_provider: dict[Key, UsageCounts] = {}
+        self.counts: UsageByKey = {}
+        self.by_provider: UsageByKey = {}
 
 
 Entry = tuple[RequestLine, RequestDetails]
@@ -132,8 +129,8 @@ class _Write(NamedTuple):
     account: str
     hour: str
     began: float
-    counts: dict[Key, UsageCounts]
-    by_provider: dict[Key, UsageCounts]
+    counts: UsageByKey
+    by_provider: UsageByKey
     lines: list[Entry]  # oldest first
 
 
@@ -154,9 +151,9 @@ class UsageRecorder:
 
     def add_request(self, account: str, line: RequestLine, details: RequestDetails) -> None:
         """Counts a request and queues its log entry. Never waits."""
-        _count(self._present.counts, (account, line.app, line.model), line)
+        count_line(self._present.counts, (account, line.app, line.model), line)
         if details.attempts:
-            _count(self._present.by_provider, (account, details.attempts[-1].provider, line.model), line)
+            count_line(self._present.by_provider, (account, details.attempts[-1].provider, line.model), line)
         self._lines.append((account, (line, details)))
         if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
@@ -200,7 +197,7 @@ class UsageRecorder:
     async def _write(self, write: _Write) -> None:
         requests = [_encode(*entry) for entry in write.lines]
         try:
-            counts, by_provider = _flat(write.counts), _flat(write.by_provider)
+            counts, by_provider = name_counts(write.counts), name_counts(write.by_provider)
             await scripts.record_usage(self._store, write.account, write.hour, counts, by_provider, requests)
         except BackboneRefused:
             self._put_back(write)  # Redis changed nothing, for example because its memory is full
@@ -214,7 +211,7 @@ class UsageRecorder:
         hour.began = min(hour.began, write.began)
         for waiting, counted in ((hour.counts, write.counts), (hour.by_provider, write.by_provider)):
             for key, counts in counted.items():
-                add_counts(waiting.setdefault(key, UsageCounts()), counts)
+                _add(waiting.setdefault(key, UsageCounts()), counts)
         self._lines.extendleft((write.account, line) for line in reversed(write.lines))
         if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
@@ -229,14 +226,11 @@ class UsageRecorder:
         return len({(key[0], name) for name, hour in self._hours.items() for key in hour.counts})
 
 
-def _count(counted: dict[Key, UsageCounts], key: Key, line: RequestLine) -> None:
-    counts = counted.get(key)
+def count_line(usage: UsageByKey, key: Key, line: RequestLine) -> None:
+    """Adds a request to the counts of the key."""
+    counts = usage.get(key)
     if counts is None:
-        counts = counted[key] = UsageCounts()
-    count_line(counts, line)
-
-
-def count_line(counts: UsageCounts, line: RequestLine) -> None:
+        counts = usage[key] = UsageCounts()
     counts.requests += 1
     counts.nanoEuro += line.nano_euro
     if line.input_tokens is not None and line.output_tokens is not None:
@@ -250,15 +244,18 @@ def count_line(counts: UsageCounts, line: RequestLine) -> None:
             counts.refused += 1
 
 
-def add_counts(total: UsageCounts, more: UsageCounts) -> None:
+def _add(total: UsageCounts, more: UsageCounts) -> None:
     for name in UsageCounts.__struct_fields__:
         setattr(total, name, getattr(total, name) + getattr(more, name))
 
 
-def _flat(counts: Mapping[Key, UsageCounts]) -> dict[str, int]:
+def name_counts(counts: UsageByKey) -> dict[str, int]:
     """Returns the counts by field name, without zeros."""
     return {
-        f"{part}/{model}/{name}": value for (_, part, model), each in counts.items() for name, value in each.positive()
+        f"{part}/{model}/{name}": value
+        for (_, part, model), each in counts.items()
+        for name in UsageCounts.__struct_fields__
+        if (value := getattr(each, name))
     }
 
 

@@ -653,7 +653,7 @@ async def test_spending_is_read_on_any_dates(
         await page.get_by_label("From").fill("2026-05-31")
         await page.get_by_label("To", exact=True).fill("2026-06-30")
         await page.get_by_role("button", name="Show", exact=True).click()
-        rows = page.get_by_role("table", name="Spending").locator("tbody tr")
+        rows = page.get_by_role("table", name="Spending", exact=True).locator("tbody tr")
         await expect(rows).to_have_count(2)
         await expect(rows.first).to_contain_text(re.compile(rf"June 2026.*{account}.*€7\.00"))
         await expect(rows.nth(1)).to_contain_text(re.compile(rf"May 2026.*{account}.*€2\.00"))
