@@ -42,7 +42,7 @@ export async function draw(signal, _, query) {
     heading(title, [lead, " UTC days, kept for 400 days."], h("div", { class: "row" }, csv)),
     filters("spending", "Show", controls, query),
     line,
-    card("", ...report(rows, { by, group, from, to }, query)),
+    card("Total", ...report(rows, { by, group, from, to }, query)),
   ];
 }
 
