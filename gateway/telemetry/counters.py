@@ -172,13 +172,14 @@ class Counters:
     async def flush(self) -> bool:
         """Adds the new counts to Redis. Returns False if they must wait."""
         async with self._flushing:
-            self._tally_providers()
             try:
                 await self._write_heartbeat()
             except BackboneUnavailable as error:
                 logger.debug("counters.waiting", error=code_of(error.__cause__))
+                self._tally_providers()
                 self._drop_old()
                 return False
+            self._tally_providers()
             tallies = [tally for tally in self._tallies.values() if tally.counts]
             self._tallies, self._by_provider, self._minute = {}, {}, -1
             for first in range(0, len(tallies), BATCH_KEYS):

@@ -96,6 +96,25 @@ async def test_each_provider_has_its_counts(local: CountingProcess) -> None:
         assert 0 < await local.store.client.ttl(key) <= 400 * 86_400
 
 
+async def test_requests_during_a_heartbeat_count_for_their_provider(
+    local: CountingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details = RequestDetails(attempts=(Attempt("paris-1", "", 12),))
+    beat = local.counters._write_heartbeat
+
+    async def count_meanwhile() -> None:
+        await beat()
+        local.counters.count_request("acc", request_line(model="gpt", nano_euro=100), details)
+
+    monkeypatch.setattr(local.counters, "_write_heartbeat", count_meanwhile)
+    for _ in range(3):
+        local.counters.count_request("acc", request_line(model="gpt", nano_euro=100), details)
+        await local.counters.flush()
+    await local.counters.flush()
+    of_all = await local.read_hash(spend_by_provider_key("2026-07-02"))
+    assert of_all == await local.read_hash(PROVIDERS) == {"paris-1/gpt/requests": "7", "paris-1/gpt/nanoEuro": "700"}
+
+
 async def test_a_request_is_logged(local: CountingProcess) -> None:
     answer = request_line(request_id="a1", model="gpt", nano_euro=9, input_tokens=7, output_tokens=3, ttft_ms=120.4)
     local.counters.count_request("acc", answer, RequestDetails(None, 80, 12, ((100, 80), None)))
