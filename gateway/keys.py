@@ -324,20 +324,33 @@ begin_table("Usage and counters")
 
 declare("{pNN}:usage:<account>:<hour>", "hash: `<app>/<model>/<count>` → number; about 1,000", "14 days", SAVED)
 usage_key = under_account("usage:<day>", "hash: the same for a UTC day", "400 days", SAVED)
+usage_by_provider_key = under_account(
+    "usage-by-provider:<day>", "hash: `<provider>/<model>/<count>` → number", "400 days", SAVED
+)
 requests_key = of_account("request-log", "zset: its last 1,000 requests, JSON arrays by arrival, ms", "30 days", SAVED)
 
 
 def usage_keys(account_id: str, hour: str) -> list[str]:
-    """Returns the keys of the account's hour, such as `2026-07-02T12`, of that hour's day, and of its requests."""
+    """Returns the keys of the account's hour, such as `2026-07-02T12`, of that hour's day, also by provider, and of its
+    requests.
+    """
     day = hour.partition("T")[0]
-    return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
+    usage = [usage_key(account_id, hour), usage_key(account_id, day), usage_by_provider_key(account_id, day)]
+    return [*usage, requests_key(account_id)]
+
+
+spenders_key = of_all(
+    "spend-by-account:<day>", "zset: accounts by their spend in nano-euro, and `total`", "400 days", SAVED
+)
+spend_by_provider_key = of_all(
+    "spend-by-provider:<day>", "hash: `<provider>/<model>/<count>` of all accounts → number", "400 days", SAVED
+)
 
 
 minute_key = of_all(
     "{ops}:minute:<minute>", "hash: `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py`", "2 h"
 )
 hour_key = of_all("{ops}:hour:<hour>", "hash: `requests`, `code:<CODE>` and `settled` of all accounts", "15 days")
-spenders_key = of_all("{ops}:spend:<day>", "zset: accounts by their spend in nano-euro, and `total`", "2 days")
 provider_counts_key = of_all(
     "{ops}:providers:<day>", "hash: `<provider>:attempts` and `<provider>:failovers` of all gateways", "2 days"
 )

@@ -89,7 +89,7 @@ def accounts_list(search: str | None) -> None:
 
 @accounts.shows("show ACCOUNT", f"GET {ACCOUNT}")
 def accounts_show(record: Row, account: str) -> None:
-    """Show an account: its plan, spend, apps and API keys."""
+    """Show an account: its plan, spend, apps, API keys and members."""
     show_fields(
         record,
         {
@@ -98,10 +98,16 @@ def accounts_show(record: Row, account: str) -> None:
             "deploys": f"{record.get('deploysToday')} of {record.get('deploysPerDay')} today",
             "apps": ", ".join(text_of("name")(app) for app in record.get("appList", [])) or "none",
             "keys": ", ".join(f"{text_of('name')(key)} ({text_of('id')(key)})" for key in record.get("keys", [])),
+            "members": ", ".join(map(_format_member, record.get("members", []))) or "none",
             "suspended": format_suspension,
             "created": age_of("createdAt"),
         },
     )
+
+
+def _format_member(row: Row) -> str:
+    invited = ", invited" if row.get("state") == "invited" else ""
+    return f"{text_of('email')(row)} ({text_of('role')(row)}{invited})"
 
 
 accounts.sends(
@@ -144,7 +150,7 @@ def accounts_set(account: str, daily_euro: str, reason: str | None) -> None:
 accounts.sends(
     "suspend ACCOUNT",
     f"PUT {ACCOUNT}/suspension reason=seen_reason",
-    "Suspend an account with all its apps. Its API keys can still read.",
+    "Suspend an account with all its apps. It can still read and change settings, but publishes nothing.",
     sentence("{account} is suspended. It sees the reason.", "reason"),
     seen_reason,
 )

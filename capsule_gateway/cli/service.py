@@ -29,6 +29,11 @@ SERVICE = "service"  # in the context's meta
 LOCAL_URL = "http://localhost:8000"
 NOT_PERMITTED = "NOT_PERMITTED"  # the code for a call that the key's scope does not include
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
+OPERATORS_COMMANDS = {  # what operators use in place of an account's call
+    "/account": "capsule accounts list",
+    "/account/keys": "capsule accounts keys ACCOUNT",
+    "/account/usage": "capsule accounts usage ACCOUNT",
+}
 STEP_SECONDS = 15.0  # timeout of each step of a call
 SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every 15 seconds
 UPLOAD_SECONDS = 120.0  # timeout from the last byte of an upload to the answer
@@ -281,11 +286,23 @@ class Service:
             message = f"{self.url} answered {status} {answer.reason_phrase}".rstrip()
             return ServiceRefusal(message, status=status, temporary=temporary)
         if details[0] == "UNAUTHORIZED":
-            message = "this key is not valid here: accounts use their API key, operators use the operator token"
+            message = self._explain_refused_key(answer.request.url.path)
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"retry after {seconds} s")
         text = f"{message} ({', '.join(details)})"
         return ServiceRefusal(text, status=status, code=details[0], temporary=temporary)
+
+    def _explain_refused_key(self, path: str) -> str:
+        """Says which key the call needs, and what to use instead."""
+        if self.is_account and path.startswith("/platform"):
+            return "this is an account's API key; operators' commands need the operator token"
+        if self.is_account:
+            return "this API key is not valid here; it may be revoked, or belong to another service"
+        if path.startswith("/platform"):
+            return "this operator token is not valid here"
+        command = OPERATORS_COMMANDS.get(path, "capsule accounts show ACCOUNT")
+        needed = f"this command needs an account's API key, which begins with {ACCOUNT_KEY_PREFIX}"
+        return f"{needed}; operators use '{command}', or the page {self.url}/ops"
 
     def _read_object(self, answer: httpx.Response, having: str) -> dict[str, Any]:
         value = self._decode(answer)

@@ -7,10 +7,19 @@ from typing import Any
 import click
 
 from capsule_gateway.cli.arguments import TIME, limit
-from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, text_of, texts
+from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, nested_row, text_of, texts
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
-from capsule_gateway.cli.show import as_list, print_next_page, show_fields, show_json, show_table, wants_json
+from capsule_gateway.cli.show import (
+    as_list,
+    print_next_page,
+    print_note,
+    show_fields,
+    show_json,
+    show_table,
+    wants_json,
+    wants_table,
+)
 
 UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
 
@@ -113,7 +122,22 @@ def requests(request_id: str | None, limit: int, follow: bool, **filters: str | 
     empty = "No such requests." if any(filters.values()) else "No requests yet."
     rows = fetch(limit)
     show_table(rows, REQUEST_COLUMNS, **REQUEST_LAYOUT, empty=empty)
+    if rows and wants_table():
+        chosen = {name: value for name, value in query.items() if name != "before"}
+        print_note(_sum_up(service.request_object("GET", "/account/requests/figures", query=chosen, having="matching")))
     print_next_page(rows, limit, "id")
+
+
+def _sum_up(figures: Row) -> str:
+    """Returns the figures of all requests that match, of which the table shows a page."""
+    times = {"first token": nested_row(figures, "firstTokenMs"), "full answer": nested_row(figures, "answerMs")}
+    ranks = [
+        f"{name} {', '.join(f'{rank} {duration_of(rank)(ranked)}' for rank in ranked)}"
+        for name, ranked in times.items()
+        if ranked
+    ]
+    matching = f"{figures.get('matching')} of the {figures.get('logged')} requests in the log match"
+    return "; ".join([matching, *ranks]) + "."
 
 
 def _show_request(request: Row) -> None:

@@ -81,6 +81,7 @@ CALLS = {
     "DELETE /account/deletion": Call("keep_account", OWN, commands="account keep"),
     "GET /account/usage": Call("show_usage", READ, FILTER, "service_usage", "usage"),
     "GET /account/requests": Call("list_requests", READ, FILTER, commands="requests"),
+    "GET /account/requests/figures": Call("show_request_figures", READ, FILTER, commands="requests"),
     "GET /account/requests/{request_id}": Call("show_request", READ, APP, commands="requests"),
     "GET /account/changes": Call("stream_changes", READ),
     "GET /account/audit": Call("list_changes", READ, commands="audit"),

@@ -16,6 +16,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
 from gateway.accounts.domain_names import normalize_domain
+from gateway.accounts.members import MemberView
 from gateway.accounts.records import (
     Account,
     AllowedRates,
@@ -64,7 +65,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings, ScanCounts
 from gateway.monitors.health import MonitoredApp
 from gateway.operations.apps import AppDomain, RepositoryView, view_auth, view_domains, view_repository
-from gateway.operations.directory import Directory, OwnedApp
+from gateway.operations.directory import Directory, OwnedApp, Sort
 from gateway.operations.leaving import Leaving
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
 from gateway.operations.removal import Removal
@@ -300,6 +301,7 @@ class ListedAccount(msgspec.Struct, kw_only=True):
     cap: int
     dailyEuro: str | None  # the account's own cap, in place of the plan's
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET
+    deletesAt: Time | msgspec.UnsetType = msgspec.UNSET  # of an account that is being deleted
 
 
 class AccountPage(msgspec.Struct):
@@ -326,6 +328,7 @@ class AccountDetails(ListedAccount, kw_only=True):
     deploysPerDay: int
     appList: list[OperatorsApp]
     keys: list[ListedKey]
+    members: list[MemberView]  # and those who are invited; empty without sign-in
 
 
 class FailedDeploy(DeployView, kw_only=True):
@@ -340,12 +343,17 @@ async def list_accounts(
     search: Search = "",
     limit: Limit = 50,
     before: Cursor = None,
+    plan: FromQuery[Plan | None] = None,
+    suspended: FromQuery[bool | None] = None,
+    sort: FromQuery[Sort] = "newest",
 ) -> AccountPage:
     """List all accounts, newest first.
 
-    `search` is part of a name or an id. A search reads 2,000 accounts at a time; `next` continues with the others.
+    `search` is part of a name or an id; `plan` and `suspended` filter too. A search or a filter reads 2,000 accounts at
+    a time; `next` continues with the others. `sort=spend` lists only the accounts that spent something today, the
+    highest spend first.
     """
-    page = await directory.list_accounts(search.strip(), limit, before)
+    page = await directory.list_accounts(search.strip(), limit, before, plan=plan, suspended=suspended, sort=sort)
     return AccountPage(await _list_accounts(page.rows, await store.today(), settings, store), page.next)
 
 
@@ -357,7 +365,7 @@ async def show_account(
     registry: Injected[Registry],
     deploys: Injected[Deploys],
 ) -> AccountDetails:
-    """Show an account: its plan, spend, apps and API keys."""
+    """Show an account: its plan, spend, apps, API keys and members."""
     account = await registry.account(account_id)
     if account is None:
         raise NotFound
@@ -370,6 +378,7 @@ async def show_account(
         deploysPerDay=settings.deploy_quotas[account.plan],
         appList=await _list_apps(apps, settings, store),
         keys=await registry.list_keys(account_id),
+        members=await registry.members.list_members(account_id),
     )
 
 
@@ -425,6 +434,7 @@ async def _list_accounts(
             cap=cap_of(account, settings),
             dailyEuro=account.dailyEuro,
             suspension=account.operators_suspension or msgspec.UNSET,
+            deletesAt=account.deletion.deletesAt if account.deletion else msgspec.UNSET,
         )
         for account, apps, (settled, reserved) in zip(accounts, answers[::2], answers[1::2], strict=True)
     ]
@@ -628,7 +638,7 @@ async def suspend_account(
 ) -> Suspension:
     """Suspend an account.
 
-    This suspends all its apps, including future ones. Its API keys can still read.
+    This suspends all its apps, including future ones. It can still read and change settings, but publishes nothing.
     """
     suspension = make_suspension(data)
     _note_before(request, any_account.operators_suspension)

@@ -67,7 +67,7 @@ class LimitsTool(AgentTool):
 
 MAX_ROWS = 500  # the newest ones
 Days = Annotated[int, Arg("the number of days, including today (UTC)", "integer", minimum=1, maximum=400)]
-By = Annotated[Group, Arg("with app or model, each has a row of its own", enum=["", *get_args(Group)])]
+By = Annotated[Group, Arg("with app, model or provider, each has a row of its own", enum=["", *get_args(Group)])]
 
 
 class UsageTool(AgentTool):

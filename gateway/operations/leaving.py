@@ -293,8 +293,8 @@ class Leaving:
                 concerned = {record["target"], details.get("account"), details.get("id")} & named
                 if concerned and record["action"] != "delete_account":
                     await client.xdel(audit_key(trail), entry)
-        for ago in range(3):
-            await client.zrem(spenders_key(day_of(int((now - ago * DAY_SECONDS) * 1000))), account_id)
+        days = [day_of(int((now - ago * DAY_SECONDS) * 1000)) for ago in range(SPEND_DAYS)]
+        await self._store.read_each(days, lambda pipe, day: pipe.zrem(spenders_key(day), account_id))
         for provider in self._providers:
             _, _, waiting, order, past, *_ = lease_keys(provider)
             for zset in (order, past, answers_of_provider_key(provider)):

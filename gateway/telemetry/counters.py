@@ -7,9 +7,12 @@ A process counts in memory and adds the counts to Redis every two seconds, so a 
   `inputTokens`, `outputTokens`; `settled` in nano-euro; `model:<model>:requests`, `…:errors` (of the provider) and
   `…:ttft:<ms>` of each model
 - `{ops}:hour:<hour>`: `requests`, `code:<CODE>` and `settled`, as for a minute
-- `{ops}:spend:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend hashes
 - `{ops}:providers:<day>`: `<provider>:attempts`, the requests that were sent to a provider, and `<provider>:failovers`,
   those of them that failed and went to another one
+- `spend-by-account:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend
+  hashes
+- `spend-by-provider:<day>`: the counts of all accounts by provider and model, as in
+  `{pNN}:usage-by-provider:<account>:<day>`
 - `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the number of open streams of each
 - the usage of each account: `gateway/telemetry/usage.py`
 
@@ -34,13 +37,28 @@ import structlog
 
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import day_of, now_iso
-from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, provider_counts_key, spenders_key
+from gateway.keys import (
+    PROCESSES_KEY,
+    hour_key,
+    minute_key,
+    process_key,
+    provider_counts_key,
+    spend_by_provider_key,
+    spenders_key,
+)
 from gateway.log import RequestLine
 from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
-from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageRecorder
+from gateway.telemetry.usage import (
+    NO_DETAILS,
+    RequestDetails,
+    UsageByKey,
+    UsageRecorder,
+    count_line,
+    name_counts,
+)
 
 logger = structlog.get_logger()
 
@@ -48,7 +66,7 @@ FLUSH_SECONDS = 2.0  # between two flushes
 MAX_WAIT_SECONDS = 3600.0  # that a count waits for Redis
 BATCH_KEYS = 50  # keys that are written together
 PROCESS_SECONDS = 15  # until a heartbeat expires
-MINUTE_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 48 * 3600
+MINUTE_KEY_SECONDS, PROVIDERS_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 2 * 86_400, 400 * 86_400
 HOUR_KEY_SECONDS = 15 * 86_400  # two weeks, to compare one with the other
 TTFT_BUCKETS_MS = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT_BUCKETS_MS), "ttft:more")
@@ -87,6 +105,8 @@ class Counters:
         self._hour_counts: defaultdict[str, int]
         self._day_spend: defaultdict[str, int]
         self._provider_counts: defaultdict[str, int]
+        self._day_by_provider: UsageByKey
+        self._by_provider: dict[str, UsageByKey] = {}  # by the key of the day
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
@@ -136,6 +156,8 @@ class Counters:
             self._provider_counts[f"{failed.provider}:failovers"] += 1
         if account:
             self._usage.add_request(account, line, details)
+        if details.attempts:
+            count_line(self._day_by_provider, ("", details.attempts[-1].provider, line.model), line)
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""
@@ -149,7 +171,8 @@ class Counters:
         )
         day = time.strftime("%Y-%m-%d", moment)
         self._day_spend = self._tally(spenders_key(day), "zset", DAY_KEY_SECONDS)
-        self._provider_counts = self._tally(provider_counts_key(day), "hash", DAY_KEY_SECONDS)
+        self._provider_counts = self._tally(provider_counts_key(day), "hash", PROVIDERS_KEY_SECONDS)
+        self._day_by_provider = self._by_provider.setdefault(spend_by_provider_key(day), {})
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)
@@ -170,15 +193,26 @@ class Counters:
                 await self._write_heartbeat()
             except BackboneUnavailable as error:
                 logger.debug("counters.waiting", error=code_of(error.__cause__))
+                self._tally_providers()
                 self._drop_old()
                 return False
+            self._tally_providers()
             tallies = [tally for tally in self._tallies.values() if tally.counts]
-            self._tallies, self._minute = {}, -1
+            self._tallies, self._by_provider, self._minute = {}, {}, -1
             for first in range(0, len(tallies), BATCH_KEYS):
                 batch = tallies[first : first + BATCH_KEYS]
                 await asyncio.gather(*map(self._write, batch))
             await self._usage.write_counts()
         return True
+
+    def _tally_providers(self) -> None:
+        """Adds the counts by provider to the tallies of their days; a request has no time for their names."""
+        for key, usage in self._by_provider.items():
+            if usage:
+                counts = self._tally(key, "hash", DAY_KEY_SECONDS)
+                for name, value in name_counts(usage).items():
+                    counts[name] += value
+                usage.clear()
 
     async def _write(self, tally: Tally) -> None:
         try:

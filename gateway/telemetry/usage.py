@@ -1,4 +1,4 @@
-"""Records what each account used by hour and day, app and model, and logs its last requests.
+"""Records what each account used by hour and day, app, model and provider, and logs its last requests.
 
 A process counts in memory, so a request costs no round trip. Every two seconds, `Counters` writes the counts with one
 script call for each account that had requests.
@@ -6,6 +6,8 @@ script call for each account that had requests.
 - `{pNN}:usage:<account>:<hour>` and `…:<day>`: a number for each app, model and field of `UsageCounts`, such as
   `notes/gpt-oss-120b/requests`. The model is empty for a request that was refused before its model was known. A key
   has about 1,000 numbers; beyond that, further apps are counted together as `*`
+- `{pNN}:usage-by-provider:<account>:<day>`: the same counts of the requests that a provider was asked for, such as
+  `paris-1/gpt-oss-120b/nanoEuro`. The provider is the last one that was asked, which is the one that is paid
 - `{pNN}:request-log:<account>`: the last 1,000 requests, each a `LoggedRequest`, ordered by their arrival,
   whichever processes served them and whenever these processes wrote them
 
@@ -18,7 +20,7 @@ logged. Beyond that, the oldest are dropped and counted in a metric.
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -107,13 +109,15 @@ def outcome_of(code: str, nano_euro: int) -> Outcome:
     return "interrupted" if nano_euro or code == "CLIENT_GONE" else "refused"
 
 
-Key = tuple[str, str, str]  # account, app, model
+Key = tuple[str, str, str]  # account, app or provider, model
+UsageByKey = dict[Key, UsageCounts]
 
 
 class _Hour:
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.counts: dict[Key, UsageCounts] = {}
+        self.counts: UsageByKey = {}
+        self.by_provider: UsageByKey = {}
 
 
 Entry = tuple[RequestLine, RequestDetails]
@@ -125,7 +129,8 @@ class _Write(NamedTuple):
     account: str
     hour: str
     began: float
-    counts: dict[Key, UsageCounts]
+    counts: UsageByKey
+    by_provider: UsageByKey
     lines: list[Entry]  # oldest first
 
 
@@ -142,25 +147,13 @@ class UsageRecorder:
     def start_hour(self, hour: str) -> None:
         """Counts further requests for `hour`, such as `2026-07-02T12`."""
         self._hour = hour
-        self._present = self._hours.setdefault(hour, _Hour()).counts
+        self._present = self._hours.setdefault(hour, _Hour())
 
     def add_request(self, account: str, line: RequestLine, details: RequestDetails) -> None:
         """Counts a request and queues its log entry. Never waits."""
-        key = (account, line.app, line.model)
-        counts = self._present.get(key)
-        if counts is None:
-            counts = self._present[key] = UsageCounts()
-        counts.requests += 1
-        counts.nanoEuro += line.nano_euro
-        if line.input_tokens is not None and line.output_tokens is not None:
-            counts.inputTokens += line.input_tokens
-            counts.outputTokens += line.output_tokens
-        if line.code:
-            if outcome_of(line.code, line.nano_euro) == "interrupted":
-                counts.interrupted += 1
-                counts.interruptedNanoEuro += line.nano_euro
-            else:
-                counts.refused += 1
+        count_line(self._present.counts, (account, line.app, line.model), line)
+        if details.attempts:
+            count_line(self._present.by_provider, (account, details.attempts[-1].provider, line.model), line)
         self._lines.append((account, (line, details)))
         if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
@@ -190,8 +183,10 @@ class UsageRecorder:
                 if (account, hour) not in writes:
                     # The log keeps no more than the last ones.
                     mine = lines.pop(account, [])[-LOGGED_REQUESTS:]
-                    writes[account, hour] = _Write(account, hour, counted.began, {}, mine)
+                    writes[account, hour] = _Write(account, hour, counted.began, {}, {}, mine)
                 writes[account, hour].counts[key] = counts
+            for key, counts in counted.by_provider.items():  # each request counts by app too
+                writes[key[0], hour].by_provider[key] = counts
         if lines:  # the counts of their hour were dropped
             self._on_drop(sum(map(len, lines.values())))
         self._lines.clear()
@@ -202,7 +197,8 @@ class UsageRecorder:
     async def _write(self, write: _Write) -> None:
         requests = [_encode(*entry) for entry in write.lines]
         try:
-            await scripts.record_usage(self._store, write.account, write.hour, _flat(write.counts), requests)
+            counts, by_provider = name_counts(write.counts), name_counts(write.by_provider)
+            await scripts.record_usage(self._store, write.account, write.hour, counts, by_provider, requests)
         except BackboneRefused:
             self._put_back(write)  # Redis changed nothing, for example because its memory is full
         except BackboneUnavailable as error:
@@ -213,8 +209,9 @@ class UsageRecorder:
     def _put_back(self, write: _Write) -> None:
         hour = self._hours.setdefault(write.hour, _Hour())
         hour.began = min(hour.began, write.began)
-        for key, counts in write.counts.items():
-            _add(hour.counts.setdefault(key, UsageCounts()), counts)
+        for waiting, counted in ((hour.counts, write.counts), (hour.by_provider, write.by_provider)):
+            for key, counts in counted.items():
+                _add(waiting.setdefault(key, UsageCounts()), counts)
         self._lines.extendleft((write.account, line) for line in reversed(write.lines))
         if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
@@ -229,16 +226,34 @@ class UsageRecorder:
         return len({(key[0], name) for name, hour in self._hours.items() for key in hour.counts})
 
 
+def count_line(usage: UsageByKey, key: Key, line: RequestLine) -> None:
+    """Adds a request to the counts of the key."""
+    counts = usage.get(key)
+    if counts is None:
+        counts = usage[key] = UsageCounts()
+    counts.requests += 1
+    counts.nanoEuro += line.nano_euro
+    if line.input_tokens is not None and line.output_tokens is not None:
+        counts.inputTokens += line.input_tokens
+        counts.outputTokens += line.output_tokens
+    if line.code:
+        if outcome_of(line.code, line.nano_euro) == "interrupted":
+            counts.interrupted += 1
+            counts.interruptedNanoEuro += line.nano_euro
+        else:
+            counts.refused += 1
+
+
 def _add(total: UsageCounts, more: UsageCounts) -> None:
     for name in UsageCounts.__struct_fields__:
         setattr(total, name, getattr(total, name) + getattr(more, name))
 
 
-def _flat(counts: Mapping[Key, UsageCounts]) -> dict[str, int]:
+def name_counts(counts: UsageByKey) -> dict[str, int]:
     """Returns the counts by field name, without zeros."""
     return {
-        f"{app}/{model}/{name}": value
-        for (_, app, model), each in counts.items()
+        f"{part}/{model}/{name}": value
+        for (_, part, model), each in counts.items()
         for name in UsageCounts.__struct_fields__
         if (value := getattr(each, name))
     }

@@ -77,7 +77,7 @@ async def test_the_operators_page(browser: Browser, gw: Gateway) -> None:
     account = await gw.account()
     assert (await gw.platform("PUT", "apps/seen-by-operators", {"account": account.id})).is_success
     views = ("?period=24h", "accounts", f"accounts/{account.id}", "apps", "apps/seen-by-operators")
-    for view in (*views, "deploys", "system", "audit"):
+    for view in (*views, "deploys", "spending", "system", "audit"):
         await open_view(page, view)
         await assert_accessible(page, EVERY_LOOK)
     gw.confidential |= {cookie["value"] for cookie in await context.cookies()}

@@ -4,12 +4,16 @@ import asyncio
 import csv
 import io
 import re
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.async_api import Browser, expect
 
+from gateway.keys import requests_key
+from gateway.telemetry.usage import LoggedRequest
 from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import Holder, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -217,6 +221,45 @@ async def test_charts_are_read_by_keyboard_pointer_and_touch(
         await assert_accessible(page)
 
 
+async def test_figures_and_csv_are_of_all_requests(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    """The page loads a part of the log, and its figures and filters are of all."""
+    async with visiting(browser, gw, accept_downloads=True) as holder:
+        page, account = holder.page, holder.account
+        app, never_asked = await account.app(backend), await account.app(backend)
+        now = round(time.time() * 1000)
+        logged: dict[bytes, int] = {}
+        for n in range(1_000):
+            code, took = ("TOKEN_INVALID", 1) if n % 4 else ("", 1_000 + n)
+            name, at = (app.name, now - 30_000 * n) if n < 900 else ("deleted-app", now - 30_000 * n)
+            each = LoggedRequest(f"r{n}", at, name, "gpt", 401 if code else 200, code, 1, 2, 3, None, took)
+            logged[msgspec.json.encode(each)] = at
+        with gw.redis.client() as client:
+            client.zadd(requests_key(account.id), logged)
+            client.expire(requests_key(account.id), 600)
+        await holder.log_in("requests")
+        await expect(page.get_by_text("20 of 1,000 requests", exact=True)).to_be_visible()
+        await expect(page.get_by_role("img", name=re.compile("^Requests: 250 answered, 750 invalid"))).to_be_visible()
+        codes = page.get_by_role("group", name="Errors by code")
+        await expect(codes.get_by_role("button")).to_have_text("TOKEN_INVALID750")
+        await expect(page.get_by_text("Full answer").locator("..")).to_contain_text("p50 1.5 s · p95 1.9 s · p99 2.0 s")
+        for name in (app.name, never_asked.name, "deleted-app"):
+            await expect(page.get_by_label("App", exact=True).locator("option", has_text=name)).to_have_count(1)
+        await page.get_by_label("App", exact=True).select_option("deleted-app")
+        await page.get_by_label("Outcome").select_option("Answered")
+        await expect(page.get_by_text("20 of 25 requests that match, of 100 in the log", exact=True)).to_be_visible()
+        async with page.expect_download() as downloading:
+            await holder.button("Download CSV").click()
+        await (await downloading.value).save_as(tmp_path / "requests.csv")
+        rows = list(csv.DictReader(io.StringIO((tmp_path / "requests.csv").read_text())))
+        assert [row["id"] for row in rows] == [f"r{n}" for n in range(900, 1_000, 4)]
+        await assert_accessible(page)
+        for width in (320, 390, 1440):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await holder.width() <= width
+
+
 async def test_the_latest_requests_come_in_pages(browser: Browser, gw: Gateway, backend: FakeAppBackend) -> None:
     async with visiting(browser, gw) as holder:
         page = holder.page
@@ -227,6 +270,7 @@ async def test_the_latest_requests_come_in_pages(browser: Browser, gw: Gateway, 
         await holder.log_in("requests")
         requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
         await expect(requests).to_have_count(20)
+        await expect(page.get_by_text("20 of 25 requests", exact=True)).to_be_visible()
         await holder.button("Load older").click()
         await expect(requests).to_have_count(25)
         await expect(holder.button("Load older")).to_be_hidden()

@@ -1,5 +1,6 @@
 """The operators' page in a real browser: login, live figures, the switch, and errors."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from playwright.async_api import Browser, Page, expect
 
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
 from gateway.ids import now_iso
-from gateway.keys import PODS_KEY
+from gateway.keys import PODS_KEY, members_key, spend_by_provider_key, spenders_key
 from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.conftest import SOON
 from tests.browser.dashboard import withholding
@@ -19,6 +20,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import answer, tokens
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.prices import EURO
 from tests.support.providers import several_providers, states
 from tests.support.stores import opened
 
@@ -319,23 +321,25 @@ async def test_an_account_and_an_app_are_suspended_with_a_reason(
     app = await gw.app(backend)
     account = app.account
     await inside.goto(f"/ops#/accounts/{account.id}")
-    access = inside.locator(".card").filter(has=inside.get_by_role("heading", name="Access"))
-    await access.get_by_role("button", name="Suspend").click()
+    top = inside.locator(".heading")
+    await expect(top).to_contain_text("Active")
+    await top.get_by_role("button", name="Suspend").click()
     dialog = inside.get_by_role("dialog")
     await dialog.get_by_role("button", name="Suspend").click()  # without a reason
     await expect(dialog).to_be_visible()
     await dialog.get_by_role("button", name="Cancel").click()
-    await expect(access).to_contain_text("not suspended")
-    await access.get_by_role("button", name="Suspend").click()
+    await expect(top).to_contain_text("Active")
+    await top.get_by_role("button", name="Suspend").click()
     await dialog.get_by_label("Reason").fill("Sends mail to strangers")
     await dialog.get_by_role("button", name="Suspend").click()
-    await expect(access).to_contain_text("Sends mail to strangers")
+    await expect(top).to_contain_text("Suspended")
+    await expect(inside.get_by_text("Suspended for a moment · Sends mail to strangers", exact=True)).to_be_in_viewport()
     assert (await account.get()).json()["suspension"]["reason"] == "Sends mail to strangers"
     row = inside.get_by_role("row").filter(has_text=app.name)
     await expect(row).to_contain_text("Account suspended")
-    await access.get_by_role("button", name="Resume").click()
+    await top.get_by_role("button", name="Resume").click()
     await dialog.get_by_role("button", name="Resume").click()
-    await expect(access).to_contain_text("not suspended")
+    await expect(top).to_contain_text("Active")
     await row.get_by_role("button", name=f"Suspend {app.name}").click()
     await dialog.get_by_label("Reason").fill("This app alone")
     await dialog.get_by_role("button", name="Suspend").click()
@@ -345,6 +349,89 @@ async def test_an_account_and_an_app_are_suspended_with_a_reason(
     await dialog.get_by_role("button", name="Resume").click()
     await expect(row.get_by_role("button", name=f"Suspend {app.name}")).to_be_visible()
     assert (await app.ask("x")).status_code == 200
+
+
+async def test_a_large_account_is_read_at_a_glance(inside: Page, gw: Gateway) -> None:
+    """The first of many apps are shown, those with trouble before the others, and the rest is found by its name."""
+    account = await gw.account()
+    name = "Größe-und-noch-viel-mehr Gesellschaft für elektronische Datenverarbeitung KG"
+    assert (await account.call("PATCH", "/account", {"name": name})).is_success
+    for n in range(12):
+        app = f"{account.id[-8:].replace('_', '-')}-app-{n:02}-with-a-name-as-long-as-names-may-be"
+        assert (await gw.platform("PUT", f"apps/a{app}", {"account": account.id})).is_success
+    assert (await gw.platform("PUT", f"apps/a{app}/suspension", {"reason": "Mines coins"})).is_success
+    with gw.redis.client() as client:
+        since = now_iso()
+        members = {
+            "ada@example.com": {"role": "owner", "since": since},
+            "bob+1@example.com": {"role": "viewer", "since": since},
+        }
+        client.set(members_key(account.id), json.dumps({"members": members}))
+    await inside.goto(f"/ops#/accounts/{account.id}")
+    apps = inside.get_by_role("table", name="Apps of the account").locator("tbody tr")
+    await expect(apps).to_have_count(10)
+    await expect(apps.first).to_contain_text("Mines coins")
+    await expect(inside.get_by_text("10 of 12 apps")).to_be_visible()
+    await inside.get_by_role("button", name="Show more").click()
+    await expect(apps).to_have_count(12)
+    await inside.get_by_label("Name, id or address").fill("APP-07")
+    await expect(apps).to_have_count(1)
+    await apps.get_by_role("button", name="Suspend").click()
+    await inside.get_by_role("dialog").get_by_label("Reason").fill("An exercise")
+    await inside.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+    await expect(apps).to_contain_text(["An exercise"])  # the filter stays
+    await inside.get_by_label("Name, id or address").fill("nothing like this")
+    await expect(inside.get_by_text("None of the 12 apps matches “nothing like this”.")).to_be_visible()
+    people = inside.get_by_role("table", name="Members of the account").locator("tbody tr")
+    await expect(people.first).to_have_text(re.compile("^ada@example.comOwner"))
+    await expect(people.get_by_role("link", name="bob")).to_have_attribute("href", "mailto:bob%2B1@example.com")
+    for view_name in (f"accounts/{account.id}", f"apps?search={account.id}", f"accounts?search={account.id}"):
+        await open_view(inside, view_name)
+        for width in (320, 390, 980, 1440):
+            await inside.set_viewport_size({"width": width, "height": 900})
+            assert await inside.evaluate("document.documentElement.scrollWidth") <= width, (view_name, width)
+            right = "it => it.getBoundingClientRect().right"
+            end = await inside.locator("main").evaluate(right)
+            for button in await inside.locator("td button").all():
+                assert await button.evaluate(right) <= end, (view_name, width)
+
+
+async def test_accounts_are_sorted_and_filtered(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    small, large = await gw.app(backend, "starter"), await gw.app(backend, "starter")
+    await gw.account("starter")
+    await gw.platform("PUT", f"accounts/{small.account.id}/suspension", {"reason": "Unpaid"})
+    await gw.platform("DELETE", f"accounts/{small.account.id}/suspension")
+    await small.ask("x")
+    for _ in range(3):
+        await large.ask("x")
+    await gw.platform("PUT", f"accounts/{small.account.id}/suspension", {"reason": "Unpaid"})
+
+    async def recorded() -> bool:
+        page = (await gw.platform("GET", "accounts?sort=spend&plan=starter")).json()
+        return [each["id"] for each in page["accounts"]] == [large.account.id, small.account.id]
+
+    await wait_until(recorded)
+    await view(inside, "Accounts")
+    rows = inside.locator("tbody tr")
+    await inside.get_by_label("Plan").select_option("starter")
+    await inside.get_by_label("Sort").select_option("Spending today")
+    await inside.get_by_role("button", name="Search").click()
+    await expect(rows).to_have_count(2)
+    await expect(rows.first).to_contain_text(large.account.id)
+    await expect(rows.nth(1)).to_contain_text(re.compile("starter.*Suspended.*Unpaid", re.DOTALL))
+    await inside.get_by_label("State").select_option("Not suspended")
+    await inside.get_by_role("button", name="Search").click()
+    await expect(rows).to_have_count(1)
+    await expect(rows).to_contain_text([large.account.id])
+    await inside.get_by_role("link", name="Clear").click()
+    await expect(inside.get_by_label("Plan")).to_have_value("")
+
+
+async def test_names_and_their_ids_are_apart(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    await app.ask("x")
+    spender = inside.locator("#spend").get_by_role("rowheader").filter(has_text=app.account.id)
+    await expect(spender).to_have_text(re.compile(rf"^Account \w+ {app.account.id}$"))
 
 
 async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> None:
@@ -547,3 +634,46 @@ async def test_pods_are_shown_on_kubernetes_only(
         await write_pod_report(store, PodReport(now_iso(), 77, counts, failures, nodes, waiting))
         await row.get_by_role("link").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text(app.name)
+
+
+async def test_spending_is_read_on_any_dates(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    app = await gw.app(backend)
+    await app.ask("x")
+    account = app.account.id
+    with gw.redis.client() as client:
+        for day, spent in (("2026-05-31", 2 * EURO), ("2026-06-01", 3 * EURO), ("2026-06-30", 4 * EURO)):
+            client.zadd(spenders_key(day), {"total": spent, account: spent})
+            client.hset(spend_by_provider_key(day), "paris-2/gpt-oss-120b/nanoEuro", spent)
+            for key in (spenders_key(day), spend_by_provider_key(day)):
+                client.expire(key, 600)
+    async with visiting(browser, gw, logged_in=True) as page:
+        await view(page, "Spending")
+        await page.get_by_label("From").fill("2026-05-31")
+        await page.get_by_label("To", exact=True).fill("2026-06-30")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        rows = page.get_by_role("table", name="Spending", exact=True).locator("tbody tr")
+        await expect(rows).to_have_count(2)
+        await expect(rows.first).to_contain_text(re.compile(rf"June 2026.*{account}.*€7\.00"))
+        await expect(rows.nth(1)).to_contain_text(re.compile(rf"May 2026.*{account}.*€2\.00"))
+        await expect(page.get_by_text("€9.00")).to_be_visible()
+        await page.get_by_label("Split by").select_option("Provider")
+        await page.get_by_label("Period").select_option("Day")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await expect(rows).to_have_count(3)
+        await expect(rows.first).to_contain_text(re.compile(r"30 Jun 2026.*paris-2.*€4\.00"))
+        await expect(page.get_by_role("img", name=re.compile("^Spending by day: €9.00"))).to_be_visible()
+        async with page.expect_download() as downloading:
+            await page.get_by_role("button", name="Download CSV").click()
+        await (await downloading.value).save_as(tmp_path / "spending.csv")
+        assert len((tmp_path / "spending.csv").read_text().splitlines()) == 4
+        await assert_accessible(page, EVERY_LOOK)
+        for width in (320, 390, 760, 980, 1440):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, width
+
+        await open_view(page, f"accounts/{account}")
+        await page.get_by_role("link", name="Spending on any dates").click()
+        await expect(page.get_by_label("Account id")).to_have_value(account)
+        await expect(rows.first).to_contain_text(app.name)

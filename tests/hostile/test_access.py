@@ -283,7 +283,10 @@ def variants(own: str, other: str) -> Iterator[tuple[str, bool]]:
     yield from ((query, True) for query in (*spellings, f"?app=&app={other}", "?app=%00", f"?app={own}%20"))
 
 
-@pytest.mark.parametrize("path", ["/account/deploys", "/account/requests", "/account/deliveries", "/account/usage"])
+LISTS = ("deploys", "requests", "requests/figures", "deliveries", "usage")
+
+
+@pytest.mark.parametrize("path", [f"/account/{each}" for each in LISTS])
 async def test_lists_have_only_the_keys_app(scene: Scene, path: str) -> None:
     own, other = scene.targets["own"].app, scene.targets["other"].app
     kinds = ("deploy one", "read one") if path == "/account/deploys" else ("read one",)

@@ -80,7 +80,7 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
 
         await queue.drained(15)
         with gw.redis.client() as client:
-            await wait_until(lambda: client.keys("{ops}:spend:*") and client.keys("{ops}:processes"))
+            await wait_until(lambda: client.keys("spend-by-account:*") and client.keys("{ops}:processes"))
         yield app
         await queue.close()
 

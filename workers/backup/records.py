@@ -35,7 +35,7 @@ KEYS_PER_WRITE = 200
 PARALLEL = 16  # calls of Redis
 SPEND_SECONDS = 35 * 86_400  # that the spend of a day is kept
 # Records that need not be of the same moment as the others of their account; there may be thousands.
-INDEPENDENT = ("deploy", "request-log", "spend", "spend-by-user", "usage")
+INDEPENDENT = ("deploy", "request-log", "spend", "spend-by-user", "usage", "usage-by-provider")
 CANCELED = "the service was restored from a backup during this deploy; deploy again"
 
 

@@ -15,6 +15,9 @@ export const card = (title, ...children) => h("section", { class: "card" }, titl
 
 export const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
 
+// What is said about the words before it, in small type. The space keeps both apart, also for screen readers.
+export const note = (...text) => [" ", h("span", { class: "small quiet" }, text)];
+
 export function facts(entries, layout = "") {
   const fact = ([name, value]) => value && h("div", {}, h("dt", {}, name), h("dd", {}, value));
   return h("dl", { class: `facts ${layout}` }, Object.entries(entries).map(fact));

@@ -2,9 +2,9 @@
 
 import { chart } from "/pages/chart.js";
 import { h } from "/pages/dom.js";
-import { count, duration, money } from "/pages/format.js";
-import { KINDS, kindOf } from "/pages/outcomes.js";
-import { get } from "./api.js";
+import { count, duration, money, plural } from "/pages/format.js";
+import { KINDS, kindOf, outcomeSeries } from "/pages/outcomes.js";
+import { get, getText } from "./api.js";
 import { follow } from "./follow.js";
 import { action, badge, card, empty, facts, field, heading, redraw, refusal, run, table } from "./parts.js";
 import { keepQuery, saveCsv } from "./query.js";
@@ -14,12 +14,8 @@ export const title = "Requests";
 
 const PAGE = 20; // rows
 const BATCH = 200; // rows fetched together
-const PERCENTILES = [50, 95, 99];
 const OUTCOMES = { answered: "Answered", interrupted: "Interrupted", refused: "Refused" };
 const FILTERS = ["app", "model", "outcome", "code", "from", "to"];
-const BARS = 60; // at most
-const SIZES = [1, 5, 15, 60, 360, 1440].map((minutes) => minutes * 60_000);
-const COLUMNS = "id at app model status code reason inputTokens outputTokens nanoEuro ttftMs durationMs".split(" ");
 
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
@@ -30,47 +26,53 @@ export async function draw(signal, { app = "" }, query) {
   const live = h("input", { type: "checkbox", id: "live", checked: true });
   const [graph, summary, list] = [1, 2, 3].map(() => h("div", { class: "stack" }));
   const [line, stale] = [refusal(), refusal()]; // the second tells why the rows are not those of the choice
-  let [rows, shown, complete] = [[], PAGE, false];
+  let [rows, shown, figures] = [[], PAGE, null];
 
   const chosen = () => ({
     ...Object.fromEntries(Object.entries(inputs).map(([name, { value }]) => [name, value])),
     from: toIso(inputs.from.value),
     to: toIso(inputs.to.value),
   });
-  // Resolves with null if the choice has changed meanwhile.
-  const fetchRows = async (more = {}) => {
-    const asked = chosen();
-    const filters = Object.entries({ ...asked, ...(app && { app }), limit: BATCH, ...more });
-    const found = await get(`/account/requests?${new URLSearchParams(filters.filter(([, value]) => value))}`, signal);
-    return JSON.stringify(asked) === JSON.stringify(chosen()) ? found : null;
+  const addressOf = (path, more = {}) => {
+    const filters = Object.entries({ ...chosen(), ...(app && { app }), ...more }).filter(([, value]) => value);
+    return `/account/requests${path}?${new URLSearchParams(filters)}`;
   };
+  // Resolves with null if the choice has changed meanwhile.
+  const ifChosenStill = async (fetching) => {
+    const asked = JSON.stringify(chosen());
+    const found = await fetching;
+    return asked === JSON.stringify(chosen()) ? found : null;
+  };
+  const fetchRows = (more = {}) => get(addressOf("", { limit: BATCH, ...more }), signal);
   const show = () => {
-    offer(inputs.app, rows.map((row) => row.app));
-    offer(inputs.model, rows.map((row) => row.model));
-    offer(inputs.code, rows.map((row) => row.code));
-    redraw(graph, rows, () => histogram(rows, chosen(), (from, to) => choose({ from, to })));
-    redraw(summary, rows, () => [percentiles(rows), codes(rows, (code) => choose({ code }))]);
-    redraw(list, [rows.slice(0, shown), rows.length, complete], () => [
-      requestTable(rows.slice(0, shown), app, Object.values(chosen()).some(Boolean)),
-      (rows.length > shown || !complete) && action("Load older", { "data-focus": "older" }, line, loadOlder),
+    const { matching, logged, values } = figures;
+    offer(inputs.app, values.apps);
+    offer(inputs.model, values.models);
+    offer(inputs.code, values.codes);
+    const some = rows.slice(0, shown);
+    redraw(graph, figures.bars, (bars) => bars.length > 0 && histogram(bars, (from, to) => choose({ from, to })));
+    redraw(summary, figures, () => [percentiles(figures), codes(figures.codes, (code) => choose({ code }))]);
+    redraw(list, [some, matching, logged], () => [
+      requestTable(some, app, Object.values(chosen()).some(Boolean) && logged),
+      some.length > 0 && h("div", { class: "row" }, h("span", { class: "small quiet" }, extent(some.length, figures)), matching > some.length && action("Load older", { "data-focus": "older" }, line, loadOlder)),
     ]);
   };
   const loadOlder = async () => {
-    if (rows.length < shown + PAGE && !complete) {
-      const older = await fetchRows({ before: rows.at(-1)?.id });
+    if (rows.length < shown + PAGE && rows.length < figures.matching) {
+      const older = await ifChosenStill(fetchRows({ before: rows.at(-1)?.id }));
       if (!older) return;
       rows = [...rows, ...older];
-      complete = older.length < BATCH;
     }
     shown += PAGE;
     show();
   };
   // Keeps older rows that were loaded, unless so much is new that there would be a gap.
   const load = async () => {
-    const newest = await fetchRows();
-    if (!newest) return;
+    const fetched = await ifChosenStill(Promise.all([fetchRows(), get(addressOf("/figures"), signal)]));
+    if (!fetched) return;
+    const [newest] = fetched;
+    figures = fetched[1];
     const known = rows.findIndex(({ id }) => id === newest.at(-1)?.id);
-    if (known < 0) complete = newest.length < BATCH;
     rows = known < 0 ? newest : [...newest, ...rows.slice(known + 1)];
     stale.textContent = "";
     show();
@@ -101,8 +103,9 @@ export async function draw(signal, { app = "" }, query) {
   });
 
   await follow(["requests"], signal, refresh);
+  if (!app) offer(inputs.app, (await get("/account/apps", signal)).map(({ name }) => name));
   if (query.get("id")) queueMicrotask(() => open(query.get("id")));
-  const csv = action("Download CSV", {}, line, () => saveCsv("requests.csv", toCsv(rows.slice(0, shown))));
+  const csv = action("Download CSV", {}, line, async () => saveCsv("requests.csv", await getText(addressOf(""), signal, "text/csv")));
   const clear = action("Clear filters", {}, line, () => {
     for (const input of Object.values(inputs)) input.value = "";
     return restart();
@@ -173,45 +176,30 @@ const toIso = (local) => local && new Date(local).toISOString();
 
 // -- figures ----------------------------------------------------------------------------------------------------
 
-function histogram(rows, { from, to }, onpick) {
-  if (!rows.length) return null;
-  const end = to ? Date.parse(to) : Date.now();
-  const begin = from ? Date.parse(from) : Date.parse(rows.at(-1).at);
-  const size = SIZES.find((each) => (end - begin) / each < BARS) ?? SIZES.at(-1);
-  const first = Math.floor(begin / size) * size;
-  const length = Math.max(Math.ceil((end - first) / size), 12);
-  const times = Array.from({ length }, (_, n) => first + (n - length + Math.ceil((end - first) / size)) * size);
-  const series = Object.entries(KINDS).map(([kind, [name, tone]]) => ({ kind, name, tone, values: times.map(() => 0) }));
-  for (const { at, code } of rows) {
-    const n = Math.floor((Date.parse(at) - times[0]) / size);
-    if (n >= 0 && n < length) series.find(({ kind }) => kind === kindOf(code)).values[n] += 1;
-  }
-  const used = series.filter(({ kind, values }) => kind === "answered" || values.some(Boolean));
-  return chart("Requests", used, times, { span: "the rows below", onpick });
+const histogram = (bars, onpick) =>
+  chart("Requests", outcomeSeries(bars), bars.map(({ start }) => Date.parse(start)), { span: "the log", onpick });
+
+function percentiles({ firstTokenMs, answerMs }) {
+  const words = (times) => times && Object.entries(times).map(([name, time]) => `${name} ${duration(time)}`).join(" · ");
+  return facts({ "First token": words(firstTokenMs), "Full answer": words(answerMs) });
 }
 
-function percentiles(rows) {
-  const times = {
-    "First token": rows.filter(({ ttftMs }) => ttftMs !== null).map(({ ttftMs }) => ttftMs),
-    "Full answer": rows.filter(({ code }) => !code).map(({ durationMs }) => durationMs),
-  };
-  const words = (its) => its.length > 0 && PERCENTILES.map((p) => `p${p} ${duration(rank(its, p))}`).join(" · ");
-  return facts(Object.fromEntries(Object.entries(times).map(([name, its]) => [name, words(its)])));
-}
-
-// Returns the nearest rank: the smallest time that p percent of the times do not exceed.
-const rank = (times, p) => times.toSorted((a, b) => a - b)[Math.ceil((p / 100) * times.length) - 1];
-
-function codes(rows, choose) {
-  const found = [...Map.groupBy(rows.filter(({ code }) => code), ({ code }) => code)].sort(([, a], [, b]) => b.length - a.length);
-  const button = ([code, its]) => h("button", { type: "button", class: "plain", onclick: () => choose(code) }, h("code", {}, code), count(its.length));
-  return found.length > 0 && h("div", { class: "codes", role: "group", "aria-label": "Errors by code" }, found.map(button));
+function codes(found, choose) {
+  const button = ([code, often]) => h("button", { type: "button", class: "plain", onclick: () => choose(code) }, h("code", {}, code), count(often));
+  const buttons = Object.entries(found).map(button);
+  return buttons.length > 0 && h("div", { class: "codes", role: "group", "aria-label": "Errors by code" }, buttons);
 }
 
 // -- rows -------------------------------------------------------------------------------------------------------
 
-function requestTable(rows, app, filtered) {
-  if (!rows.length && filtered) return empty("No such requests", "None of the last 1,000 requests matches these filters.");
+// Says which part of the log the rows are.
+function extent(shown, { matching, logged }) {
+  const all = matching < logged ? `${plural(matching, "request")} that match, of ${count(logged)} in the log` : plural(logged, "request");
+  return `${count(shown)} of ${all}`;
+}
+
+function requestTable(rows, app, logged) {
+  if (!rows.length && logged) return empty("No such requests", `None of the last ${plural(logged, "request")} matches these filters.`);
   if (!rows.length) return empty("No requests yet", "Requests to your apps appear here a few seconds after they end.");
   const columns = {
     Time: ({ at, id }) => h("button", { type: "button", "data-focus": id }, h("time", { datetime: at }, timeOf(Date.parse(at)))),
@@ -235,10 +223,4 @@ function tokens({ inputTokens, outputTokens, nanoEuro }) {
 function timeOf(time) {
   const [day, today] = [date.format(time), date.format(Date.now())];
   return day === today ? clock.format(time) : `${day}, ${clock.format(time)}`;
-}
-
-// No value begins with a character that starts a formula in a spreadsheet.
-function toCsv(rows) {
-  const cell = (value) => `"${String(value ?? "").replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
-  return [COLUMNS, ...rows.map((row) => COLUMNS.map((name) => row[name]))].map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
 }

@@ -1,18 +1,19 @@
-// One account: its plan, spending, apps and API keys.
+// One account: its state, plan, spending, apps, members and API keys, and the operator's means against it.
 
 import { h } from "/pages/dom.js";
-import { count, money, moment } from "/pages/format.js";
+import { capital, count, money, moment } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
 import { share } from "/pages/chart.js";
-import { action, announce, card, facts, field, form, heading, refusal, showOnce, table } from "/dashboard/parts.js";
+import { action, announce, card, facts, field, form, note, refusal, showOnce, table } from "/dashboard/parts.js";
 import { columns as appColumns } from "./apps.js";
 import { confirmAction, makeChange } from "./confirm.js";
 import { listDeploys } from "./deploys.js";
-import { brake, suspended } from "./suspension.js";
+import { shortList } from "./lists.js";
+import { brake, headingOf } from "./suspension.js";
 import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
 
 export const title = "Account";
-const PLANS = ["free", "starter", "maker", "max"];
+export const PLANS = ["free", "starter", "maker", "max"];
 
 export async function draw(signal, { id }, query) {
   const at = `/platform/accounts/${encodeURIComponent(id)}`;
@@ -22,12 +23,15 @@ export async function draw(signal, { id }, query) {
     fetchUsage(at, period, signal),
     get(`${at}/deploys?limit=5`, signal),
   ]);
+  const changes = h("a", { href: `#/audit?target=${account.id}` }, "Changes by operators");
+  const lead = [h("code", { class: "small" }, account.id), " · created ", moment(account.createdAt), " · ", changes];
   return [
-    heading(account.name, [h("code", { class: "small" }, account.id), " · created ", moment(account.createdAt)]),
+    headingOf(account, lead, (line) => brake(at, account.name, account.suspension, line)),
     h("div", { class: "pair" }, spend(account), plan(account, at)),
     showUsage(`#/accounts/${id}`, period, usage, account.appList),
-    card("Apps", apps(account.appList)),
-    h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), access(account, at)),
+    h("p", {}, h("a", { href: `#/spending?account-id=${id}` }, "Spending on any dates, by model or provider")),
+    card("Apps", apps(account.appList, query)),
+    h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), card("Members", members(account.members))),
     card("API keys", keys(account, at), newKey(account, at)),
   ];
 }
@@ -71,21 +75,24 @@ function cap({ name, dailyEuro }, at) {
   return form("with-button", field("Daily cap in euro, in place of the plan’s", euro), h("button", {}, "Change cap"), change);
 }
 
-function access(account, at) {
-  const line = refusal();
-  const lead = suspended(account) ?? "The account and its apps are not suspended, unless the list below says so.";
-  return card("Access", h("p", {}, lead), h(
-    "div",
-    { class: "row" },
-    brake(at, account.name, account.suspension, line),
-    h("a", { href: `#/audit?target=${account.id}` }, "Changes by operators"),
-  ), line);
-}
-
-function apps(rows) {
+// Those that need attention come first.
+function apps(rows, query) {
   if (!rows.length) return h("p", { class: "empty" }, "The account has no apps.");
   const { Account, ...columns } = appColumns;
-  return table("Apps of the account", columns, rows);
+  const calm = (app) => !app.suspension && app.health !== "unhealthy" && !app.openFindings.red;
+  const sorted = rows.toSorted((a, b) => calm(a) - calm(b) || a.name.localeCompare(b.name));
+  return shortList({ id: "app", rows: sorted, text: ({ id, name, url }) => `${id} ${name} ${url}`, columns, label: "Apps of the account", one: "app", filter: "Name, id or address" }, query);
+}
+
+function members(rows) {
+  if (!rows.length) return h("p", { class: "empty" }, "The account has no members, only API keys.");
+  const columns = {
+    Address: ({ email }) => h("a", { href: `mailto:${encodeURIComponent(email).replace("%40", "@")}` }, email),
+    Role: ({ role, state }) => [capital(role), state === "invited" && note("invited")],
+    Since: ({ since }) => moment(since),
+  };
+  const owners = rows.filter(({ role }) => role === "owner");
+  return table("Members of the account", columns, [...owners, ...rows.filter(({ role }) => role !== "owner")]);
 }
 
 function keys({ name: account, keys: rows }, at) {

@@ -3,11 +3,11 @@
 import { h, link } from "/pages/dom.js";
 import { bare, capital, moment, plural, since } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
-import { action, badge, card, facts, heading, refusal } from "/dashboard/parts.js";
+import { action, badge, card, facts, note } from "/dashboard/parts.js";
 import { HEALTH, addressOf } from "./apps.js";
 import { confirmAction } from "./confirm.js";
 import { listDeploys } from "./deploys.js";
-import { brake, suspended } from "./suspension.js";
+import { brake, headingOf } from "./suspension.js";
 import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
 
 export const title = "App";
@@ -28,10 +28,14 @@ export async function draw(signal, { id }, query) {
     h("a", { href: `#/accounts/${account.id}` }, account.name),
     ` on the ${account.plan} plan · created `,
     moment(record.createdAt),
+    " · ",
+    link(record.url, bare(record.url)),
+    " · ",
+    h("a", { href: `#/audit?target=${record.id}` }, "Changes by operators"),
   ];
   return [
-    heading(record.name, lead, link(record.url, bare(record.url))),
-    h("div", { class: "pair" }, card("State", state(app)), access(record, app)),
+    headingOf(app, lead, (line) => brake(addressOf(record), record.name, record.suspension, line), (line) => deletion(record, line)),
+    card("State", state(app)),
     showUsage(`#/apps/${id}`, period, usage),
     h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), card("Settings", settings(record))),
   ];
@@ -41,7 +45,7 @@ function state(app) {
   const { health, healthSince, certificateExpiresAt, openFindings, status } = app;
   return facts({
     Status: status && badge(capital(status), status === "live" ? "good" : "idle"),
-    Health: health === "unknown" ? "Not probed" : [badge(capital(health), HEALTH[health]), " ", healthSince && since(healthSince)],
+    Health: health === "unknown" ? "Not probed" : [badge(capital(health), HEALTH[health]), healthSince && note(since(healthSince))],
     Certificate: certificateExpiresAt && ["expires ", moment(certificateExpiresAt)],
     Findings: openFindings.red ? badge(plural(openFindings.red, "red finding"), "bad") : "None open in red",
   });
@@ -62,26 +66,13 @@ function settings({ auth, domains, repository, build, limits }) {
   });
 }
 
-function access(record, app) {
-  const line = refusal();
-  const at = addressOf(record);
+function deletion(record, line) {
   const remove = async () => {
     const text = "Its releases, data, hooks and variables are deleted too. This cannot be undone.";
     const reason = await confirmAction(`Delete ${record.name}?`, text, "Delete app", { type: record.name, required: true });
     if (reason === null) return;
-    await call("DELETE", at, { reason });
+    await call("DELETE", addressOf(record), { reason });
     return `#/accounts/${record.account}`;
   };
-  return card(
-    "Access",
-    h("p", {}, suspended(app) ?? "The app and its account are not suspended."),
-    h(
-      "div",
-      { class: "row" },
-      brake(at, record.name, record.suspension, line),
-      action("Delete app", { class: "danger" }, line, remove),
-      h("a", { href: `#/audit?target=${record.id}` }, "Changes by operators"),
-    ),
-    line,
-  );
+  return action("Delete app", { class: "danger" }, line, remove);
 }

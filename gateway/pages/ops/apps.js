@@ -2,9 +2,9 @@
 
 import { h, link } from "/pages/dom.js";
 import { bare, capital, plural, since } from "/pages/format.js";
-import { badge, card, heading, refusal } from "/dashboard/parts.js";
-import { list, search } from "./lists.js";
-import { brake, suspended } from "./suspension.js";
+import { badge, card, heading, note, refusal } from "/dashboard/parts.js";
+import { filters, list, search } from "./lists.js";
+import { brake, stateOf } from "./suspension.js";
 
 export const title = "Apps";
 
@@ -12,14 +12,16 @@ export const HEALTH = { healthy: "good", unhealthy: "bad" };
 
 export const addressOf = ({ id }) => `/platform/apps/${encodeURIComponent(id)}`;
 
+export const isSuspended = ({ suspension, accountSuspension }) => Boolean(suspension ?? accountSuspension);
+
 export const columns = {
-  App: ({ id, name, url }) => [h("a", { href: `#/apps/${id}` }, name), h("span", { class: "small quiet" }, link(url, bare(url)))],
+  App: ({ id, name, url }) => [h("a", { href: `#/apps/${id}` }, name), note(link(url, bare(url)))],
   Account: ({ account, accountName }) => h("a", { href: `#/accounts/${account}` }, accountName),
-  Status: (app) => suspended(app) ?? capital(app.status),
+  Status: (app) => (isSuspended(app) ? stateOf(app) : capital(app.status)),
   Health: ({ health, healthSince }) =>
     health === "unknown"
       ? "–"
-      : [badge(capital(health), HEALTH[health]), healthSince && h("span", { class: "small quiet" }, since(healthSince))],
+      : [badge(capital(health), HEALTH[health]), healthSince && note(since(healthSince))],
   "Red findings": ({ openFindings }) => (openFindings.red ? badge(plural(openFindings.red, "finding"), "bad") : "–"),
   "": (app) => {
     const line = refusal();
@@ -46,7 +48,7 @@ export async function draw(signal, _, query) {
   const lead = unhealthy ? ["Unhealthy apps", "Longest first."] : [title, "Sorted by id."];
   return [
     heading(...lead),
-    !unhealthy && search("App, domain or account", "apps", wanted),
+    !unhealthy && filters("apps", "Search", { "App, domain or account": search(query) }, query),
     h("p", {}, filter),
     card("", await list(apps, signal)),
   ];

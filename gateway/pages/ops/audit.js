@@ -2,9 +2,9 @@
 
 import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
-import { badge, facts, field, heading } from "/dashboard/parts.js";
+import { badge, facts, heading } from "/dashboard/parts.js";
 import { openSheet } from "/dashboard/sheet.js";
-import { list } from "./lists.js";
+import { filters, list, textFilter } from "./lists.js";
 
 export const title = "Audit trail";
 
@@ -38,34 +38,7 @@ function open(record) {
   );
 }
 
-const FILTERS = { operator: "Operator", action: "Action", target: "Target" };
-
-const addressOf = (filters) => `#/audit?${new URLSearchParams(Object.entries(filters).filter(([, value]) => value))}`;
-
-// The filters are part of the address.
-function filterForm(chosen) {
-  const fields = Object.entries(FILTERS).map(([name, label]) =>
-    field(label, h("input", { id: name, value: chosen[name], autocomplete: "off", spellcheck: "false" })),
-  );
-  const submit = (event) => {
-    event.preventDefault();
-    const value = (name) => event.target.querySelector(`#${name}`).value.trim();
-    const action = value("action").toLowerCase().replaceAll(" ", "_");
-    location.hash = addressOf({ ...chosen, operator: value("operator"), action, target: value("target") });
-  };
-  const isFiltered = Object.keys(FILTERS).some((name) => chosen[name]);
-  return h(
-    "form",
-    { role: "search", onsubmit: submit },
-    h(
-      "div",
-      { class: "fields filters" },
-      fields,
-      h("button", {}, "Filter"),
-      isFiltered && h("a", { href: addressOf({ trail: chosen.trail }) }, "Clear"),
-    ),
-  );
-}
+const FILTERS = ["operator", "action", "target"];
 
 function target(name) {
   if (!name) return "the service";
@@ -76,7 +49,9 @@ function target(name) {
 export async function draw(signal, _, query) {
   const trail = query.get("trail") === "reports" ? "reports" : "changes";
   const other = trail === "changes" ? "reports" : "changes";
-  const chosen = { trail, ...Object.fromEntries(Object.keys(FILTERS).map((name) => [name, query.get(name) ?? ""])) };
+  const chosen = { trail, ...Object.fromEntries(FILTERS.map((name) => [name, query.get(name) ?? ""])) };
+  chosen.action = chosen.action.toLowerCase().replaceAll(" ", "_"); // as the list shows it
+  const controls = Object.fromEntries(FILTERS.map((name) => [capital(name), textFilter(name, query)]));
   const records = {
     path: "/platform/audit",
     query: chosen,
@@ -97,8 +72,8 @@ export async function draw(signal, _, query) {
   };
   return [
     heading(title, LEADS[trail]),
-    filterForm(chosen),
-    h("p", {}, h("a", { href: addressOf({ trail: other }) }, `Show the ${other}`)),
+    filters("audit", "Filter", controls, query, ["trail"]),
+    h("p", {}, h("a", { href: `#/audit?trail=${other}` }, `Show the ${other}`)),
     h("section", { class: "card audit" }, await list(records, signal)),
   ];
 }

@@ -2,7 +2,7 @@
 
 import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
-import { badge, card, heading, table } from "/dashboard/parts.js";
+import { badge, card, heading, note, table } from "/dashboard/parts.js";
 import { list } from "./lists.js";
 
 export const title = "Failed deploys";
@@ -12,7 +12,7 @@ const TONES = { failed: "bad", live: "good", canceled: "idle" };
 function stateOf({ state, current, error }) {
   const replaced = state === "live" && current === false;
   const mark = replaced ? badge("Replaced", "idle") : badge(capital(state), TONES[state] ?? "busy");
-  return error ? [mark, h("span", { class: "small quiet" }, error)] : mark;
+  return error ? [mark, note(error)] : mark;
 }
 
 // The last deploys of an account or an app.
@@ -34,7 +34,7 @@ export async function draw(signal) {
     one: "deploy",
     none: "No deploy has failed in the last 24 hours.",
     columns: {
-      App: ({ app, id }) => [h("a", { href: `#/apps/${encodeURIComponent(app)}` }, app), h("span", { class: "small quiet" }, id)],
+      App: ({ app, id }) => [h("a", { href: `#/apps/${encodeURIComponent(app)}` }, app), note(id)],
       Account: ({ account }) => h("a", { href: `#/accounts/${account}` }, account),
       Kind: ({ kind }) => capital(kind),
       Reason: ({ error }) => error ?? "–",

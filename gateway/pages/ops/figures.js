@@ -4,7 +4,7 @@ import { h } from "/pages/dom.js";
 import { count, duration, money, plural, roughly, since } from "/pages/format.js";
 import { key, share } from "/pages/chart.js";
 import { kindOf } from "/pages/outcomes.js";
-import { redraw } from "/dashboard/parts.js";
+import { badge, facts, note, redraw, table } from "/dashboard/parts.js";
 import { minuteChart, total } from "./minutes.js";
 
 const STATUS = {
@@ -20,7 +20,6 @@ const LATE = 10_000; // ms since the last heartbeat; workers send one every five
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const put = (id, data, draw) => redraw(document.getElementById(id), data, draw);
 const goTo = (href, text) => h("a", { href, "data-focus": href }, text);
-const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
 const there = (id) => document.getElementById(id) !== null;
 
 // Draws the cards of the view that is open; other views have none.
@@ -118,18 +117,17 @@ function provider(figures) {
 
 // A single provider has its figures above, and its switch is that of inference.
 function providers(rows) {
-  put("providers", rows, () => rows.length > 1 && table(
-    ["Provider", "Status", "In progress", "Waiting", "Attempts today", "Failovers today", ""],
-    rows.map(({ name, region, enabled, status, passedOverUntil, permits, attempts, failovers }) => [
-      [name, h("span", { class: "small quiet" }, ` ${region}`)],
-      [enabled ? badge(...STATUS[status]) : badge("Disabled"), passedOverUntil && pause(passedOverUntil)],
-      permits.limit ? `${count(permits.used)} of ${count(permits.limit)}` : count(permits.used),
-      count(permits.waiting),
-      count(attempts),
-      failovers ? badge(count(failovers), "warn") : "–",
+  const columns = {
+    Provider: ({ name, region }) => [name, note(region)],
+    Status: ({ enabled, status, passedOverUntil }) => [enabled ? badge(...STATUS[status]) : badge("Disabled"), passedOverUntil && pause(passedOverUntil)],
+    "In progress": ({ permits }) => (permits.limit ? `${count(permits.used)} of ${count(permits.limit)}` : count(permits.used)),
+    Waiting: ({ permits }) => count(permits.waiting),
+    "Attempts today": ({ attempts }) => count(attempts),
+    "Failovers today": ({ failovers }) => (failovers ? badge(count(failovers), "warn") : "–"),
+    "": ({ name, enabled }) =>
       h("button", { type: "button", "data-provider": name, "data-focus": `provider-${name}`, "data-open": `${enabled}` }, enabled ? "Disable" : "Enable"),
-    ]),
-  ));
+  };
+  put("providers", rows, () => rows.length > 1 && table("Providers", columns, rows));
 }
 
 // A provider that answered 429 or 503 with a Retry-After gets no requests until then.
@@ -156,20 +154,15 @@ function attention({ inference: { managedInferenceStatus }, needsAttention, dead
 }
 
 function models(figures) {
-  put("models", figures, () =>
-    figures.length
-      ? table(
-          ["Model", "Requests", "Failed at the provider", "First token, p50", "First token, p99"],
-          figures.map(({ model, requests, errors, firstToken }) => [
-            model,
-            count(requests),
-            errors ? badge(`${count(errors)}, ${percent(errors / requests)}`, "bad") : "–",
-            duration(firstToken.p50),
-            duration(firstToken.p99),
-          ]),
-        )
-      : h("p", { class: "empty" }, "No requests in the last hour."),
-  );
+  const columns = {
+    Model: ({ model }) => model,
+    Requests: ({ requests }) => count(requests),
+    "Failed at the provider": ({ requests, errors }) => (errors ? badge(`${count(errors)}, ${percent(errors / requests)}`, "bad") : "–"),
+    "First token, p50": ({ firstToken }) => duration(firstToken.p50),
+    "First token, p99": ({ firstToken }) => duration(firstToken.p99),
+  };
+  const none = h("p", { class: "empty" }, "No requests in the last hour.");
+  put("models", figures, () => (figures.length ? table("Models, last hour", columns, figures) : none));
 }
 
 function redis(figures) {
@@ -190,13 +183,6 @@ function redis(figures) {
 const bytes = (number) =>
   number < 2 ** 30 ? `${(number / 2 ** 20).toFixed(1)} MiB` : `${(number / 2 ** 30).toFixed(1)} GiB`;
 
-const facts = (entries) =>
-  h(
-    "dl",
-    { class: "facts" },
-    Object.entries(entries).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-  );
-
 function requests(minutes) {
   const codes = {};
   for (const minute of minutes) {
@@ -211,24 +197,21 @@ function requests(minutes) {
 }
 
 function spend(figures) {
+  const columns = {
+    Account: ({ account, name }) => [goTo(`#/accounts/${account}`, name), note(account)],
+    Plan: ({ plan }) => plan,
+    Settled: ({ settled }) => money(settled),
+    Reserved: ({ reserved }) => money(reserved),
+    "Share of cap": ({ settled, reserved, cap }) => [
+      share(cap, { settled, reserved }, `${money(settled + reserved)} of ${money(cap)}`),
+      note(`${percent((settled + reserved) / cap)} of ${money(cap)}`),
+    ],
+  };
   put("spend-day", figures.day, (day) => `${day}, UTC`);
   put("spend", figures, ({ total, top }) => [
     h("p", { class: "figure" }, money(total)),
     top.length
-      ? table(
-          ["Account", "Plan", "Settled", "Reserved", "Share of cap"],
-          top.map(({ account, name, plan, settled, reserved, cap }) => [
-            [goTo(`#/accounts/${account}`, name), h("span", { class: "small quiet cut" }, account)],
-            plan,
-            money(settled),
-            money(reserved),
-            [
-              share(cap, { settled, reserved }, `${money(settled + reserved)} of ${money(cap)}`),
-              h("span", { class: "small quiet" }, `${percent((settled + reserved) / cap)} of ${money(cap)}`),
-            ],
-          ]),
-          "spenders",
-        )
+      ? table("Spending today", columns, top, "stacked spenders")
       : h("p", { class: "empty" }, "No account has spent anything today."),
   ]);
 }
@@ -259,34 +242,31 @@ function outcomes(counts) {
 
 function deadLetters(letters) {
   document.getElementById("dead-letters-card").hidden = !letters.count;
+  const columns = {
+    "Removed at": ({ at }) => at.slice(0, 19).replace("T", " "),
+    Stream: ({ stream, entry }) => [stream, note(entry)],
+    Reason: ({ reason }) => reason,
+    Fields: ({ fields }) => h("code", { class: "small" }, Object.entries(fields).map(([name, value]) => `${name}=${value}`).join(" ")),
+  };
   put("dead-letters", letters, ({ count: all, newest }) => [
     h("p", { class: "small quiet" }, `${plural(all, "entry", "entries")} of the last 30 days that no worker could process. The worker’s log has details.`),
-    table(
-      ["Removed at", "Stream", "Reason", "Fields"],
-      newest.map(({ stream, entry, at, reason, fields }) => [
-        at.slice(0, 19).replace("T", " "),
-        [stream, h("span", { class: "small quiet cut" }, entry)],
-        reason,
-        h("code", { class: "small" }, Object.entries(fields).map(([name, value]) => `${name}=${value}`).join(" ")),
-      ]),
-    ),
+    table("Dead letters", columns, newest),
   ]);
 }
 
 function storage(figures) {
-  put("storage", figures, ({ limit, top }) => [
-    h("p", { class: "small quiet" }, `Delivery logs and event data, up to ${bytes(limit)} per account`),
-    top.length
-      ? table(
-          ["Account", "Stored"],
-          top.map(({ account, name, bytes: used }) => [
-            [name, h("span", { class: "small quiet cut" }, account)],
-            [share(limit, { memory: used }, `${bytes(used)} of ${bytes(limit)}`), h("span", { class: "small quiet" }, bytes(used))],
-          ]),
-          "storage",
-        )
-      : h("p", { class: "empty" }, "No account stores any data yet."),
-  ]);
+  put("storage", figures, ({ limit, top }) => {
+    const columns = {
+      Account: ({ account, name }) => [goTo(`#/accounts/${account}`, name), note(account)],
+      Stored: ({ bytes: used }) => [share(limit, { memory: used }, `${bytes(used)} of ${bytes(limit)}`), note(bytes(used))],
+    };
+    return [
+      h("p", { class: "small quiet" }, `Delivery logs and event data, up to ${bytes(limit)} per account`),
+      top.length
+        ? table("Storage by account", columns, top, "stacked storage")
+        : h("p", { class: "empty" }, "No account stores any data yet."),
+    ];
+  });
 }
 
 // Apps that run on machines have no pods. `at` changes with each report, and is not shown.
@@ -315,29 +295,30 @@ function pods(report) {
       waiting.length > 0 ? waitingPods(waiting, states.waitingForRoom) : h("p", { class: "small quiet" }, "No pod waits for room."),
       nodes.length > 0 && [
         h("p", { class: "small quiet" }, "The apps’ pods on each node, and their memory"),
-        table(
-          ["Node", "Pods", "Requested", "Limit"],
-          nodes.map(({ node, pods, memoryRequested, memoryLimit }) => [node, count(pods), bytes(memoryRequested), bytes(memoryLimit)]),
-        ),
+        table("Nodes", NODES, nodes),
       ],
     ];
   });
 }
 
+const NODES = {
+  Node: ({ node }) => node,
+  Pods: ({ pods }) => count(pods),
+  Requested: ({ memoryRequested }) => bytes(memoryRequested),
+  Limit: ({ memoryLimit }) => bytes(memoryLimit),
+};
+
 function waitingPods(waiting, all) {
   const listed = waiting.length < all ? ` These ${waiting.length} have waited longest.` : "";
+  const columns = {
+    "Waits for room": ({ app }) => goTo(`#/apps/${app}`, app),
+    Deploy: ({ deploy }) => deploy,
+    Waiting: ({ since: from }) => since(from),
+    Reason: ({ reason }) => h("span", { class: "small" }, reason || "–"),
+  };
   return [
     h("p", {}, `No node has room for ${plural(all, "pod")}. Add nodes, or stop apps.${listed}`),
-    table(
-      ["Waits for room", "Deploy", "Waiting", "Reason"],
-      waiting.map(({ app, deploy, since: from, reason }) => [
-        goTo(`#/apps/${app}`, app),
-        h("span", { class: "cut" }, deploy),
-        since(from),
-        h("span", { class: "small" }, reason || "–"),
-      ]),
-      "waiting",
-    ),
+    table("Pods that wait for room", columns, waiting, "stacked waiting"),
   ];
 }
 
@@ -345,28 +326,20 @@ const byReason = (counts) =>
   counts.sort(([, a], [, b]) => b - a).map(([reason, often]) => `${reason} ${roughly(often)}`).join(", ");
 
 function workers({ workers }) {
-  put("workers", workers, () =>
-    workers.length
-      ? table(
-          ["Worker", "Heartbeat", "In progress"],
-          workers.map(({ group, name, heartbeatMs, pending }) => [
-            [group, h("span", { class: "small quiet cut" }, name)],
-            heartbeatMs === null ? badge("died", "bad") : badge(`${duration(Math.max(heartbeatMs, 0))} ago`, heartbeatMs > LATE ? "warn" : "good"),
-            count(pending),
-          ]),
-        )
-      : h("p", { class: "empty" }, h("strong", {}, "No worker is running"), " Events and deploys wait until you start one."),
-  );
+  const columns = {
+    Worker: ({ group, name }) => [group, note(name)],
+    Heartbeat: ({ heartbeatMs }) =>
+      heartbeatMs === null ? badge("died", "bad") : badge(`${duration(Math.max(heartbeatMs, 0))} ago`, heartbeatMs > LATE ? "warn" : "good"),
+    "In progress": ({ pending }) => count(pending),
+  };
+  const none = h("p", { class: "empty" }, h("strong", {}, "No worker is running"), " Events and deploys wait until you start one.");
+  put("workers", workers, () => (workers.length ? table("Workers", columns, workers) : none));
 }
 
 function gateways(processes) {
-  const rows = processes.map(({ id, startedAt, streams }) => [id, formatUptime(Date.now() - Date.parse(startedAt)), streams]);
-  put("gateways", rows, () =>
-    table(
-      ["Process", "Uptime", "Streams"],
-      rows.map(([id, uptime, streams]) => [h("span", { class: "cut" }, id), uptime, count(streams)]),
-    ),
-  );
+  const rows = processes.map(({ id, startedAt, streams }) => ({ id, uptime: formatUptime(Date.now() - Date.parse(startedAt)), streams }));
+  const columns = { Process: ({ id }) => id, Uptime: ({ uptime }) => uptime, Streams: ({ streams }) => count(streams) };
+  put("gateways", rows, () => table("Gateways", columns, rows));
 }
 
 function formatUptime(milliseconds) {
@@ -379,22 +352,3 @@ function percent(share) {
   if (share > 0 && share < 0.001) return "under 0.1%";
   return `${(share * 100).toFixed(share === 0 || share === 1 ? 0 : 1)}%`;
 }
-
-const table = (heads, rows, cls = "") =>
-  h(
-    "table",
-    { class: `stacked ${cls}` },
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
-    h(
-      "tbody",
-      {},
-      rows.map(([first, ...cells]) =>
-        h(
-          "tr",
-          {},
-          h("th", { scope: "row" }, h("span", {}, first)),
-          cells.map((cell, n) => h("td", { "data-name": heads[n + 1] }, h("span", {}, cell))),
-        ),
-      ),
-    ),
-  );

@@ -1,11 +1,13 @@
-// A list that the service returns in pages, and a search field.
+// Lists that come in pages, and the filters of a list.
 
 import { h } from "/pages/dom.js";
 import { count, plural } from "/pages/format.js";
 import { get } from "/dashboard/api.js";
-import { action, announce, refusal, table } from "/dashboard/parts.js";
+import { action, announce, empty, field, refusal, table } from "/dashboard/parts.js";
+import { keepQuery } from "/dashboard/query.js";
 
 const PAGE = 50;
+const FEW = 10; // rows of a list that is part of a view
 
 // `read(page)` returns the page's rows, `cursor` is the name of the paging parameter, and `one` names a row.
 export function list({ path, query = {}, read, cursor, columns, one, many = `${one}s`, none }, signal) {
@@ -42,23 +44,68 @@ export function list({ path, query = {}, read, cursor, columns, one, many = `${o
   return load().then(() => here);
 }
 
-// A search field. Its text is part of the address, so that going back leads to the same list.
-export function search(label, view, text) {
-  const input = h("input", { id: "search", type: "search", value: text, autocomplete: "off", spellcheck: "false" });
+// The first rows of a list that is here already, with a filter by text and a button for more. The text is part of the
+// address, so that it stays when a change draws the view again. `text(row)` is where the filter looks.
+export function shortList({ id, rows, text, columns, label, filter, one, many = `${one}s` }, query) {
+  const input = h("input", { id, type: "search", value: query.get(id) ?? "", autocomplete: "off", spellcheck: "false" });
+  const here = h("div", { class: "stack" });
+  let shown = FEW;
+  const more = action("Show more", {}, refusal(), () => {
+    shown += PAGE;
+    draw();
+    announce(`${plural(here.querySelectorAll("tbody tr").length, one, many)}.`);
+  });
+  const draw = () => {
+    const wanted = input.value.trim().toLowerCase();
+    const found = rows.filter((row) => text(row).toLowerCase().includes(wanted));
+    const some = found.slice(0, shown);
+    here.replaceChildren(
+      found.length ? table(label, columns, some) : empty(`No such ${one}`, `None of the ${plural(rows.length, one, many)} matches “${wanted}”.`),
+      h("div", { class: "row", hidden: rows.length <= FEW }, h("span", { class: "small quiet" }, `${count(some.length)} of ${plural(found.length, one, many)}`), found.length > shown && more),
+    );
+  };
+  input.addEventListener("input", () => {
+    shown = FEW;
+    keepQuery({ ...Object.fromEntries(query), [id]: input.value.trim() });
+    draw();
+  });
+  draw();
+  return [rows.length > FEW && h("div", { class: "fields with-button snug" }, field(filter, input)), here];
+}
+
+// A form of filters. They are part of the address, so that going back leads to the same list. `controls` are inputs and
+// selects by their labels; their ids are the names in the address. `kept` are names that the form does not change.
+export function filters(view, button, controls, query, kept = []) {
+  const chosen = (names) => names.map((name) => [name, query.get(name)]);
+  const addressOf = (pairs) => {
+    const given = new URLSearchParams(pairs.filter(([, value]) => value));
+    return given.size ? `#/${view}?${given}` : `#/${view}`;
+  };
+  const inputs = Object.values(controls);
   const submit = (event) => {
     event.preventDefault();
-    const wanted = input.value.trim();
-    location.hash = wanted ? `#/${view}?search=${encodeURIComponent(wanted)}` : `#/${view}`;
+    location.hash = addressOf([...chosen(kept), ...inputs.map(({ id, value }) => [id, value.trim()])]);
   };
+  const fields = Object.entries(controls).map(([label, control]) => field(label, control));
+  const filtered = inputs.length > 1 && inputs.some(({ id }) => query.get(id));
   return h(
     "form",
     { role: "search", onsubmit: submit },
     h(
       "div",
-      { class: "fields with-button snug" },
-      h("div", { class: "field" }, h("label", { for: "search" }, label), input),
-      h("button", {}, "Search"),
+      { class: inputs.length > 1 ? "fields filters" : "fields with-button snug" },
+      fields,
+      h("button", {}, button),
+      filtered && h("a", { href: addressOf(chosen(kept)) }, "Clear"),
     ),
   );
 }
 
+export const textFilter = (id, query, properties) =>
+  h("input", { id, value: query.get(id) ?? "", autocomplete: "off", spellcheck: "false", ...properties });
+
+export const search = (query) => textFilter("search", query, { type: "search" });
+
+// `options` maps values to names. The first one is the default, and its value is empty.
+export const choiceFilter = (id, options, query) =>
+  h("select", { id }, Object.entries(options).map(([value, name]) => h("option", { value, selected: query.get(id) === value }, name)));

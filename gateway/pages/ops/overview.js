@@ -3,9 +3,9 @@
 import { chart } from "/pages/chart.js";
 import { h } from "/pages/dom.js";
 import { money, roughly } from "/pages/format.js";
+import { outcomeSeries } from "/pages/outcomes.js";
 import { get } from "/dashboard/api.js";
-import { facts } from "/dashboard/parts.js";
-import { seriesOf } from "./minutes.js";
+import { facts, note } from "/dashboard/parts.js";
 import { attach } from "./switches.js";
 import { periodLinks } from "./usage.js";
 
@@ -34,13 +34,13 @@ function history(name, before, rows) {
   const sum = (of, field) => of.reduce((total, row) => total + row[field], 0);
   const times = rows.map(({ hour }) => Date.parse(hour));
   const spent = [{ name: "spent", tone: "plain", values: rows.map(({ nanoEuro }) => nanoEuro) }];
-  const trend = (field, show) => [show(sum(rows, field)), h("span", { class: "small quiet" }, ` ${change(sum(before, field), sum(rows, field))}`)];
+  const trend = (field, show) => [show(sum(rows, field)), note(change(sum(before, field), sum(rows, field)))];
   return [
     facts({ Requests: trend("requests", roughly), Spending: trend("nanoEuro", money) }),
     h(
       "div",
       { class: "pair" },
-      h("div", {}, chart("Requests by hour", seriesOf(rows), times, { span: name })),
+      h("div", {}, chart("Requests by hour", outcomeSeries(rows), times, { span: name })),
       h("div", {}, chart("Spending by hour", spent, times, { unit: "spending", show: money, span: name })),
     ),
   ];

@@ -13,6 +13,7 @@ import * as audit from "./audit.js";
 import * as deploys from "./deploys.js";
 import { drawLast, openStream, showTrouble, stopStream } from "./live.js";
 import * as overview from "./overview.js";
+import * as spending from "./spending.js";
 import * as system from "./system.js";
 import { explain } from "./words.js";
 
@@ -27,6 +28,7 @@ const ROUTES = [
   [/^\/apps$/, apps],
   [/^\/apps\/(?<id>[\w-]+)$/, app],
   [/^\/deploys$/, deploys],
+  [/^\/spending$/, spending],
   [/^\/system$/, system],
   [/^\/audit$/, audit],
 ];

@@ -29,14 +29,14 @@ export async function fetchUsage(at, period, signal, app) {
     const query = new URLSearchParams({ from: new Date(first).toISOString(), by: "hour", group, ...only });
     return get(`${at}/usage?${query}`, signal).then(({ rows }) => rows);
   };
-  const logged = get(`${at}/requests?${new URLSearchParams({ limit: LOGGED, ...only })}`, signal);
-  const [apps, models, requests] = await Promise.all([read("app"), read("model"), logged]);
+  const logged = get(`${at}/requests/figures?${new URLSearchParams({ from: new Date(first).toISOString(), ...only })}`, signal);
+  const [apps, models, figures] = await Promise.all([read("app"), read("model"), logged]);
   const times = Array.from({ length: hours }, (_, n) => first + n * HOUR);
-  return { times, apps, models, requests: requests.filter(({ at: arrived }) => Date.parse(arrived) >= first) };
+  return { times, apps, models, figures };
 }
 
 // `view` is the address of this page, and `known` are the apps that have a page.
-export function showUsage(view, period, { times, apps, models, requests }, known = []) {
+export function showUsage(view, period, { times, apps, models, figures }, known = []) {
   const [span] = PERIODS[period];
   const by = (value) => {
     const sums = new Map(times.map((time) => [time, 0]));
@@ -73,7 +73,7 @@ export function showUsage(view, period, { times, apps, models, requests }, known
       { class: "pair" },
       known.length > 0 && breakdown("App", "app", apps, link),
       breakdown("Model", "model", models, (name) => name || "none"),
-      codes(requests),
+      codes(figures),
     ),
   );
 }
@@ -96,15 +96,14 @@ function breakdown(title, field, rows, show) {
   return h("div", {}, table(`Usage by ${field}`, columns, sorted.slice(0, SHOWN)));
 }
 
-function codes(requests) {
-  const sums = new Map();
-  for (const { code } of requests) sums.set(code, (sums.get(code) ?? 0) + 1);
-  const sorted = [...sums].sort(([, a], [, b]) => b - a).slice(0, SHOWN);
-  if (!sorted.length) return false;
+function codes({ matching, logged, codes: often }) {
+  if (!matching) return false;
+  const answered = matching - Object.values(often).reduce((sum, number) => sum + number, 0);
+  const sorted = [["", answered], ...Object.entries(often)].filter(([, number]) => number).sort(([, a], [, b]) => b - a).slice(0, SHOWN);
   const columns = {
     Outcome: ([code]) => (code ? h("code", { class: kindOf(code) === "failed" ? "bad" : null }, code) : "Answered"),
-    Requests: ([, often]) => count(often),
+    Requests: ([, number]) => count(number),
   };
-  const note = requests.length === LOGGED && h("p", { class: "small quiet" }, "Of the last 1,000 requests.");
-  return h("div", {}, table("Requests by code", columns, sorted), note);
+  const short = logged === LOGGED && h("p", { class: "small quiet" }, "Of the last 1,000 requests.");
+  return h("div", {}, table("Requests by code", columns, sorted), short);
 }

@@ -35,13 +35,39 @@ async def test_accounts_are_listed_searched_and_shown(operator: Tool, gw: Gatewa
     account, *others = row
     assert others == [f"Vreni {word}", "maker", "0", "0.00 of 2.00 EUR", "just now"]
     shown = (await operator("accounts", "show", account)).out
-    for text in (word, "maker", "0 of 200 today", "first (key_"):
+    for text in (word, "maker", "0 of 200 today", "first (key_", "members"):
         assert text in shown
     assert (await operator("accounts", "show", account, "--json")).json["appList"] == []
     everybody = (await operator("accounts", "list", "--json")).json
     assert account in [each["id"] for each in everybody]
     assert "No account has 'nobody here'" in (await operator("accounts", "list", "--search", "nobody here")).line
     assert "NOT_FOUND" in await operator.refused("accounts", "show", "acc_nobody")
+
+
+async def test_a_key_of_the_wrong_kind_says_what_to_use(operator: Tool, capsule: Tool) -> None:
+    for command, instead in (
+        (("usage",), "operators use 'capsule accounts usage ACCOUNT'"),
+        (("keys", "list"), "operators use 'capsule accounts keys ACCOUNT'"),
+        (("deploys", "list"), "operators use 'capsule accounts show ACCOUNT'"),
+    ):
+        refusal = await operator.refused(*command)
+        assert instead in refusal
+        assert "an account's API key, which begins with csk_" in refusal
+    assert "operators' commands need the operator token" in await capsule.refused("accounts", "list")
+
+
+async def test_a_suspension_stops_publishing_and_not_settings(operator: Tool, capsule: Tool, gw: Gateway) -> None:
+    """As the help says."""
+    account = (await capsule("whoami", "--json")).json["id"]
+    assert "can still read and change settings, but publishes nothing" in " ".join(
+        (await operator("accounts", "suspend", "-h")).out.split()
+    )
+    await operator("accounts", "suspend", account, "--reason", "Unpaid")
+    name = f"shop-{secrets.token_hex(4)}"
+    await capsule("apps", "create", name)
+    assert (await capsule("apps", "show", name, "--json")).json["name"] == name
+    assert (await gw.platform("POST", f"apps/{name}/deploys", {"kind": "live"})).status_code == 403
+    await operator("accounts", "resume", account)
 
 
 async def test_all_apps_are_listed(operator: Tool, capsule: Tool, app: App) -> None:

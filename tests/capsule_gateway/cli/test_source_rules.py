@@ -18,7 +18,7 @@ DASHBOARD = """
 const { IgnoredFiles } = await import(process.argv[1]);
 const { rules, paths } = JSON.parse(process.argv[2]);
 const ignored = new IgnoredFiles();
-const read = (path) => ({ path, file: { text: async () => rules[path] } });
+const read = (path) => ({ path, file: new Blob([rules[path] ?? ""]) });
 await ignored.read([...paths, ...Object.keys(rules)].map(read));
 console.log(JSON.stringify(paths.filter((path) => !ignored.has(path))));
 """

@@ -42,8 +42,10 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     assert (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "1h", "--json")).json == refused
     assert (await capsule("requests", "--to", "1h", "--json")).json == []
     page = await capsule("requests", "--from", "2026-01-01", "--limit", "1")
-    assert page.err == f"More: capsule requests --from 2026-01-01 --limit 1 --before {refused[0]['id']}\n"
-    assert (await capsule(*page.err.split()[2:])).rows[1][0] == kept[0]["id"]
+    figures, more = page.err.splitlines()
+    assert figures.startswith("2 of the 2 requests in the log match; full answer p50 ")
+    assert more == f"More: capsule requests --from 2026-01-01 --limit 1 --before {refused[0]['id']}"
+    assert (await capsule(*more.split()[2:])).rows[1][0] == kept[0]["id"]
     one = (await capsule("requests", kept[0]["id"])).out
     assert f"{kept[0]['id']}\n" in one
     assert "limit requestsPerMinute      1 of 30 requests" in one

@@ -28,6 +28,10 @@ async def test_an_account_is_found_and_shown(gw: Gateway, backend: FakeAppBacken
     assert [app["name"] for app in details["appList"]] == [f"shop-{word}"]
     assert [(key["name"], "key" in key) for key in details["keys"]] == [("first", False)]
     assert (details["deploysToday"], details["deploysPerDay"]) == (0, 200)
+    assert details["members"] == []
+    assert (await gw.platform("DELETE", f"accounts/{made['id']}")).json() == {
+        "deletesAt": (await gw.platform("GET", f"accounts/{made['id']}")).json()["deletesAt"]
+    }
     assert made["apiKey"] not in str(details)
     refused(await gw.platform("GET", "accounts/acc_nobody"), 404, "NOT_FOUND")
 
@@ -53,7 +57,15 @@ async def test_failed_deploys_are_listed(hosted: App) -> None:
 
 
 async def test_invalid_limits(gw: Gateway) -> None:
-    queries = ["accounts?limit=101", "apps?limit=0", f"accounts?search={'x' * 201}", "apps?health=healthy"]
+    queries = [
+        "accounts?sort=name",
+        "accounts?plan=gold",
+        "accounts?suspended=perhaps",
+        "accounts?limit=101",
+        "apps?limit=0",
+        f"accounts?search={'x' * 201}",
+        "apps?health=healthy",
+    ]
     for query in [*queries, "deploys/failed?limit=x"]:
         refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")
     account = await gw.account()

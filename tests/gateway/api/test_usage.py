@@ -369,6 +369,25 @@ async def test_invalid_filters_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
 
 
+async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:
+    for _ in range(3):
+        await app.ask("x")
+    for _ in range(2):
+        await app.post({"prompt": "x"}, headers={})
+    await requests_of(app.account, 5)
+    figures = (await app.account.get("/account/requests/figures?code=TOKEN_MISSING")).json()
+    assert (figures["matching"], figures["logged"], figures["codes"]) == (2, 5, {"TOKEN_MISSING": 2})
+    assert figures["values"] == {"apps": [app.name], "models": ["gpt-oss-120b"], "codes": ["TOKEN_MISSING"]}
+    platform = (await app.gateway.platform("GET", f"accounts/{app.account.id}/requests/figures")).json()
+    assert platform["matching"] == 5
+    headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
+    response = await app.gateway.http.get("/account/requests?outcome=answered", headers=headers)
+    assert response.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert [(row["app"], row["status"], row["code"]) for row in rows] == [(app.name, "200", "")] * 3
+    refused(await app.account.get("/account/requests/figures?from=noon"), 400, "REQUEST_MALFORMED")
+
+
 # -- without parameters --------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,12 @@
 """Operators read what the service and each account used."""
 
+import time
+from typing import Any
+
 import pytest
 
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
 
@@ -46,6 +49,30 @@ async def test_the_services_hours(app: App, gw: Gateway) -> None:
     assert sum(hour["codes"].get("TOKEN_MISSING", 0) for hour in hours) >= 1
     assert sum(hour["nanoEuro"] for hour in hours) > 0
     assert [hour["hour"] for hour in hours] == sorted(hour["hour"] for hour in hours)
+
+
+async def test_the_spend_of_all_accounts(app: App, gw: Gateway) -> None:
+    await app.ask("x")
+
+    async def recorded() -> list[dict[str, Any]]:
+        rows = (await gw.platform("GET", "spend")).json()["rows"]
+        return [row for row in rows if row["account"] == app.account.id]
+
+    (row,) = await wait_until(recorded)
+    assert row["accountName"].startswith("Account ")
+    assert row["nanoEuro"] > 0
+    assert row["start"] == time.strftime("%Y-%m-01T00:00:00.000Z", time.gmtime())
+    for path in ("spend", f"accounts/{app.account.id}/usage"):
+        (row,) = (await gw.platform("GET", f"{path}?by=month&group=provider")).json()["rows"]
+        assert (row["provider"], row["requests"] > 0, row["nanoEuro"] > 0) == ("default", True, True)
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Accept": "text/csv"}
+    answer = await gw.http.get("/platform/spend?by=month", headers=headers)
+    heading, *lines = answer.text.splitlines()
+    assert heading == "start,account,accountName,nanoEuro"
+    assert any(app.account.id in line for line in lines)
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="spend-by-month.csv"'
+    for query in ("from=noon", "by=hour", "group=app", "by=day&from=2026-01-01"):
+        refused(await gw.platform("GET", f"spend?{query}"), 400, "REQUEST_MALFORMED")
 
 
 async def test_refusals(app: App, gw: Gateway) -> None:

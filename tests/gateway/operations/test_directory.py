@@ -1,13 +1,18 @@
 """Pages list each account and app once, and searches read a limited number of records."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from gateway.accounts.records import App
+from gateway.accounts.records import App, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.keys import accounts_key, partition_tag
+from gateway.ids import now_iso
+from gateway.keys import accounts_key, partition_tag, spenders_key
 from gateway.operations.directory import Directory
 from gateway.redis.client import Store
+from gateway.settings import Plan
 from tests.support.redis_servers import cluster
 from tests.support.stores import opened
 
@@ -81,3 +86,33 @@ async def test_an_account_without_a_record_is_left_out(registry: Registry) -> No
     tag = partition_tag("acc_gone")
     await registry.store.client.zadd(accounts_key(tag), {"acc_gone": 0})
     assert await all_ids(Directory(registry), "accounts", 10) == []
+
+
+async def test_accounts_are_filtered_and_sorted_by_their_spend(registry: Registry) -> None:
+    plans: list[Plan] = ["free", "max", "max", "free"]
+    accounts = [(await registry.create_account(f"Shop {n}", plan))[0].id for n, plan in enumerate(plans)]
+    suspension = Suspension("Unpaid", now_iso())
+    await registry.change_account(accounts[1], lambda record: msgspec.structs.replace(record, suspension=suspension))
+    key = spenders_key(await registry.store.today())
+    spends = {"total": 60, "acc_deleted": 30, accounts[0]: 20, accounts[2]: 5, accounts[1]: 5}
+    await registry.store.client.zadd(key, spends)
+    await registry.store.client.expire(key, 60)
+    for size in (1, 2, 200):
+        directory = Directory(registry, ids_per_read=size)
+
+        async def listed(limit: int = 1, **chosen: Any) -> list[str]:
+            found, before = list[str](), None
+            while True:
+                page = await directory.list_accounts("", limit, before, **chosen)  # noqa: B023
+                found += [account.id for account in page.rows]
+                if (before := page.next) is None:
+                    return found
+
+        highest_first = [accounts[0], *sorted(accounts[1:3], reverse=True)]
+        for limit in (1, 2, 100):
+            assert await listed(limit, sort="spend") == highest_first
+        assert await listed(sort="spend", plan="max", suspended=False) == [accounts[2]]
+        assert await listed(plan="free") == sorted([accounts[0], accounts[3]], reverse=True)
+        assert await listed(suspended=True) == [accounts[1]]
+        assert await listed(suspended=False, plan="max") == [accounts[2]]
+    assert (await Directory(registry).list_accounts("", 1, "acc_unknown", sort="spend")).rows == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.hooks import Hooks
 from gateway.errors import NotFound
 from gateway.events.notices import BudgetUse, NoticeChoices, Notices
-from gateway.ids import now_iso
-from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
+from gateway.ids import day_of, now_iso
+from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key, spenders_key
 from gateway.operations.leaving import Leaving
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -134,6 +135,9 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
     spent = await leaving.account.settled()
     assert spent > 0
     with gw.redis.client() as client:
+        long_ago = spenders_key(day_of(int((time.time() - 300 * 86_400) * 1000)))
+        client.zadd(long_ago, {"total": 5, left.account.id: 5})
+        client.expire(long_ago, 600)
         before = len(search(client, kept.words, lasting=True))
         assert len(search(client, left.words)) > 20
         assert search_files(gw.data_folder, left.words)

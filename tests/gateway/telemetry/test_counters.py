@@ -18,7 +18,7 @@ from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
 MINUTE = "{ops}:minute:2026-07-02T12:00"
-SPEND = "{ops}:spend:2026-07-02"
+SPEND = "spend-by-account:2026-07-02"
 PROVIDERS = "{ops}:providers:2026-07-02"
 
 
@@ -176,7 +176,7 @@ async def test_a_gateway_writes_all_counts_when_it_stops(launch: Launch, backend
         await app.ask(cut)
         await gw.stop()
         with gw.redis.client() as client:
-            [spend] = client.keys("{ops}:spend:*")
+            [spend] = client.keys("spend-by-account:*")
             settled = cost(7, 3) + max_cost(cut)
             assert dict(client.zrange(spend, 0, -1, withscores=True)) == {
                 b"total": settled,

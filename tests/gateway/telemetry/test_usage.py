@@ -6,13 +6,20 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gateway.keys import requests_key, usage_keys
-from gateway.telemetry.usage import LOGGED_REQUESTS, MAX_WAITING_REQUESTS, LoggedRequest, RequestDetails, outcome_of
+from gateway.keys import requests_key, spend_by_provider_key, usage_by_provider_key, usage_keys
+from gateway.telemetry.usage import (
+    LOGGED_REQUESTS,
+    MAX_WAITING_REQUESTS,
+    Attempt,
+    LoggedRequest,
+    RequestDetails,
+    outcome_of,
+)
 from tests.support.counters import NOON, CountingProcess, request_line
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
-HOUR, DAY, REQUESTS = usage_keys("acc", "2026-07-02T12")
+HOUR, DAY, PROVIDERS, REQUESTS = usage_keys("acc", "2026-07-02T12")
 
 
 async def logged(local: CountingProcess, account: str = "acc") -> list[LoggedRequest]:
@@ -62,6 +69,50 @@ async def test_each_app_and_model_has_its_counts(local: CountingProcess) -> None
     }
     assert await local.read_hash(HOUR) == await local.read_hash(DAY) == expected
     assert [len(await logged(local, account)) for account in ("acc", "other", "")] == [5, 1, 0]
+
+
+async def test_each_provider_has_its_counts(local: CountingProcess) -> None:
+    """The last provider that was asked is the one that counts, also of all accounts; who asked none is not counted."""
+    failed, answered = Attempt("paris-1", "PROVIDER_TIMEOUT", 30), Attempt("paris-2", "", 12)
+    answer = {"model": "gpt", "input_tokens": 7, "output_tokens": 3, "nano_euro": 100}
+    for account in ("acc", "acc", "other"):
+        local.counters.count_request(account, request_line(**answer), RequestDetails(attempts=(failed, answered)))
+    gone = request_line(model="gpt", code="CLIENT_GONE", nano_euro=50)
+    local.counters.count_request("acc", gone, RequestDetails(attempts=(failed,)))
+    local.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
+    assert await local.counters.flush()
+    whole = {"requests": 2, "inputTokens": 14, "outputTokens": 6, "nanoEuro": 200}
+    of_gone = {"requests": 1, "interrupted": 1, "nanoEuro": 50, "interruptedNanoEuro": 50}
+    expected = {f"paris-2/gpt/{name}": str(value) for name, value in whole.items()}
+    expected |= {f"paris-1/gpt/{name}": str(value) for name, value in of_gone.items()}
+    assert await local.read_hash(PROVIDERS) == expected
+    assert await local.read_hash(usage_by_provider_key("other", "2026-07-02")) == {
+        f"paris-2/gpt/{name}": str(value // 2) for name, value in whole.items()
+    }
+    of_all = await local.read_hash(spend_by_provider_key("2026-07-02"))
+    assert (of_all["paris-2/gpt/nanoEuro"], of_all["paris-2/gpt/requests"]) == ("300", "3")
+    assert of_all["paris-1/gpt/interrupted"] == "1"
+    for key in (PROVIDERS, spend_by_provider_key("2026-07-02")):
+        assert 0 < await local.store.client.ttl(key) <= 400 * 86_400
+
+
+async def test_requests_during_a_heartbeat_count_for_their_provider(
+    local: CountingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details = RequestDetails(attempts=(Attempt("paris-1", "", 12),))
+    beat = local.counters._write_heartbeat
+
+    async def count_meanwhile() -> None:
+        await beat()
+        local.counters.count_request("acc", request_line(model="gpt", nano_euro=100), details)
+
+    monkeypatch.setattr(local.counters, "_write_heartbeat", count_meanwhile)
+    for _ in range(3):
+        local.counters.count_request("acc", request_line(model="gpt", nano_euro=100), details)
+        await local.counters.flush()
+    await local.counters.flush()
+    of_all = await local.read_hash(spend_by_provider_key("2026-07-02"))
+    assert of_all == await local.read_hash(PROVIDERS) == {"paris-1/gpt/requests": "7", "paris-1/gpt/nanoEuro": "700"}
 
 
 async def test_a_request_is_logged(local: CountingProcess) -> None:

@@ -1,14 +1,19 @@
 """An account's hour, day and requests, written in one step, each with its expiry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from tests.lua.scripts import source
 
-KEYS = ["{p38}:usage:acc:2026-07-02T12", "{p38}:usage:acc:2026-07-02", "{p38}:request-log:acc"]
-HOUR, DAY, REQUESTS = KEYS
+KEYS = [
+    "{p38}:usage:acc:2026-07-02T12",
+    "{p38}:usage:acc:2026-07-02",
+    "{p38}:usage-by-provider:acc:2026-07-02",
+    "{p38}:request-log:acc",
+]
+HOUR, DAY, PROVIDERS, REQUESTS = KEYS
 
 Record = Callable[..., int]
 
@@ -17,10 +22,11 @@ Record = Callable[..., int]
 def record(client: Any) -> Record:
     script = client.register_script(source("telemetry/record_usage", FIELDS=4, REQUESTS=3))
 
-    def record(*arrivals: float, **counts: int) -> int:
+    def record(*arrivals: float, providers: Mapping[str, int] = {}, **counts: int) -> int:
         names = [part for name, count in counts.items() for part in (name.replace("_", "/"), count)]
         entries = [part for arrival in arrivals for part in (arrival, f'["{arrival}"]')]
-        return script(KEYS, [len(arrivals), *entries, *names])
+        by_provider = [part for name, count in providers.items() for part in (name, count)]
+        return script(KEYS, [len(arrivals), len(providers), *entries, *by_provider, *names])
 
     return record
 
@@ -33,6 +39,18 @@ def test_an_hour_also_counts_in_its_day(client: Any, record: Record) -> None:
     assert 14 * 86_400 - 5 < client.ttl(HOUR) <= 14 * 86_400
     assert 400 * 86_400 - 5 < client.ttl(DAY) <= 400 * 86_400
     assert not client.exists(REQUESTS)
+
+
+def test_counts_by_provider_are_those_of_the_day(client: Any, record: Record) -> None:
+    """They are few, and the limit of apps and models does not concern them."""
+    counts = {f"paris-{n}/m/requests": n for n in range(1, 7)}
+    assert record(1793599200000, providers=counts, notes_m_requests=2) == 1
+    record(providers=counts, notes_m_requests=2)
+    expected = {name.encode(): str(2 * n).encode() for name, n in counts.items()}
+    assert client.hgetall(PROVIDERS) == expected
+    assert client.hgetall(DAY) == client.hgetall(HOUR) == {b"notes/m/requests": b"4"}
+    assert 400 * 86_400 - 5 < client.ttl(PROVIDERS) <= 400 * 86_400
+    assert client.zcard(REQUESTS) == 1
 
 
 def test_beyond_the_limit_further_apps_are_counted_together(client: Any, record: Record) -> None:

@@ -53,7 +53,9 @@ async def test_secrets_that_others_can_read(monkeypatch: pytest.MonkeyPatch) -> 
             file.chmod(0o600)
         settings = Settings(
             redis_url=f"rediss://localhost:6379/0?ssl_keyfile={files['redis.pem']}",
-            providers_file=(ProviderSettings(url="https://a", region="x", key_file=str(files["provider-key"])),),
+            providers_file=(
+                ProviderSettings(url="https://a", region="x", key_file=str(files["provider-key"]), models={"m": "m"}),
+            ),
             oidc_client_secret_file=str(files["client-secret"]),
             smtp_url_file=str(files["smtp"]),
         )
