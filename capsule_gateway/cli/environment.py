@@ -25,6 +25,7 @@ PAUSE_SECONDS = 1.0
 
 env = Group(
     "env",
+    formerly={"unset": "remove"},
     help="Set the environment variables of an app's builds and start command.\n\nChanges apply from the next deploy.",
 )
 env.lists(
@@ -62,10 +63,10 @@ def env_set(app: str, name: str, source: Path | None) -> None:
     click.echo(f"Set {', '.join(values)} for {app}, effective from the next deploy.")
 
 
-@env.command("unset")
+@env.command("remove")
 @app_argument
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def env_unset(app: str, names: tuple[str, ...]) -> None:
+def env_remove(app: str, names: tuple[str, ...]) -> None:
     """Remove variables from APP."""
     open_service().send("PUT", path("account", "apps", app, "env"), dict.fromkeys(names))
     click.echo(f"Removed {', '.join(names)} from {app}, effective from the next deploy.")

@@ -22,11 +22,11 @@ async def complete_words(capsule: Tool, *words: str) -> list[str]:
 
 
 async def test_names_and_ids(capsule: Tool, app: App) -> None:
-    hook = (await capsule("hook", "create", app.name, "--name", "ci", "--json")).json
+    hook = (await capsule("hooks", "create", app.name, "--name", "ci", "--json")).json
     app.gateway.confidential.add(hook["url"].rpartition("/")[2])
     assert await complete_words(capsule, "deploys", "publish", app.name[:5]) == [app.name]
     assert await complete_words(capsule, "apps", "show", "nobodys") == []
-    assert await complete_words(capsule, "hook", "revoke", "hook_") == [hook["id"]]
+    assert await complete_words(capsule, "hooks", "remove", "hook_") == [hook["id"]]
     assert await complete_words(capsule, "deploys", "show", "dep_") == []
     assert await complete_words(capsule, "new", "notes", "--template", "s") == ["static"]
 

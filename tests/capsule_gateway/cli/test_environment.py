@@ -35,7 +35,7 @@ async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) ->
     assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0
     run = await capsule("env", "list", hosted.name, "--json")
     assert [each["name"] for each in json.loads(run.out)] == ["A", "B", "C", "TOKEN"]
-    assert (await capsule("env", "unset", hosted.name, "A", "TOKEN")).code == 0
+    assert (await capsule("env", "remove", hosted.name, "A", "TOKEN")).code == 0
     run = await capsule("env", "list", hosted.name)
     assert "TOKEN" not in run.out
     assert secret not in run.out + run.err
