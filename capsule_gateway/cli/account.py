@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import TIME, limit
+from capsule_gateway.cli.arguments import TIME, complete_delivery, limit
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -239,7 +239,7 @@ def deliveries_list(limit: int, event: str | None, before: str | None, follow: b
     print_next_page(rows, limit, "attempt")
 
 
-@deliveries.shows("show ID", "GET /account/deliveries/{id}", "outcome")
+@deliveries.shows("show DELIVERY", "GET /account/deliveries/{id}", "outcome")
 def deliveries_show(row: Row, **_: str) -> None:
     """Show a delivery: its request and the receiver's response.
 
@@ -261,7 +261,7 @@ def _print_message(title: str, message: Row) -> None:
 
 
 @deliveries.command("redeliver")
-@click.argument("delivery_id", metavar="[ID]", required=False)
+@click.argument("delivery_id", metavar="[ID]", required=False, shell_complete=complete_delivery)
 @click.option("--failed", is_flag=True, help="Redeliver all events whose newest delivery failed.")
 @click.option(
     "--since", metavar="TIME", type=TIME, help="With --failed: events since then, such as 1h or an ISO 8601 time."

@@ -43,7 +43,7 @@ keys.sends(
     click.option("--app", metavar="APP", help="Only for this app, with the scope 'deploy' or 'read'."),
 )
 keys.sends(
-    "remove ID",
+    "remove KEY_ID",
     "DELETE /account/keys/{id}",
     "Revoke and remove a key. It stops working at once, and its dashboard sessions end.",
     done("Revoked {id}. Requests with it now get 401, and its dashboard sessions have ended.", "revoked", "id"),

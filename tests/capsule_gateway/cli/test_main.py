@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule_gateway.cli.main import TOPICS
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
 from tests.support.accounts import App
@@ -69,7 +70,7 @@ async def test_a_hook_for_programs(capsule: Tool, app: App) -> None:
 
 
 async def test_a_hook_needs_an_app_of_the_account(capsule: Tool) -> None:
-    assert "no such app" in await capsule.refused("hooks", "create", "somebody-elses", "--name", "x")
+    assert "no app somebody-elses" in await capsule.refused("hooks", "create", "somebody-elses", "--name", "x")
 
 
 async def test_the_webhook(capsule: Tool, app: App) -> None:
@@ -205,7 +206,7 @@ async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
     for arguments, message in (
         (["hooks", "create", "shop"], "Missing option '--name' (see 'capsule hooks create --help')"),
         (["hooks", "remove"], "Missing argument 'ID' (see 'capsule hooks remove --help')"),
-        (["hooks"], "No such command 'hooks'"),
+        (["hoks"], "No such command 'hoks'. (Did you mean one of: 'hooks', 'webhooks'?)"),
         (["webhooks", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
         (["deliveries", "list", "--limit", "0"], "0 is not in the range"),
         (["deliveries", "redeliver"], "give either the ID of an event, or --failed and --since"),
@@ -218,17 +219,52 @@ async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
         assert message in await capsule.refused(*arguments, code=2)
 
 
-async def test_a_group_alone_shows_its_help(capsule: Tool) -> None:
-    run = await asyncio.to_thread(run_process, capsule, "hook")
+async def test_a_group_alone_lists_or_shows_its_help(capsule: Tool, app: App) -> None:
+    assert (await capsule("hooks")).line.startswith("No hooks.")
+    assert (await capsule("apps", "--json")).json == (await capsule("apps", "list", "--json")).json
+    assert (await capsule("keys", "-h")).out.startswith("Usage: capsule keys [OPTIONS] COMMAND")
+    run = await asyncio.to_thread(run_process, capsule, "webhooks")
     assert run.returncode == 2
     assert "Usage: " in run.stderr
-    assert "revoke" in run.stderr
+    assert "rotate" in run.stderr
 
 
-async def test_every_command_has_its_help(capsule: Tool) -> None:
-    for group in (await capsule("--help")).out.partition("Commands:")[2].split("\n"):
-        if name := group.strip().partition(" ")[0]:
+async def test_the_help_has_each_command_under_its_topic(capsule: Tool) -> None:
+    page = (await capsule("--help")).out
+    for topic, commands in TOPICS.items():
+        section = page.partition(f"\n{topic}:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^  (\S+)", section, re.MULTILINE) == [*commands], topic
+        for name in commands:
             assert (await capsule(name, "-h")).out.startswith(f"Usage: capsule {name}")
+    assert "..." not in page.partition("Start here:")[2], "a description is cut"
+    assert "hook " not in page
+
+
+async def test_former_names_still_work(capsule: Tool, app: App) -> None:
+    created = await capsule("hook", "create", app.name, "--name", "ci")
+    app.gateway.confidential.add(created.line.rpartition("/")[2])
+    [hook] = (await capsule("hook", "list", "--json")).json
+    assert (await capsule("hook", "revoke", hook["id"])).line == f"Revoked {hook['id']}. Its URL now answers 404."
+    assert "no webhook is set" in await capsule.refused("webhook", "show")
+    assert (await capsule("webhook", "clear")).line.startswith("Cleared.")
+    for former in (["keys", "revoke"], ["env", "unset"], ["apps", "delete"], ["domain", "clear"], ["accounts", "key"]):
+        assert (await capsule(*former, "-h")).out.startswith(f"Usage: capsule {' '.join(former)} ")
+
+
+async def test_an_error_names_what_was_typed(capsule: Tool, app: App) -> None:
+    assert (await capsule.refused("limits", "set", app.name, "--daily-euro", "abc")).startswith("--daily-euro: ")
+    assert (await capsule.refused("deploys", "rollback", app.name, "dep_x")).startswith("ID: ")
+    assert (await capsule.refused("domains", "set", app.name, "nothing")).startswith("DOMAIN: ")
+    assert (await capsule.refused("apps", "set", app.name, "--build", "x", "--output", "../x")).startswith("--output: ")
+
+
+async def test_an_unknown_app_is_repeated(capsule: Tool, app: App) -> None:
+    near = f"{app.name}s"
+    said = f"There is no app {near} in this account (did you mean {app.name}?) (NOT_FOUND, request "
+    assert (await capsule.refused("limits", "show", near)).startswith(said)
+    assert (await capsule.refused("env", "list", "zzzzz")).startswith(
+        "There is no app zzzzz in this account (NOT_FOUND"
+    )
 
 
 async def test_a_pipe_gets_whole_lines_without_colors(capsule: Tool, app: App) -> None:
@@ -253,13 +289,13 @@ async def test_shell_completion(capsule: Tool) -> None:
         env={
             "PATH": os.environ["PATH"],
             "_CAPSULE_COMPLETE": "bash_complete",
-            "COMP_WORDS": "capsule hooks r",
+            "COMP_WORDS": "capsule keys r",
             "COMP_CWORD": "2",
         },
         capture_output=True,
         text=True,
     )
-    assert run.stdout.strip() == "plain,revoke"
+    assert run.stdout.strip() == "plain,remove"
 
 
 async def test_whose_key_it_is(capsule: Tool, operator: Tool, app: App) -> None:
