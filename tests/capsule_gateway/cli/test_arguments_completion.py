@@ -80,10 +80,8 @@ async def test_an_answer_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ROWS, "/account/apps/shop/data", found)
             async with Service() as service:
-                assert (
-                    await complete_words(Tool(service.address, "csk_key", tmp_path), *"data restore shop s".split())
-                    == []
-                )
+                tool = Tool(service.address, "csk_key", tmp_path)
+                assert await complete_words(tool, "data", "restore", "shop", "s") == []
 
 
 async def test_without_a_service_or_a_key(app: App, tmp_path: Path) -> None:
