@@ -284,11 +284,22 @@ class Service:
             return ServiceRefusal(message, status=status, temporary=temporary)
         message = self._name_app(message) if message == NO_SUCH_APP else _name_parameter(message)
         if details[0] == "UNAUTHORIZED":
-            message = "this key is not valid here: accounts use their API key, operators use the operator token"
+            message = self._explain_key(answer.request.url.path)
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"retry after {seconds} s")
         text = f"{message} ({', '.join(details)})"
         return ServiceRefusal(text, status=status, code=details[0], temporary=temporary)
+
+    def _explain_key(self, path: str) -> str:
+        """Returns why the service refused the key for a call at the path."""
+        if path.startswith("/account") and not self.is_account:
+            return (
+                f"this command needs an API key of an account, which begins with {ACCOUNT_KEY_PREFIX}; "
+                "with an operator token, use 'capsule accounts' and 'capsule apps'"
+            )
+        if path.startswith("/platform") and self.is_account:
+            return "this command is for operators: set CAPSULE_API_KEY to an operator token"
+        return "this key is not valid here: accounts use their API key, operators use the operator token"
 
     def _name_app(self, message: str) -> str:
         """Returns a message that repeats the name of the app, and suggests the nearest one of the account."""

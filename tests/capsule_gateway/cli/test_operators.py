@@ -95,7 +95,7 @@ async def test_a_cap_of_its_own_and_the_keys_of_an_account(operator: Tool, app: 
     assert "0.25 EUR" in (await operator("accounts", "set", account, "--daily-euro", "0.25")).line
     assert "of 0.25 EUR" in (await operator("accounts", "show", account)).out
     assert "plan's cap" in (await operator("accounts", "set", account, "--daily-euro", "none")).line
-    assert "dailyEuro" in await operator.refused("accounts", "set", account, "--daily-euro", "1,5")
+    assert "--daily-euro: an amount" in await operator.refused("accounts", "set", account, "--daily-euro", "1,5")
     headings, [name, key, *_] = (await operator("accounts", "keys", account)).rows
     assert (headings[:2], name) == (["NAME", "ID"], "first")
     assert key in (await operator("accounts", "remove-key", account, key)).line
