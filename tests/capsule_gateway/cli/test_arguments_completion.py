@@ -76,7 +76,8 @@ async def test_what_an_account_has(words: str, offered: list[str], tmp_path: Pat
 
 async def test_an_answer_that_cannot_be_read(tmp_path: Path) -> None:
     """Its rows may be missing, or be no rows: the line being typed is not disturbed."""
-    for found in ({"snapshots": None}, {"snapshots": ["x"]}, {}, []):
+    unreadable: list[Any] = [{"snapshots": None}, {"snapshots": ["x"]}, {}, []]
+    for found in unreadable:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ROWS, "/account/apps/shop/data", found)
             async with Service() as service:
