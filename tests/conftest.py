@@ -30,6 +30,7 @@ LONG = (  # tests that `make test` leaves out
     "docs/test_load_testing",
     "docs/test_proxies",
     "capsule_gateway/dev/",
+    "gateway/api/test_install.py::test_login_deploy_and_logs",
     "gateway/api/test_openapi.py::test_no_undocumented_status",
     "gateway/inference/test_availability_outages",
     "gateway/inference/test_handler_backbone",

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.api import documentation
+from gateway.client_wheel import client_wheel
 from tests.support.dev_process import Run
 from tests.support.redis_servers import five_free_ports
 from tests.support.wheel import ROOT, build_wheel, find_pythons, install
@@ -81,6 +82,8 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
             assert (await http.get(f"http://127.0.0.1:{port}/dashboard")).is_success
             for address in ("/docs", "/docs/webhooks", "/docs/tour", "/docs/reference", "/docs/search.json"):
                 assert (await http.get(f"http://127.0.0.1:{port}{address}")).is_success, address
+            script = (await http.get(f"http://127.0.0.1:{port}/install.sh")).text
+            assert client_wheel().name in script, "the command line is the same from a clone"
 
 
 @asynccontextmanager

@@ -1,10 +1,10 @@
-"""`capsule account`, `hook`, `webhook` and `deliveries`: the commands for one account."""
+"""`capsule account`, `hooks`, `webhooks` and `deliveries`: the commands for one account."""
 
 from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import TIME, limit
+from capsule_gateway.cli.arguments import TIME, complete_delivery, limit
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -90,15 +90,19 @@ def _show_account(name: str | None) -> None:
 # -- deploy hooks --------------------------------------------------------------------------------------------
 
 
-hook = Group("hook", help="Manage deploy hooks: secret URLs that deploy an app.")
-hook.sends(
+hooks = Group(
+    "hooks",
+    formerly={"revoke": "remove"},
+    help="Manage deploy hooks: secret URLs that deploy an app.",
+)
+hooks.sends(
     "create APP",
     "POST /account/apps/{app}/hooks name",
     "Create a hook for APP. Its URL is shown only once.",
     value("url", "Created hook {id} for {app}. Keep this URL secret: it deploys the app. It is shown only once:"),
     click.option("--name", required=True, help="Label that says what the hook is for."),
 )
-hook.lists(
+hooks.lists(
     "list",
     "/account/hooks",
     "List the hooks of all apps, newest first.",
@@ -106,12 +110,12 @@ hook.lists(
     prose="name",
     cut=["app"],
     less=["created", "last used"],
-    empty="No hooks. Create one with: capsule hook create APP --name NAME",
+    empty="No hooks. Create one with: capsule hooks create APP --name NAME",
 )
-hook.sends(
-    "revoke HOOK",
+hooks.sends(
+    "remove HOOK",
     "DELETE /account/hooks/{hook_id}",
-    "Revoke a hook. Its URL stops working at once.",
+    "Revoke and remove a hook. Its URL stops working at once.",
     done("Revoked {hook_id}. Its URL now answers 404.", "revoked", "hook_id"),
 )
 
@@ -119,10 +123,10 @@ hook.sends(
 # -- the webhook ---------------------------------------------------------------------------------------------
 
 
-webhook = Group("webhook", help="Manage the webhook: the URL that receives events.")
+webhooks = Group("webhooks", formerly={"clear": "remove"}, help="Manage the webhook: the URL that receives events.")
 
 
-@webhook.command("show")
+@webhooks.command("show")
 @as_json
 def webhook_show() -> None:
     """Show the URL that receives events."""
@@ -139,7 +143,7 @@ def _require_webhook(service: Service) -> Row:
         return service.request_object("GET", "/account/webhook", having="url")
     except ServiceRefusal as refused:
         if refused.status == 404:
-            raise ServiceRefusal("no webhook is set; set one with: capsule webhook set URL") from None
+            raise ServiceRefusal("no webhook is set; set one with: capsule webhooks set URL") from None
         raise
 
 
@@ -150,13 +154,13 @@ def _show_change(record: Row, **_: str) -> None:
     show_value(record, "secret", note)
 
 
-webhook.sends(
+webhooks.sends(
     "set URL",
     "PUT /account/webhook url",
     "Send all events to URL. A new URL gets a new signing secret, which is shown only once.",
     Answer("url", _show_change),
 )
-webhook.sends(
+webhooks.sends(
     "rotate",
     "POST /account/webhook/rotate",
     "Create a new signing secret, which is shown only once. For 24 hours, the old secret signs too.",
@@ -167,13 +171,13 @@ webhook.sends(
     ),
     check=_require_webhook,
 )
-webhook.sends(
-    "clear",
+webhooks.sends(
+    "remove",
     "DELETE /account/webhook",
     "Stop sending events, and delete the signing secret.",
     done("Cleared. Events are dropped until you set a webhook.", "cleared"),
 )
-webhook.sends(
+webhooks.sends(
     "test",
     "POST /account/webhook/test type=event",
     f"Send a sample event, marked as a sample.\n\nTYPE is one of {', '.join(catalog.SAMPLES)}.",
@@ -199,27 +203,13 @@ def _format_notes(row: Row) -> str:
     return ", ".join(notes)
 
 
-NO_DELIVERIES = "No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded"
+NO_DELIVERIES = "No deliveries yet. Send a sample with: capsule webhooks test deploy.succeeded"
 DELIVERY_LAYOUT: dict[str, Any] = {"cut": ["app"], "less": ["notes", "took", "app"]}
 OUTCOME = {"took": duration_of("durationMs"), "outcome": _format_outcome}
 DELIVERY_COLUMNS = texts(id="id", event="type", app="app") | {"at": age_of("at")} | OUTCOME | {"notes": _format_notes}
 
 
-class _ListByDefault(Group):
-    """A group that takes --follow for its command `list`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args[:1] == ["--follow"]:
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_ListByDefault)
-def deliveries() -> None:
-    """Show deliveries to the webhook, and redeliver events.
-
-    'capsule deliveries --follow' is short for 'capsule deliveries list --follow'.
-    """
+deliveries = Group("deliveries", help="Show deliveries to the webhook, and redeliver events.")
 
 
 @deliveries.command("list")
@@ -249,7 +239,7 @@ def deliveries_list(limit: int, event: str | None, before: str | None, follow: b
     print_next_page(rows, limit, "attempt")
 
 
-@deliveries.shows("show ID", "GET /account/deliveries/{id}", "outcome")
+@deliveries.shows("show DELIVERY", "GET /account/deliveries/{id}", "outcome")
 def deliveries_show(row: Row, **_: str) -> None:
     """Show a delivery: its request and the receiver's response.
 
@@ -271,7 +261,7 @@ def _print_message(title: str, message: Row) -> None:
 
 
 @deliveries.command("redeliver")
-@click.argument("delivery_id", metavar="[ID]", required=False)
+@click.argument("delivery_id", metavar="[ID]", required=False, shell_complete=complete_delivery)
 @click.option("--failed", is_flag=True, help="Redeliver all events whose newest delivery failed.")
 @click.option(
     "--since", metavar="TIME", type=TIME, help="With --failed: events since then, such as 1h or an ISO 8601 time."

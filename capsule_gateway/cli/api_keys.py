@@ -22,10 +22,10 @@ KEYS: dict[str, Any] = {
     },
     "prose": "name",
     "less": ["by", "created", "last used"],
-    "empty": "No keys. Operators create one with: capsule accounts key ID NAME",
+    "empty": "No keys. Operators create one with: capsule accounts create-key ID NAME",
 }
 
-keys = Group("keys", help="Manage the account's API keys.")
+keys = Group("keys", formerly={"revoke": "remove"}, help="Manage the account's API keys.")
 keys.lists("list", "/account/keys", "List the keys, newest first. The keys themselves are not shown.", **KEYS)
 keys.sends(
     "create NAME",
@@ -43,8 +43,8 @@ keys.sends(
     click.option("--app", metavar="APP", help="Only for this app, with the scope 'deploy' or 'read'."),
 )
 keys.sends(
-    "revoke ID",
+    "remove KEY_ID",
     "DELETE /account/keys/{id}",
-    "Revoke a key. It stops working at once, and its dashboard sessions end.",
+    "Revoke and remove a key. It stops working at once, and its dashboard sessions end.",
     done("Revoked {id}. Requests with it now get 401, and its dashboard sessions have ended.", "revoked", "id"),
 )

@@ -48,7 +48,11 @@ AUTH_OPTIONS = KINDS.keys() | CLAIMS.keys() | BACKEND.keys()
 BUILD_OPTIONS = {"command", "output", "start", "health"}
 
 
-apps = Group("apps", help="Create, change, list and delete your apps. Operators put, show and delete any app.")
+apps = Group(
+    "apps",
+    formerly={"delete": "remove"},
+    help="Create, change, list and remove your apps. Operators put, show and remove any app.",
+)
 
 
 @apps.command("list")
@@ -374,12 +378,12 @@ def _read_secret(prompt: str) -> str:
     return sys.stdin.readline().strip()
 
 
-@apps.command("delete")
+@apps.command("remove")
 @click.argument("app")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @reason
 @as_json
-def apps_delete(app: str, yes: bool, reason: str | None) -> None:
+def apps_remove(app: str, yes: bool, reason: str | None) -> None:
     """Delete APP with its hooks, variables and sources. Operators can delete any account's app.
 
     The command asks you to type the app's name, unless you give --yes.

@@ -4,8 +4,9 @@ If APP is missing, `capsule.toml` in the working folder or above names the app. 
 letters, digits and hyphens. An argument with other characters, such as an id, a path or a domain, is therefore one of
 the command's next arguments, and APP is missing.
 
-Completion offers names of the account's apps, and ids of deploys and hooks. If the service does not answer, it offers
-nothing and prints nothing: a message would disturb the line being typed.
+Completion offers what the account has: names of apps and of their variables, ids of deploys, hooks, keys, snapshots,
+deliveries and requests, and addresses of members. If the service does not answer, it offers nothing and prints nothing:
+a message would disturb the line being typed.
 """
 
 import os
@@ -13,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -21,7 +23,7 @@ from capsule_gateway.cli.service import Service, WrongUsage, find_credentials
 MANIFEST = "capsule.toml"
 NAME = re.compile(r"[a-z0-9-]+", re.ASCII)
 STEP_SECONDS = 2.0  # timeout of completion
-LISTED_DEPLOYS = 50
+LISTED = 50  # of lists that may be long
 FOLLOW_SECONDS = 1800
 SHELLS = ("bash", "zsh", "fish")
 
@@ -107,24 +109,38 @@ def _move_right(raw: dict[str, Any], value: str, params: list[click.Argument]) -
 # -- completion -------------------------------------------------------------------------------------------------
 
 
-def _completer(path: str, field: str, **query: Any) -> Complete:
-    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+def completer(address: str, field: str, rows: str = "", **query: Any) -> Complete:
+    """Returns a function that offers this field of the rows at the address, which may contain {app}.
+
+    `rows` is the field of the answer that has the rows, unless the answer is a list.
+    """
+
+    def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+        target = address.format(app=quote(str(context.params.get("app")), safe=""))
         try:
             with Service(*find_credentials(), timeout=STEP_SECONDS) as service:
-                found = [str(row.get(field, "")) for row in service.list_rows(path, **query)]
-        except click.ClickException:
+                found = (
+                    service.request_object("GET", target, having=rows)[rows]
+                    if rows
+                    else service.list_rows(target, **query)
+                )
+                values = [str(row.get(field, "")) for row in found]
+        except (click.ClickException, AttributeError, TypeError):
             return []
-        return [value for value in found if value.startswith(begun)]
+        return [value for value in dict.fromkeys(values) if value.startswith(begun)]
 
     return complete
 
 
-complete_app = _completer("/account/apps", "name")
+complete_app = completer("/account/apps", "name")
+complete_deploy = completer("/account/deploys", "id", limit=LISTED)
+complete_delivery = completer("/account/deliveries", "id", limit=LISTED)
+complete_request = completer("/account/requests", "id", limit=LISTED)
+complete_snapshot = completer("/account/apps/{app}/data", "id", rows="snapshots")
+complete_variable = completer("/account/apps/{app}/env", "name")
 app_argument = click.argument("app", cls=AppArgument, shell_complete=complete_app)
-deploy_argument = click.argument(
-    "deploy_id", metavar="ID", shell_complete=_completer("/account/deploys", "id", limit=LISTED_DEPLOYS)
-)
-hook_argument = click.argument("hook_id", metavar="ID", shell_complete=_completer("/account/hooks", "id"))
+deploy_argument = click.argument("deploy_id", metavar="ID", shell_complete=complete_deploy)
+hook_argument = click.argument("hook_id", metavar="ID", shell_complete=completer("/account/hooks", "id"))
 
 folder_argument = click.argument(
     "folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path)
@@ -169,7 +185,12 @@ WORDS = {
     "APP": app_argument,
     "ACCOUNT": account_argument,
     "DEPLOY": deploy_argument,
+    "[DEPLOY]": click.argument("deploy_id", metavar="[ID]", required=False, shell_complete=complete_deploy),
+    "DELIVERY": click.argument("id", metavar="ID", shell_complete=complete_delivery),
     "HOOK": hook_argument,
+    "KEY_ID": click.argument("id", metavar="ID", shell_complete=completer("/account/keys", "id")),
+    "MEMBER": click.argument("email", metavar="EMAIL", shell_complete=completer("/account/members", "email")),
+    "SNAPSHOT": click.argument("snapshot_id", metavar="ID", shell_complete=complete_snapshot),
     "--follow": follow_option,
     "--reason": reason,
     "--timeout": timeout_option,

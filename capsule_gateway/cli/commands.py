@@ -1,9 +1,10 @@
 """Declares commands that send one request and show the answer. All other commands are functions.
 
-`keys.sends("revoke ID", "DELETE /account/keys/{id}", "Revoke a key.", done("Revoked {id}.", "revoked", "id"))`
+`keys.sends("remove ID", "DELETE /account/keys/{id}", "Revoke a key.", done("Revoked {id}.", "revoked", "id"))`
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -31,7 +32,36 @@ class Group(click.Group):
     They have a usage such as "create APP NAME --reason", and a call such as "POST /account/apps/{app} name". The words
     after the address are the fields of the body; `field=argument` sends an argument of another name. An optional
     argument that is missing is not sent. An option called `reason` is an operator's, for the audit trail.
+
+    A group that has a command `list` runs it if none is named. `formerly` has names that commands had, with the present
+    ones: they keep working, and neither help nor completion shows them.
     """
+
+    def __init__(self, *arguments: Any, formerly: Mapping[str, str] = {}, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.formerly = formerly
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self.formerly.get(cmd_name, cmd_name))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        begins_with_option = bool(args) and args[0].startswith("-") and args[0] not in ctx.help_option_names
+        if "list" in self.commands and (begins_with_option or not (args or ctx.resilient_parsing)):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def list_topics(self, ctx: click.Context) -> Mapping[str, Iterable[str]]:
+        """Returns the names of the commands under the headings of the help."""
+        return {"Commands": self.list_commands(ctx)}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands with their whole descriptions, which click would cut."""
+        for topic, names in self.list_topics(ctx).items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(name, each.get_short_help_str(sys.maxsize)) for name, each in found if each and not each.hidden]
+            if rows:
+                with formatter.section(topic):
+                    formatter.write_dl(rows)
 
     def sends(
         self,

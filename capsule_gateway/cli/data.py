@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.arguments import app_argument, complete_snapshot
 from capsule_gateway.cli.cells import Row, age_of, format_size, strip_controls, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group
 from capsule_gateway.cli.deploys import QUEUED
@@ -53,7 +53,7 @@ data.sends(
 
 @data.command("download")
 @app_argument
-@click.argument("snapshot", metavar="[ID]", default="")
+@click.argument("snapshot", metavar="[ID]", default="", shell_complete=complete_snapshot)
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="File to write; - for stdout.")
 def data_download(app: str, snapshot: str, output: Path | None) -> None:
     """Download snapshot ID of APP, by default the newest, as a tar.gz."""
@@ -78,8 +78,8 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
 
 
 data.sends(
-    "restore APP ID --follow --timeout",
-    f"POST {DATA}/restore snapshotId=id",
+    "restore APP SNAPSHOT --follow --timeout",
+    f"POST {DATA}/restore snapshotId=snapshot_id",
     "Deploy APP's live release again, on the data of a snapshot.\n\nThe present data are kept as a snapshot first. "
     "'capsule data deleted' lists snapshots of deleted apps, which any app can restore.",
     QUEUED,

@@ -238,8 +238,8 @@ def _show_queued(queued: Row, done: str, follow: bool, timeout: int) -> None:
 QUEUED = Answer("deployId", lambda answer, follow, timeout, **_: _show_queued(answer, "Queued", follow, timeout))
 
 deploys.sends(
-    "rollback APP [ID] --follow --timeout",
-    "POST /account/apps/{app}/rollback deployId=id",
+    "rollback APP [DEPLOY] --follow --timeout",
+    "POST /account/apps/{app}/rollback deployId=deploy_id",
     "Serve an earlier release of APP again, without a new build.\n\n"
     "The release is that of deploy ID or, by default, the one before the live release.",
     QUEUED,

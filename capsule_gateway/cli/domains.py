@@ -105,6 +105,7 @@ domains.sends(
 
 domain = Group(
     "domain",
+    hidden=True,  # `domains` does the same, and more
     help="Serve an app at a domain of your own: the primary one, if it has several.\n\nSet the domain, create the "
     "records in its DNS, then verify it.",
 )

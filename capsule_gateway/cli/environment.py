@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import TIME, app_argument
+from capsule_gateway.cli.arguments import TIME, app_argument, complete_variable
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
-from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
+from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path, suggest
+from capsule_gateway.cli.show import as_json, show_line
 from gateway.text_files import decode_text
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
@@ -25,6 +26,7 @@ PAUSE_SECONDS = 1.0
 
 env = Group(
     "env",
+    formerly={"unset": "remove"},
     help="Set the environment variables of an app's builds and start command.\n\nChanges apply from the next deploy.",
 )
 env.lists(
@@ -38,13 +40,14 @@ env.lists(
 
 @env.command("set")
 @app_argument
-@click.argument("name", metavar="[NAME]", default="")
+@click.argument("name", metavar="[NAME]", default="", shell_complete=complete_variable)
 @click.option(
     "--file",
     "source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Set all variables of a file with lines NAME=value.",
 )
+@as_json
 def env_set(app: str, name: str, source: Path | None) -> None:
     """Set variable NAME of APP.
 
@@ -59,16 +62,21 @@ def env_set(app: str, name: str, source: Path | None) -> None:
         )
     values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
     open_service().send("PUT", path("account", "apps", app, "env"), values)
-    click.echo(f"Set {', '.join(values)} for {app}, effective from the next deploy.")
+    show_line({"set": [*values]}, f"Set {', '.join(values)} for {app}, effective from the next deploy.")
 
 
-@env.command("unset")
+@env.command("remove")
 @app_argument
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def env_unset(app: str, names: tuple[str, ...]) -> None:
-    """Remove variables from APP."""
-    open_service().send("PUT", path("account", "apps", app, "env"), dict.fromkeys(names))
-    click.echo(f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_variable)
+@as_json
+def env_remove(app: str, names: tuple[str, ...]) -> None:
+    """Remove variables from APP. If one of them is not set, none is removed."""
+    service, address = open_service(), path("account", "apps", app, "env")
+    present = [text_of("name")(row) for row in service.list_rows(address)]
+    if missing := [name for name in names if name not in present]:
+        raise ServiceRefusal(f"{app} has no variable {missing[0]}{suggest(missing[0], present)}; nothing was removed")
+    service.send("PUT", address, dict.fromkeys(names))
+    show_line({"removed": [*names]}, f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
 
 
 def _read_value(name: str) -> str:

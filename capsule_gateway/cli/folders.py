@@ -25,13 +25,13 @@ from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.manifest import ensure_manifest
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, call_if_permitted, open_service, path
 from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
+from gateway.client_wheel import NOT_PACKED
 
 if TYPE_CHECKING:
     from gateway.deploys.manifest import Manifest
 
 CAPSULE = Path(gateway.__file__).parents[1] / "capsule"
 PLACEHOLDER = b"__NAME__"
-NOT_COPIED = {"node_modules", "dist", "data"}  # may be left in the source tree
 AUTH_SECRET = "BETTER_AUTH_SECRET"  # noqa: S105 - the variable in which better-auth expects the secret of its sessions
 
 # The templates: files and folders in `capsule`, and the folder of the app that they are copied to. `template/shared` is
@@ -100,7 +100,7 @@ def _find_files(top: Path) -> Iterator[tuple[Path, Path]]:
         return
     for file in sorted(top.rglob("*")):
         relative = file.relative_to(top)
-        if file.is_file() and not NOT_COPIED & {*relative.parts}:
+        if file.is_file() and not NOT_PACKED & {*relative.parts}:
             yield file, relative
 
 

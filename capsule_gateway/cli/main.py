@@ -5,15 +5,18 @@ Exit codes: 0 success, 1 refused by the service, 2 wrong usage, 130 interrupted.
 
 import asyncio
 import contextlib
-import importlib
+import functools
+import importlib.util
 import io
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import click
 
 from capsule_gateway.cli.cells import strip_controls, text_of
+from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import (
     LOCAL_URL,
     Service,
@@ -31,48 +34,82 @@ from capsule_gateway.cli.show import as_json, show_line
 
 INTERRUPTED = 130
 
-# The modules of `capsule_gateway.cli` and their commands. Only the module of the command that runs is imported.
-COMMANDS = {
-    "account": ("account", "deliveries", "hook", "webhook"),
-    "apps": ("apps",),
-    "backup": ("backup", "restore"),
-    "arguments": ("completion",),
-    "data": ("data",),
-    "deploys": ("deploys",),
-    "dev": ("dev",),
-    "doctor": ("doctor",),
-    "domains": ("domain", "domains"),
-    "environment": ("env", "logs"),
-    "folders": ("deploy", "new", "open"),
-    "api_keys": ("keys",),
-    "limits": ("limits",),
-    "manifest": ("init",),
-    "members": ("members",),
-    "operators": ("accounts", "audit", "inference", "prices", "providers"),
-    "processes": ("serve", "worker"),
-    "secrets": ("secrets",),
-    "usage": ("requests", "usage"),
+# The commands by topic, in the order of the help, and their modules of `capsule_gateway.cli`. Only the module of the
+# command that runs is imported.
+SERVICE_TOPIC = "Run the service"
+TOPICS = {
+    "Start here": {"login": "main", "new": "folders", "deploy": "folders"},
+    "Apps": {
+        "init": "manifest",
+        "apps": "apps",
+        "env": "environment",
+        "logs": "environment",
+        "domains": "domains",
+        "data": "data",
+        "open": "folders",
+    },
+    "Deploys": {"deploys": "deploys", "hooks": "account"},
+    "Inference": {"usage": "usage", "requests": "usage", "limits": "limits"},
+    "Events": {"webhooks": "account", "deliveries": "account"},
+    "Account": {
+        "account": "account",
+        "keys": "api_keys",
+        "members": "members",
+        "audit": "operators",
+        "whoami": "main",
+        "logout": "main",
+    },
+    "Agents and shells": {"mcp": "main", "completion": "arguments"},
+    "Operators": {
+        "accounts": "operators",
+        "inference": "operators",
+        "providers": "operators",
+        "prices": "operators",
+    },
+    SERVICE_TOPIC: {
+        "dev": "dev",
+        "serve": "processes",
+        "worker": "processes",
+        "doctor": "doctor",
+        "backup": "backup",
+        "restore": "backup",
+        "secrets": "secrets",
+    },
 }
-MODULES = {command: module for module, commands in COMMANDS.items() for command in commands}
+FORMERLY = {"hook": "hooks", "webhook": "webhooks"}
+HIDDEN = {"domain": "domains"}
+MODULES = {command: module for topic in (*TOPICS.values(), HIDDEN) for command, module in topic.items()}
 
 
-class Tool(click.Group):
-    """The command line, which prints every error as one line, and imports a command when it is used."""
+class Tool(Group):
+    """The command line, which prints every error as one line, and imports a command when it is used.
+
+    The client's wheel has no commands that run the service.
+    """
+
+    def list_topics(self, ctx: click.Context) -> Mapping[str, list[str]]:
+        return {
+            topic: [name for name, module in commands.items() if _is_installed(module)]
+            for topic, commands in TOPICS.items()
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*MODULES, *self.commands})
+        return [name for names in self.list_topics(ctx).values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in MODULES and cmd_name not in self.commands:
-            module = importlib.import_module(f"capsule_gateway.cli.{MODULES[cmd_name]}")
-            self.add_command(next(each for each in vars(module).values() if _is_command(each, cmd_name)))
-        return super().get_command(ctx, cmd_name)
+        name = self.formerly.get(cmd_name, cmd_name)
+        if name in MODULES and name not in self.commands and _is_installed(MODULES[name]):
+            module = importlib.import_module(f"capsule_gateway.cli.{MODULES[name]}")
+            self.add_command(next(each for each in vars(module).values() if _is_command(each, name)))
+        return super().get_command(ctx, name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.list_commands(ctx):  # click suggests a command that is already loaded
-            for name in self.list_commands(ctx):
+        if args and not self.get_command(ctx, args[0]):
+            if args[0] in MODULES:
+                raise click.UsageError(f"'{args[0]}' is a command of the service, which is not installed here.", ctx)
+            for name in self.list_commands(ctx):  # click suggests a command that is already loaded
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
@@ -96,6 +133,11 @@ class Tool(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+@functools.cache
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(f"capsule_gateway.cli.{module}") is not None
+
+
 def _is_command(value: Any, name: str) -> bool:
     return isinstance(value, click.Command) and value.name == name
 
@@ -105,7 +147,7 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Tool, formerly=FORMERLY, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="capsule-gateway")
 def main() -> None:
     """Publish apps, and manage inference, event webhooks and deploy hooks.
@@ -188,7 +230,11 @@ def mcp() -> None:
     An MCP client starts this command and communicates with it over standard input and output.
     """
     url, key = find_credentials()
-    from capsule_gateway.cli.mcp import serve_stdio
+    try:
+        from capsule_gateway.cli.mcp import serve_stdio
+    except ModuleNotFoundError:
+        line = f"curl -fsSL {url}/install.sh | sh -s mcp"
+        raise click.ClickException(f"this command needs the MCP SDK; install it with: {line}") from None
 
     if sys.stdin.isatty():
         click.echo("Waiting for an MCP client on standard input. Press Ctrl-C to stop.", err=True)

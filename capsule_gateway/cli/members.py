@@ -23,7 +23,7 @@ members.lists(
 
 
 @members.shows(
-    "set EMAIL",
+    "set MEMBER",
     "PUT /account/members/{email} role",
     "email",
     click.argument("role", type=click.Choice(("owner", "developer", "viewer"))),
@@ -42,7 +42,7 @@ def set_member(member: Row, **_: str) -> None:
 
 
 members.sends(
-    "remove EMAIL",
+    "remove MEMBER",
     "DELETE /account/members/{email}",
     "Remove a member, or cancel an invitation. A member's dashboard sessions end at once.",
     done("Removed {email}. Their sessions for this account have ended.", "removed", "email"),

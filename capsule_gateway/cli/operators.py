@@ -65,7 +65,9 @@ def format_fields(row: Row, name: str) -> str:
 ACCOUNT = "/platform/accounts/{account}"
 
 accounts = Group(
-    "accounts", help="Operators: list and create accounts and keys, change plans and caps, and suspend accounts."
+    "accounts",
+    formerly={"key": "create-key", "revoke-key": "remove-key"},
+    help="Operators: list and create accounts and keys, change plans and caps, and suspend accounts.",
 )
 
 
@@ -119,7 +121,7 @@ accounts.sends(
     reason,
 )
 accounts.sends(
-    "key ACCOUNT NAME --reason",
+    "create-key ACCOUNT NAME --reason",
     f"POST {ACCOUNT}/keys name",
     "Create a key called NAME for an account holder who lost their key. It is shown only once.",
     value("key", "Created API key {id} for {account}. Keep it secret. It is shown only once:"),
@@ -169,7 +171,7 @@ accounts.sends(
 )
 accounts.lists("keys ACCOUNT", f"{ACCOUNT}/keys", "List the API keys of an account.", **KEYS)
 accounts.sends(
-    "revoke-key ACCOUNT KEY --reason",
+    "remove-key ACCOUNT KEY --reason",
     f"DELETE {ACCOUNT}/keys/{{key}}",
     "Revoke an API key of an account, even its only one.",
     done("Revoked {key}. Requests with it now get 401, and its sessions have ended.", "revoked", "key"),

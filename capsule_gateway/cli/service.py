@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SERVICE = "service"  # in the context's meta
 LOCAL_URL = "http://localhost:8000"
+NO_SUCH_APP = "There is no such app in this account."  # what the service says
 NOT_PERMITTED = "NOT_PERMITTED"  # the code for a call that the key's scope does not include
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
 OPERATORS_COMMANDS = {  # what operators use in place of an account's call
@@ -285,6 +287,7 @@ class Service:
         except (ValueError, KeyError, TypeError, RecursionError):
             message = f"{self.url} answered {status} {answer.reason_phrase}".rstrip()
             return ServiceRefusal(message, status=status, temporary=temporary)
+        message = self._name_app(message) if message == NO_SUCH_APP else _name_parameter(message)
         if details[0] == "UNAUTHORIZED":
             message = self._explain_refused_key(answer.request.url.path)
         if seconds := answer.headers.get("retry-after"):
@@ -303,6 +306,18 @@ class Service:
         command = OPERATORS_COMMANDS.get(path, "capsule accounts show ACCOUNT")
         needed = f"this command needs an account's API key, which begins with {ACCOUNT_KEY_PREFIX}"
         return f"{needed}; operators use '{command}', or the page {self.url}/ops"
+
+    def _name_app(self, message: str) -> str:
+        """Returns a message that repeats the name of the app, and suggests the nearest one of the account."""
+        context = click.get_current_context(silent=True)
+        name = context.params.get("app") if context else None
+        if not isinstance(name, str):
+            return message
+        try:
+            names = [str(row.get("name")) for row in self.list_rows("/account/apps")]
+        except ServiceRefusal:
+            names = []
+        return f"There is no app {name} in this account{suggest(name, names)}"
 
     def _read_object(self, answer: httpx.Response, having: str) -> dict[str, Any]:
         value = self._decode(answer)
@@ -340,6 +355,30 @@ def _timeouts(seconds: float) -> httpx.Timeout:
     import httpx
 
     return httpx.Timeout(STEP_SECONDS, read=seconds)
+
+
+def suggest(word: str, words: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown word, with the known one that is most like it."""
+    import difflib
+
+    close = difflib.get_close_matches(word, [*words], 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _name_parameter(message: str) -> str:
+    """Names what was typed, the option or argument of the running command, in place of the field that it set."""
+    context = click.get_current_context(silent=True)
+    field, colon, text = message.partition(": ")
+    if context is None or not colon:
+        return message
+    snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", field)
+    for name in (field, snake, *reversed(field.split("."))):
+        for param in context.command.params:
+            if param.name == name:
+                is_option = isinstance(param, click.Option)
+                typed = max(param.opts, key=len) if is_option else param.human_readable_name.strip("[]")
+                return f"{typed}: {text}"
+    return message
 
 
 def open_service(reason: str | None = None) -> Service:

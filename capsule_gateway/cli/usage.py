@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import TIME, limit
+from capsule_gateway.cli.arguments import TIME, complete_request, limit
 from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, nested_row, text_of, texts
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
@@ -91,7 +91,7 @@ def _format_code(row: Row) -> str:
 
 
 @click.command()
-@click.argument("request_id", metavar="[ID]", required=False)
+@click.argument("request_id", metavar="[ID]", required=False, shell_complete=complete_request)
 @click.option("--app", metavar="APP", help="List only requests to this app.")
 @click.option("--model", metavar="MODEL", help="List only requests to this model.")
 @click.option(

@@ -1,21 +1,25 @@
 """The records of accounts and apps, as Redis holds them."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gateway.accounts.vault import Vault
 from gateway.errors import NotFound
 from gateway.ids import Time
 from gateway.keys import account_key
-from gateway.redis.client import Store
 from gateway.settings import NANO, Plan
 from gateway.validation import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Path, Rate, Sealed, Url
+
+if TYPE_CHECKING:
+    from gateway.accounts.vault import Vault
+    from gateway.redis.client import Store
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 PREVIEW = re.compile(r".+-preview")  # `<app>-preview` is the host name of that app's previews

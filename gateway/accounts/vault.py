@@ -5,17 +5,20 @@ import hashlib
 import hmac
 from contextlib import suppress
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-
 
 class NoEncryptionKey(Exception):
     """GATEWAY_ENCRYPTION_KEY is unset, or does not decrypt the stored secret."""
 
 
 class Vault:
-    """Takes comma-separated keys. The first one encrypts and all of them decrypt, so keys rotate without downtime."""
+    """Takes comma-separated keys. The first one encrypts and all of them decrypt, so keys rotate without downtime.
+
+    cryptography is imported late: the command line, which imports this module, is installed without it.
+    """
 
     def __init__(self, keys: str) -> None:
+        from cryptography.fernet import Fernet, MultiFernet
+
         derived = [hashlib.sha256(b"capsule at rest:" + k.strip().encode()).digest() for k in keys.split(",") if k]
         self._signing = [hashlib.sha256(b"capsule signs:" + k.strip().encode()).digest() for k in keys.split(",") if k]
         self._fernets = [Fernet(base64.urlsafe_b64encode(k)) for k in derived]
@@ -29,6 +32,8 @@ class Vault:
     def open(self, sealed: str) -> str:
         if self._fernet is None:
             raise NoEncryptionKey("GATEWAY_ENCRYPTION_KEY is not set, but a stored secret needs it")
+        from cryptography.fernet import InvalidToken
+
         try:
             return self._fernet.decrypt(sealed).decode()
         except InvalidToken:
@@ -40,6 +45,8 @@ class Vault:
 
     def find_key(self, sealed: str) -> str:
         """Returns the fingerprint of the key that opens the secret, or ''."""
+        from cryptography.fernet import InvalidToken
+
         for fernet, fingerprint in zip(self._fernets, self.fingerprints(), strict=True):
             with suppress(InvalidToken):
                 fernet.decrypt(sealed)

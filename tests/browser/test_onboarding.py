@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,12 +10,14 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
+from gateway.client_wheel import client_wheel
 from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import EXPECTED, HURRY
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.deployment import Host, hosting
 from tests.support.gateway_process import Gateway
+from tests.support.wheel import link_requirements
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -31,10 +32,11 @@ async def host(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory)
 
 async def paste(commands: str, folder: Path, given: str = "", **environment: str) -> str:
     """Returns the output of a shell that runs these lines. `given` is its standard input."""
-    variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), **environment}
+    path = f"{folder / '.local' / 'bin'}:{os.environ['PATH']}"
+    variables = {"PATH": path, "HOME": str(folder), **environment}
     shell = ["bash", "-e", "-c", commands]
     done = await asyncio.to_thread(
-        subprocess.run, shell, cwd=folder, env=variables, input=given, capture_output=True, text=True, timeout=60
+        subprocess.run, shell, cwd=folder, env=variables, input=given, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, (commands, done.stdout, done.stderr)
     return done.stdout
@@ -77,6 +79,10 @@ async def test_a_newcomer_needs_no_operator(
     assert len(links) == 8
 
     # Publish it, with the commands from the page.
+    await paste(await copied(page, steps, "Install the command line"), tmp_path, PIP_NO_DEPS="1", PIP_NO_INDEX="1")
+    wheel = tmp_path / client_wheel().name
+    wheel.write_bytes(client_wheel().content)
+    assert not link_requirements(wheel, tmp_path / ".local" / "share" / "capsule" / "environment")
     commands = await copied(page, steps, "Publish with the command line")
     assert gw.address in commands
     assert "capsule new newcomer\ncd newcomer\ncapsule deploy" in commands

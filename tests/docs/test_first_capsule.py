@@ -27,10 +27,12 @@ async def service() -> AsyncIterator[Run]:
 
 
 async def test_the_tutorial(service: Run, tmp_path: Path) -> None:
-    addresses = {"localhost:8000": f"localhost:{service.port}", "localhost:8001": f"localhost:{service.port + 1}"}
-    page = sections("first-capsule.md", addresses)
-    assert page["Start the service"].take("sh") == "make run\n"
-    blocks: list[str] = []
+    page = sections("first-capsule.md", {"https://api.example.com": f"http://localhost:{service.port}"})
+    # The clone has the command line. tests/gateway/api/test_install.py installs it.
+    assert page["Get the command line"].take("sh") == f"curl -fsSL http://localhost:{service.port}/install.sh | sh\n"
+    own = page["A service on your machine"]
+    assert own.take("sh") == "make run\n"
+    blocks = [own.take("sh")]
     for title in ("Write the app", "Publish it", "Change it", "Look inside", "Pages only"):
         while page[title].has("sh"):
             blocks.append(page[title].take("sh"))

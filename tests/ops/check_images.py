@@ -248,4 +248,4 @@ async def open_account(service: Installation) -> None:
     await service.operate("inference", "approve")
     await service.operate("inference", "on")
     hook = service.receiver.url(host=HOST)
-    service.secret = json.loads(await service.capsule("webhook", "set", hook, "--json"))["secret"]
+    service.secret = json.loads(await service.capsule("webhooks", "set", hook, "--json"))["secret"]

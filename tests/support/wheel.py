@@ -32,8 +32,16 @@ def install(wheel: Path, folder: Path, extra: str, python: str = sys.executable)
     packages are downloaded. pip fails if a requirement is missing or has a version that the wheel does not accept.
     """
     run(python, "-m", "venv", "--without-pip", folder)
-    [packages] = folder.glob("lib/*/site-packages")
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "-q", "install", "--no-compile"]
+    if download := link_requirements(wheel, folder, extra, python):
+        run(*pip, "--no-deps", "--only-binary=:all:", *download)
+    run(*pip, "--no-index", f"{wheel}[{extra}]")
+    return folder / "bin"
+
+
+def link_requirements(wheel: Path, folder: Path, extra: str = "", python: str = sys.executable) -> list[str]:
+    """Links the wheel's requirements into a virtual environment. Returns those that must be downloaded for it."""
+    [packages] = folder.glob("lib/*/site-packages")
     download = []
     for name in _find_required(_read_requirements(wheel), extra):
         distribution = importlib.metadata.distribution(name)
@@ -46,10 +54,7 @@ def install(wheel: Path, folder: Path, extra: str, python: str = sys.executable)
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
             if not (packages / top).exists():
                 (packages / top).symlink_to(distribution.locate_file(top))
-    if download:
-        run(*pip, "--no-deps", "--only-binary=:all:", *download)
-    run(*pip, "--no-index", f"{wheel}[{extra}]")
-    return folder / "bin"
+    return download
 
 
 def find_pythons() -> dict[str, str]:

@@ -80,6 +80,17 @@ const step = (name, done, content) =>
     content && h("div", { class: "stack" }, content),
   );
 
+const installLine = `curl -fsSL ${location.origin}/install.sh | sh`;
+
+const install = () => [
+  h(
+    "p",
+    { class: "quiet" },
+    "The command-line tool needs Python 3.11 or newer. This line installs it for your user, and says what it wrote:",
+  ),
+  snippet("Install the command line", installLine),
+];
+
 // The lines that write an app from the template, and publish it.
 const templateLines = (app) => [
   `capsule login --url ${location.origin}`,
@@ -90,11 +101,12 @@ const templateLines = (app) => [
 
 function createStep(made) {
   return [
+    h("p", { class: "quiet" }, "Each app has its own address. Your plan limits the number of apps."),
+    install(),
     h(
       "p",
       { class: "quiet" },
-      "Each app has its own address. Your plan limits the number of apps. These commands write an app with a sign-in and " +
-        "stored data, create it here, and publish it:",
+      "These commands write an app with a sign-in and stored data, create it here, and publish it:",
     ),
     snippet("Create from the template", templateLines("notes").join("\n")),
     h("p", { class: "quiet" }, "Or choose a name now, and publish later."),
@@ -144,10 +156,11 @@ function publishStep(app, signal) {
     publishZone(() => app, signal),
     agentStep(),
     examples(),
+    install(),
     h(
       "p",
       { class: "quiet" },
-      "Or paste these commands into a terminal that has the command-line tool. They write an app with a sign-in and stored " +
+      "Or paste these commands into a terminal. They write an app with a sign-in and stored " +
         "data, and publish it. ",
       h("code", {}, "capsule login"),
       " prompts for your API key. With ",
@@ -205,7 +218,7 @@ function useStep(app) {
       h("a", { href: "#/webhooks" }, "set your webhook"),
       ".",
     ),
-    snippet("Set the webhook", "capsule webhook set https://example.com/hooks"),
+    snippet("Set the webhook", "capsule webhooks set https://example.com/hooks"),
   ];
 }
 

@@ -1,4 +1,4 @@
-"""`capsule keys` and `capsule accounts key`, against a running gateway."""
+"""`capsule keys` and `capsule accounts create-key`, against a running gateway."""
 
 import re
 from pathlib import Path
@@ -30,11 +30,11 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
 
     new = Tool(account.gateway.address, made.line, tmp_path)
     assert account.id in (await new("account")).out
-    revoked = (await capsule("keys", "revoke", key_id)).line
+    revoked = (await capsule("keys", "remove", key_id)).line
     assert revoked == f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended."
     assert "UNAUTHORIZED" in await new.refused("account")
-    assert "NOT_FOUND" in await capsule.refused("keys", "revoke", key_id)
-    assert "LAST_KEY" in await capsule.refused("keys", "revoke", first[1])
+    assert "NOT_FOUND" in await capsule.refused("keys", "remove", key_id)
+    assert "LAST_KEY" in await capsule.refused("keys", "remove", first[1])
 
 
 async def test_a_key_for_programs(capsule: Tool, account: Account) -> None:
@@ -42,7 +42,7 @@ async def test_a_key_for_programs(capsule: Tool, account: Account) -> None:
     account.gateway.confidential.add(made["key"])
     assert made.keys() == {"id", "name", "scope", "app", "key", "createdAt", "by"}
     assert [key["name"] for key in (await capsule("keys", "list", "--json")).json] == ["ci", "first"]
-    assert (await capsule("keys", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
+    assert (await capsule("keys", "remove", made["id"], "--json")).json == {"revoked": made["id"]}
 
 
 async def test_a_key_for_deploys(capsule: Tool, account: Account, app: App, tmp_path: Path) -> None:
@@ -101,19 +101,19 @@ async def test_some_changes_of_the_account(capsule: Tool, account: Account) -> N
 
 
 async def test_operators_add_a_key(operator: Tool, account: Account, tmp_path: Path) -> None:
-    made = await operator("accounts", "key", account.id, "replacement")
+    made = await operator("accounts", "create-key", account.id, "replacement")
     assert KEY.fullmatch(made.line)
     account.gateway.confidential.add(made.line)
     assert f"for {account.id}" in made.err
     assert account.id in (await Tool(account.gateway.address, made.line, tmp_path)("account")).out
-    more = (await operator("accounts", "key", account.id, "another", "--json")).json
+    more = (await operator("accounts", "create-key", account.id, "another", "--json")).json
     account.gateway.confidential.add(more["key"])
     assert more["name"] == "another"
-    assert "NOT_FOUND" in await operator.refused("accounts", "key", "acc_nobody", "x")
+    assert "NOT_FOUND" in await operator.refused("accounts", "create-key", "acc_nobody", "x")
 
 
 async def test_account_holders_cannot_add_a_key_for_others(capsule: Tool, account: Account) -> None:
-    assert "UNAUTHORIZED" in await capsule.refused("accounts", "key", account.id, "x")
+    assert "UNAUTHORIZED" in await capsule.refused("accounts", "create-key", account.id, "x")
 
 
 async def test_the_account_is_renamed(capsule: Tool, account: Account) -> None:

@@ -24,17 +24,17 @@ async def test_an_apps_life(capsule: Tool, name: str) -> None:
     assert f"capsule deploys publish {name}" in made.err
     assert name in (await capsule("apps", "list")).out
     assert "NAME_TAKEN" in await capsule.refused("apps", "create", name)
-    assert (await capsule("apps", "delete", name, "--yes", "--json")).json == {"deleted": name}
-    assert "NOT_FOUND" in await capsule.refused("apps", "delete", name, "--yes")
+    assert (await capsule("apps", "remove", name, "--yes", "--json")).json == {"deleted": name}
+    assert "NOT_FOUND" in await capsule.refused("apps", "remove", name, "--yes")
 
 
 async def test_a_deletion_asks_for_the_name(capsule: Tool, account: Account, name: str) -> None:
     await capsule("apps", "create", name)
-    assert "--yes" in await capsule.refused("apps", "delete", name, code=2)
-    seen = run_in_terminal(capsule, "apps", "delete", name, given="other\n")
+    assert "--yes" in await capsule.refused("apps", "remove", name, code=2)
+    seen = run_in_terminal(capsule, "apps", "remove", name, given="other\n")
     assert "nothing was deleted" in seen
     assert name in (await capsule("apps", "list")).out
-    assert f"Deleted {name}" in run_in_terminal(capsule, "apps", "delete", name, given=f"{name}\n")
+    assert f"Deleted {name}" in run_in_terminal(capsule, "apps", "remove", name, given=f"{name}\n")
     assert name not in (await capsule("apps", "list")).out
 
 
@@ -42,10 +42,10 @@ async def test_operators_delete_any_app(
     account: Account, capsule: Tool, operator: Tool, name: str, tmp_path: Path
 ) -> None:
     await capsule("apps", "create", name)
-    assert "--yes" in await operator.refused("apps", "delete", name, code=2)
-    assert f"Deleted {name}" in (await operator("apps", "delete", name, "--yes")).line
+    assert "--yes" in await operator.refused("apps", "remove", name, code=2)
+    assert f"Deleted {name}" in (await operator("apps", "remove", name, "--yes")).line
     stranger = Tool(account.gateway.address, "csk_none", tmp_path)
-    assert "UNAUTHORIZED" in await stranger.refused("apps", "delete", name, "--yes")
+    assert "UNAUTHORIZED" in await stranger.refused("apps", "remove", name, "--yes")
 
 
 async def test_a_token_is_checked(capsule: Tool, app: App) -> None:

@@ -97,6 +97,6 @@ async def test_commands_in_the_folder_of_an_app(
     assert app.origin in (await capsule("apps", "show")).out
     assert (await capsule("env", "set", "LEVEL", given="3")).line.startswith(f"Set LEVEL for {app.name}")
     assert (await capsule("env", "list", "--json")).json[0]["name"] == "LEVEL"
-    assert (await capsule("env", "unset", "LEVEL")).line.startswith(f"Removed LEVEL from {app.name}")
+    assert (await capsule("env", "remove", "LEVEL")).line.startswith(f"Removed LEVEL from {app.name}")
     assert app.name in (await capsule("limits", "show")).out
-    assert "Missing argument" in await capsule.refused("apps", "delete", "--yes", code=2)  # must be named
+    assert "Missing argument" in await capsule.refused("apps", "remove", "--yes", code=2)  # must be named

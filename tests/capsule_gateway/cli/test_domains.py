@@ -89,7 +89,7 @@ async def test_several_domains(capsule: Tool, app: App, resolver: DnsServer, dom
 
 async def test_refusals(capsule: Tool, app: App) -> None:
     for arguments, code, words in (
-        (("set", app.name, "https://example.com"), 1, "domain: a host name such as app.example.com"),
+        (("set", app.name, "https://example.com"), 1, "DOMAIN: a host name such as app.example.com"),
         (("set", app.name, f"x.{DOMAIN}"), 1, "is an address of this service"),
         (("set", "nowhere", "example.com"), 1, "NOT_FOUND"),
         (("set", app.name), 2, "DOMAIN"),

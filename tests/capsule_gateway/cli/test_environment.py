@@ -35,10 +35,20 @@ async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) ->
     assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0
     run = await capsule("env", "list", hosted.name, "--json")
     assert [each["name"] for each in json.loads(run.out)] == ["A", "B", "C", "TOKEN"]
-    assert (await capsule("env", "unset", hosted.name, "A", "TOKEN")).code == 0
+    assert (await capsule("env", "remove", hosted.name, "A", "TOKEN")).code == 0
     run = await capsule("env", "list", hosted.name)
     assert "TOKEN" not in run.out
     assert secret not in run.out + run.err
+
+
+async def test_remove_names_what_is_not_set(capsule: Tool, hosted: App) -> None:
+    """A typo in the name of a secret must not pass as its removal."""
+    set_ = await capsule("env", "set", hosted.name, "API_TOKEN", "--json", given="x")
+    assert set_.json == {"set": ["API_TOKEN"]}
+    said = await capsule.refused("env", "remove", hosted.name, "API_TOKEN", "API_TOKNE")
+    assert said == f"{hosted.name} has no variable API_TOKNE (did you mean API_TOKEN?); nothing was removed"
+    assert "API_TOKEN" in (await capsule("env", "list", hosted.name)).out
+    assert (await capsule("env", "remove", hosted.name, "API_TOKEN", "--json")).json == {"removed": ["API_TOKEN"]}
 
 
 async def test_wrong_usage(capsule: Tool, hosted: App, tmp_path: Path) -> None:

@@ -170,4 +170,4 @@ async def test_open(capsule: Tool, app: App, tmp_path: Path, monkeypatch: pytest
     assert opened == [f"{service}/dashboard", app.origin, app.origin, f"{service}/dashboard#/apps/{app.name}"]
     monkeypatch.setattr("webbrowser.open", lambda _: False)
     assert (await capsule("open")).err == "No browser opened. Open the address yourself.\n"
-    assert "no such app" in await capsule.refused("open", "not-mine")
+    assert "no app not-mine" in await capsule.refused("open", "not-mine")

@@ -32,9 +32,9 @@ async def test_refused_limits(capsule: Tool, app: App) -> None:
         ((), 2, "name at least one limit"),
         (("--rpm", "many"), 2, "'many' is not a number of requests"),
         (("--rpm", "9" * 5_000), 2, "is not a number of requests"),
-        (("--rpm", "31"), 1, "requestsPerMinute: from 0 to 30"),
+        (("--rpm", "31"), 1, "--rpm: from 0 to 30"),
         (("--daily-euro", "11"), 1, "the plan allows at most 10.00 euro per day"),
-        (("--daily-euro", "0,5"), 1, "an amount in euro as text"),
+        (("--daily-euro", "0,5"), 1, "--daily-euro: an amount in euro as text"),
     ):
         run = await capsule("limits", "set", app.name, *arguments)
         assert (run.code, words in run.err) == (code, True), run.err

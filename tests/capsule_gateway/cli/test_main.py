@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule_gateway.cli.main import TOPICS
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
 from tests.support.accounts import App
@@ -38,69 +39,69 @@ async def test_the_account(capsule: Tool, app: App) -> None:
 
 
 async def test_a_hooks_life(capsule: Tool, app: App) -> None:
-    made = await capsule("hook", "create", app.name, "--name", "nightly build")
+    made = await capsule("hooks", "create", app.name, "--name", "nightly build")
     found = HOOK_URL.fullmatch(made.line)
     assert found
     app.gateway.confidential.add(found[1])
     assert made.err.count("\n") == 1
     assert "is shown only once" in made.err
 
-    headings, row = (await capsule("hook", "list")).rows
+    headings, row = (await capsule("hooks", "list")).rows
     assert headings == ["NAME", "ID", "APP", "CREATED", "LAST USED"]
     name, hook_id, app_name, created, used = row
     assert (name, app_name, created, used) == ("nightly build", app.name, "just now", "never")
 
     # The app was never live, so the trigger is refused. It still counts as a use of the hook.
     assert (await app.gateway.http.post(made.line)).status_code == 409
-    listed = (await capsule("hook", "list", "--json")).json
+    listed = (await capsule("hooks", "list", "--json")).json
     assert [hook["id"] for hook in listed] == [hook_id]
 
-    assert (await capsule("hook", "revoke", hook_id)).line == f"Revoked {hook_id}. Its URL now answers 404."
+    assert (await capsule("hooks", "remove", hook_id)).line == f"Revoked {hook_id}. Its URL now answers 404."
     assert (await app.gateway.http.post(made.line)).status_code == 404
-    assert (await capsule("hook", "list")).line == "No hooks. Create one with: capsule hook create APP --name NAME"
-    assert "NOT_FOUND" in await capsule.refused("hook", "revoke", hook_id)
+    assert (await capsule("hooks", "list")).line == "No hooks. Create one with: capsule hooks create APP --name NAME"
+    assert "NOT_FOUND" in await capsule.refused("hooks", "remove", hook_id)
 
 
 async def test_a_hook_for_programs(capsule: Tool, app: App) -> None:
-    made = (await capsule("hook", "create", app.name, "--name", "ci", "--json")).json
+    made = (await capsule("hooks", "create", app.name, "--name", "ci", "--json")).json
     app.gateway.confidential.add(made["url"].rpartition("/")[2])
     assert made["name"] == "ci"
-    assert (await capsule("hook", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
+    assert (await capsule("hooks", "remove", made["id"], "--json")).json == {"revoked": made["id"]}
 
 
 async def test_a_hook_needs_an_app_of_the_account(capsule: Tool) -> None:
-    assert "no such app" in await capsule.refused("hook", "create", "somebody-elses", "--name", "x")
+    assert "no app somebody-elses" in await capsule.refused("hooks", "create", "somebody-elses", "--name", "x")
 
 
 async def test_the_webhook(capsule: Tool, app: App) -> None:
-    assert await capsule.refused("webhook", "show") == "no webhook is set; set one with: capsule webhook set URL"
-    made = await capsule("webhook", "set", "http://127.0.0.1:9/events")
+    assert await capsule.refused("webhooks", "show") == "no webhook is set; set one with: capsule webhooks set URL"
+    made = await capsule("webhooks", "set", "http://127.0.0.1:9/events")
     assert re.fullmatch(r"whsec_[\w+/]+=*", made.line)
     app.gateway.confidential.add(made.line)
     assert "is shown only once" in made.err
-    again = await capsule("webhook", "set", "http://127.0.0.1:9/events")
+    again = await capsule("webhooks", "set", "http://127.0.0.1:9/events")
     assert again.line == "Events already go to this URL. The signing secret is unchanged."
-    shown = (await capsule("webhook", "show")).out
+    shown = (await capsule("webhooks", "show")).out
     assert "http://127.0.0.1:9/events" in shown
     assert "previous secret" not in shown
-    rotated = await capsule("webhook", "rotate")
+    rotated = await capsule("webhooks", "rotate")
     assert re.fullmatch(r"whsec_[\w+/]+=*", rotated.line)
     assert rotated.line != made.line
     app.gateway.confidential.add(rotated.line)
     assert "For 24 hours" in rotated.err
-    assert "previous secret until" in (await capsule("webhook", "show")).out
-    assert (await capsule("webhook", "clear")).line == "Cleared. Events are dropped until you set a webhook."
-    for command in (["webhook", "show"], ["webhook", "rotate"], ["webhook", "test", "app.crashed"]):
-        assert "no webhook is set; set one with: capsule webhook set URL" in await capsule.refused(*command)
-    assert "http" in await capsule.refused("webhook", "set", "ftp://example.com")
+    assert "previous secret until" in (await capsule("webhooks", "show")).out
+    assert (await capsule("webhooks", "remove")).line == "Cleared. Events are dropped until you set a webhook."
+    for command in (["webhooks", "show"], ["webhooks", "rotate"], ["webhooks", "test", "app.crashed"]):
+        assert "no webhook is set; set one with: capsule webhooks set URL" in await capsule.refused(*command)
+    assert "http" in await capsule.refused("webhooks", "set", "ftp://example.com")
 
 
 async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
     assert "No deliveries yet" in (await capsule("deliveries", "list")).line
     async with FakeReceiver() as receiver, Worker(app.gateway.redis.url, tmp_path):
-        secret = (await capsule("webhook", "set", receiver.url())).line
+        secret = (await capsule("webhooks", "set", receiver.url())).line
         app.gateway.confidential.add(secret)
-        sent = (await capsule("webhook", "test", "deploy.failed")).line
+        sent = (await capsule("webhooks", "test", "deploy.failed")).line
         first = re.search(r"evt_\w+", sent)
         assert first
         await wait_until(lambda: receiver.got(), 10)
@@ -117,7 +118,7 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
         assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
         await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
         receiver.plays("/events", answer(500, b"why\x1b[31m\nand more"))
-        await capsule("webhook", "test", "app.crashed")
+        await capsule("webhooks", "test", "app.crashed")
         await wait_until(lambda: len(receiver.got()) == 3, 10)
         failed = ("deliveries", "list", "--outcome", "failed", "--type", "app.crashed", "--app", app.name)
         (row,) = await wait_until(lambda: in_json(*failed), 10)
@@ -175,7 +176,7 @@ async def test_operators_accounts_and_apps(operator: Tool, gw: Gateway, tmp_path
     assert (await operator("apps", "show", "vrenis-shop")).out == shown
     put = await operator("apps", "put", "vrenis-shop", "-", "--json", given=json.dumps({"account": found[0]}))
     assert put.json["customDomain"] is None
-    assert "Deleted vrenis-shop" in (await operator("apps", "delete", "vrenis-shop", "--yes")).line
+    assert "Deleted vrenis-shop" in (await operator("apps", "remove", "vrenis-shop", "--yes")).line
     assert "NOT_FOUND" in await operator.refused("apps", "show", "vrenis-shop")
 
 
@@ -194,19 +195,23 @@ async def test_the_inference_switch(operator: Tool, gw: Gateway) -> None:
 
 
 async def test_operator_commands_refuse_an_api_key(capsule: Tool) -> None:
-    assert "UNAUTHORIZED" in await capsule.refused("inference", "off")
+    assert (await capsule.refused("inference", "off")).startswith("this command is for operators: set CAPSULE_API_KEY")
 
 
 async def test_account_commands_refuse_the_operator_token(operator: Tool) -> None:
-    assert "UNAUTHORIZED" in await operator.refused("account")
+    said = await operator.refused("usage")
+    assert said.startswith(
+        "this command needs an API key of an account, which begins with csk_; with an operator token,"
+    )
+    assert "UNAUTHORIZED" in said
 
 
 async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
     for arguments, message in (
-        (["hook", "create", "shop"], "Missing option '--name' (see 'capsule hook create --help')"),
-        (["hook", "revoke"], "Missing argument 'ID' (see 'capsule hook revoke --help')"),
-        (["hooks"], "No such command 'hooks'"),
-        (["webhook", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
+        (["hooks", "create", "shop"], "Missing option '--name' (see 'capsule hooks create --help')"),
+        (["hooks", "remove"], "Missing argument 'ID' (see 'capsule hooks remove --help')"),
+        (["hoks"], "No such command 'hoks'. (Did you mean one of: 'hooks', 'webhooks'?)"),
+        (["webhooks", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
         (["deliveries", "list", "--limit", "0"], "0 is not in the range"),
         (["deliveries", "redeliver"], "give either the ID of an event, or --failed and --since"),
         (["deliveries", "redeliver", "evt_1", "--failed", "--since", "1h"], "give either the ID"),
@@ -218,17 +223,52 @@ async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
         assert message in await capsule.refused(*arguments, code=2)
 
 
-async def test_a_group_alone_shows_its_help(capsule: Tool) -> None:
-    run = await asyncio.to_thread(run_process, capsule, "hook")
+async def test_a_group_alone_lists_or_shows_its_help(capsule: Tool, app: App) -> None:
+    assert (await capsule("hooks")).line.startswith("No hooks.")
+    assert (await capsule("apps", "--json")).json == (await capsule("apps", "list", "--json")).json
+    assert (await capsule("keys", "-h")).out.startswith("Usage: capsule keys [OPTIONS] COMMAND")
+    run = await asyncio.to_thread(run_process, capsule, "webhooks")
     assert run.returncode == 2
     assert "Usage: " in run.stderr
-    assert "revoke" in run.stderr
+    assert "rotate" in run.stderr
 
 
-async def test_every_command_has_its_help(capsule: Tool) -> None:
-    for group in (await capsule("--help")).out.partition("Commands:")[2].split("\n"):
-        if name := group.strip().partition(" ")[0]:
+async def test_the_help_has_each_command_under_its_topic(capsule: Tool) -> None:
+    page = (await capsule("--help")).out
+    for topic, commands in TOPICS.items():
+        section = page.partition(f"\n{topic}:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^  (\S+)", section, re.MULTILINE) == [*commands], topic
+        for name in commands:
             assert (await capsule(name, "-h")).out.startswith(f"Usage: capsule {name}")
+    assert "..." not in page.partition("Start here:")[2], "a description is cut"
+    assert "hook " not in page
+
+
+async def test_former_names_still_work(capsule: Tool, app: App) -> None:
+    created = await capsule("hook", "create", app.name, "--name", "ci")
+    app.gateway.confidential.add(created.line.rpartition("/")[2])
+    [hook] = (await capsule("hook", "list", "--json")).json
+    assert (await capsule("hook", "revoke", hook["id"])).line == f"Revoked {hook['id']}. Its URL now answers 404."
+    assert "no webhook is set" in await capsule.refused("webhook", "show")
+    assert (await capsule("webhook", "clear")).line.startswith("Cleared.")
+    for former in (["keys", "revoke"], ["env", "unset"], ["apps", "delete"], ["domain", "clear"], ["accounts", "key"]):
+        assert (await capsule(*former, "-h")).out.startswith(f"Usage: capsule {' '.join(former)} ")
+
+
+async def test_an_error_names_what_was_typed(capsule: Tool, app: App) -> None:
+    assert (await capsule.refused("limits", "set", app.name, "--daily-euro", "abc")).startswith("--daily-euro: ")
+    assert (await capsule.refused("deploys", "rollback", app.name, "dep_x")).startswith("ID: ")
+    assert (await capsule.refused("domains", "set", app.name, "nothing")).startswith("DOMAIN: ")
+    assert (await capsule.refused("apps", "set", app.name, "--build", "x", "--output", "../x")).startswith("--output: ")
+
+
+async def test_an_unknown_app_is_repeated(capsule: Tool, app: App) -> None:
+    near = f"{app.name}s"
+    said = f"There is no app {near} in this account (did you mean {app.name}?) (NOT_FOUND, request "
+    assert (await capsule.refused("limits", "show", near)).startswith(said)
+    assert (await capsule.refused("env", "list", "zzzzz")).startswith(
+        "There is no app zzzzz in this account (NOT_FOUND"
+    )
 
 
 async def test_a_pipe_gets_whole_lines_without_colors(capsule: Tool, app: App) -> None:
@@ -253,13 +293,13 @@ async def test_shell_completion(capsule: Tool) -> None:
         env={
             "PATH": os.environ["PATH"],
             "_CAPSULE_COMPLETE": "bash_complete",
-            "COMP_WORDS": "capsule hook r",
+            "COMP_WORDS": "capsule keys r",
             "COMP_CWORD": "2",
         },
         capture_output=True,
         text=True,
     )
-    assert run.stdout.strip() == "plain,revoke"
+    assert run.stdout.strip() == "plain,remove"
 
 
 async def test_whose_key_it_is(capsule: Tool, operator: Tool, app: App) -> None:

@@ -102,9 +102,9 @@ async def test_the_audit_trail(operator: Tool, app: App) -> None:
 
 
 async def test_deleting_an_app_needs_a_confirmation(operator: Tool, app: App) -> None:
-    assert "--yes" in await operator.refused("apps", "delete", app.name, code=2)
+    assert "--yes" in await operator.refused("apps", "remove", app.name, code=2)
     assert app.name in (await operator("apps", "show", app.name)).out
-    assert "Deleted" in (await operator("apps", "delete", app.name, "--yes")).line
+    assert "Deleted" in (await operator("apps", "remove", app.name, "--yes")).line
 
 
 async def test_apps_and_accounts_are_suspended_and_resumed(operator: Tool, capsule: Tool, app: App) -> None:
@@ -128,10 +128,10 @@ async def test_a_cap_of_its_own_and_the_keys_of_an_account(operator: Tool, app: 
     assert "0.25 EUR" in (await operator("accounts", "set", account, "--daily-euro", "0.25")).line
     assert "of 0.25 EUR" in (await operator("accounts", "show", account)).out
     assert "plan's cap" in (await operator("accounts", "set", account, "--daily-euro", "none")).line
-    assert "dailyEuro" in await operator.refused("accounts", "set", account, "--daily-euro", "1,5")
+    assert "--daily-euro: an amount" in await operator.refused("accounts", "set", account, "--daily-euro", "1,5")
     headings, [name, key, *_] = (await operator("accounts", "keys", account)).rows
     assert (headings[:2], name) == (["NAME", "ID"], "first")
-    assert key in (await operator("accounts", "revoke-key", account, key)).line
+    assert key in (await operator("accounts", "remove-key", account, key)).line
     assert (await operator("accounts", "keys", account, "--json")).json == []
     assert (await app.account.get()).status_code == 401
 
@@ -143,7 +143,7 @@ async def test_reasons_and_usage(operator: Tool, app: App) -> None:
     assert (record["target"], record["reason"]) == (account, reason)
     assert reason in (await operator("audit", "--limit", "1")).out
     assert "REQUEST_MALFORMED" in await operator.refused("accounts", "plan", account, "free", "--reason", "x" * 501)
-    assert (await operator("apps", "delete", app.name, "--yes", "--reason", "Asked for it")).line
+    assert (await operator("apps", "remove", app.name, "--yes", "--reason", "Asked for it")).line
     (record, *_) = (await operator("audit", "--limit", "1", "--json")).json
     assert (record["action"], record["reason"]) == ("delete_app", "Asked for it")
     assert "No requests" in (await operator("accounts", "usage", account, "--days", "7", "--by", "app")).out

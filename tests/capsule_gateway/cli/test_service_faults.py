@@ -23,30 +23,30 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMMANDS = [
     ["account"],
-    ["hook", "create", "shop", "--name", "ci"],
-    ["hook", "list"],
-    ["hook", "revoke", "hook_1"],
-    ["webhook", "show"],
-    ["webhook", "set", "https://example.com"],
-    ["webhook", "clear"],
-    ["webhook", "test", "app.crashed"],
+    ["hooks", "create", "shop", "--name", "ci"],
+    ["hooks", "list"],
+    ["hooks", "remove", "hook_1"],
+    ["webhooks", "show"],
+    ["webhooks", "set", "https://example.com"],
+    ["webhooks", "remove"],
+    ["webhooks", "test", "app.crashed"],
     ["deliveries", "list"],
     ["deliveries", "show", "evt_1"],
     ["deliveries", "redeliver", "evt_1"],
     ["deliveries", "redeliver", "--failed", "--since", "1h"],
-    ["webhook", "rotate"],
+    ["webhooks", "rotate"],
     ["keys", "list"],
     ["keys", "create", "ci"],
-    ["keys", "revoke", "key_1"],
+    ["keys", "remove", "key_1"],
     ["deploys", "list"],
     ["deploys", "show", "dep_1"],
     ["deploys", "show", "dep_1", "--follow", "--timeout", "1"],
     ["apps", "list"],
     ["apps", "show", "shop"],
-    ["apps", "delete", "shop", "--yes"],
+    ["apps", "remove", "shop", "--yes"],
     ["accounts", "create", "Vreni"],
     ["accounts", "plan", "acc_1", "max"],
-    ["accounts", "key", "acc_1", "ci"],
+    ["accounts", "create-key", "acc_1", "ci"],
     ["inference", "status"],
 ]
 STRANGE: list[Any] = [
@@ -89,7 +89,7 @@ async def test_strange_answers(capsule: Tool, odd: FakeServer, body: Any) -> Non
         assert "None\n" not in run.out
         assert "\x1b" not in run.out + run.err
     odd.reply = answer(500, body)
-    assert "answered 500" in await capsule.refused("hook", "list")
+    assert "answered 500" in await capsule.refused("hooks", "list")
 
 
 async def test_no_service_at_the_address(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ async def test_a_reader_that_leaves(odd: FakeServer, capsule: Tool) -> None:
 
 async def test_requests_carry_the_key_and_quoted_names(odd: FakeServer, capsule: Tool) -> None:
     odd.reply = answer(201, {"id": "hook_1", "url": "https://x"})
-    await capsule("hook", "create", "shop", "--name", "ci")
-    await capsule("hook", "revoke", "a/b?c")
+    await capsule("hooks", "create", "shop", "--name", "ci")
+    await capsule("hooks", "remove", "a/b?c")
     created, revoked = odd.exchanges
     assert created.path == "/account/apps/shop/hooks"
     assert revoked.path == "/account/hooks/a%2Fb%3Fc"

@@ -49,6 +49,21 @@ async def test_the_search_says_what_is_not_offered(gw: Gateway, word: str) -> No
     assert "/docs/not-offered" in {address.partition("#")[0] for address, *_, text in sections if word in text.lower()}
 
 
+async def test_the_first_page_is_for_account_holders(gw: Gateway) -> None:
+    """It needs no clone of the service. The pages of its operators and developers are apart, and last."""
+    page = (await gw.http.get("/docs")).text.partition("<main")[2].partition("</main>")[0]
+    beginning = page.partition("<h2")[0]
+    assert f"curl -fsSL {gw.address}/install.sh | sh" in beginning
+    assert "make run" not in page
+    groups = {title: {target.rpartition("/")[2] for _, target in pages} for title, pages in menu()}
+    assert [*groups] == ["Start", "Guides", "Reference", "Operate the service", "Develop the service"]
+    operators = {"install", "redis", "scaling", "keyspace", "runbook", "settings", "metrics", "backup", "monitoring"}
+    assert operators <= groups["Operate the service"]
+    assert "chaos" in groups["Develop the service"]
+    tutorial = (await gw.http.get("/docs/first-capsule")).text.partition("<main")[2]
+    assert "make run" not in tutorial.partition('id="publish-it"')[0]
+
+
 async def test_a_document_cannot_hold_markup() -> None:
     assert "<script" not in render_document("docs/security.md").content
 
