@@ -131,7 +131,7 @@ function result({ url, error, waitsFor, position }) {
 function publishForm(apps, choosable, signal) {
   const app = choice("app", apps.map(({ name }) => name), "Choose an app");
   const line = refusal();
-  const preview = action("Publish a preview", { "data-focus": "preview" }, line, async () => {
+  const preview = action("Publish a preview", { "data-focus": "preview", "data-opens": "branch preview-message" }, line, async () => {
     if (!app.value) throw { status: 400, message: "Choose an app first." };
     openPreview(await get(`/account/apps/${encodeURIComponent(app.value)}`, signal), signal);
   });

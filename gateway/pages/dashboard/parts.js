@@ -115,7 +115,7 @@ export function failure(error, again) {
   );
 }
 
-export const sessionEnded = () => dispatchEvent(new Event("session-ended"));
+export const sessionEnded = () => void dispatchEvent(new Event("session-ended"));
 
 // -- forms ------------------------------------------------------------------------------------------------------
 
@@ -162,14 +162,15 @@ async function attempt(button, line, work) {
   if (next && location.href === here) location.hash = next;
 }
 
-// Runs the work, and shows in the line why it failed.
+// Runs the work, and shows in the line why it failed. Resolves with what the work does, or with nothing after a failure.
+// If the session has ended, the page shows the log-in, and has the view and what was typed again after it.
 export async function run(line, work) {
   line.textContent = "";
   try {
     return await work();
   } catch (error) {
     if (error.name === "AbortError") return; // the user has left the view
-    if (error.status === 401) return sessionEnded();
+    if (error.status === 401 && !/^TOKEN_/.test(error.code)) return sessionEnded(); // other codes are about a user's token
     if (error.status === undefined) reportError(error);
     line.textContent = explain(error)[1];
   }
