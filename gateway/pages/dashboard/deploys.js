@@ -25,7 +25,7 @@ import { may } from "./session.js";
 export const title = "Deploys";
 
 const TONES = { live: "good", failed: "bad", canceled: "", building: "busy", checking: "busy", canary: "busy" };
-const PAGE = 50;
+const PAGE = 30;
 
 // Whether its address serves another release now, or a preview nothing.
 export const isReplaced = ({ state, current }) => state === "live" && !current;
@@ -119,11 +119,11 @@ export function deployTable(deploys) {
       durationMs !== undefined && h("span", { class: "quiet" }, ` · ${duration(durationMs)}`),
     ],
   };
-  return table("Deploys", columns, deploys, "deploys");
+  return table("Deploys", columns, deploys, "compact deploys");
 }
 
 function result({ url, error, waitsFor, position }) {
-  if (error) return h("span", { class: "reason" }, sentence(error));
+  if (error) return h("span", { class: "reason", title: sentence(error) }, sentence(error));
   if (url) return link(url, bare(url));
   return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }

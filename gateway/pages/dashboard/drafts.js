@@ -63,6 +63,7 @@ export function fillFrom(place) {
   draft.fields = draft.fields.filter(({ id, value }) => {
     const control = place.querySelector(`main #${CSS.escape(id)}, dialog #${CSS.escape(id)}`);
     if (!control) return true;
+    control.closest("details")?.setAttribute("open", "");
     control.type === "checkbox" ? (control.checked = value) : (control.value = value);
     for (const name of ["input", "change"]) control.dispatchEvent(new Event(name, { bubbles: true }));
     return false;

@@ -16,7 +16,7 @@ import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
 import * as overview from "./overview.js";
-import { showNavigation, watchApps } from "./navigation.js";
+import { openSwitch, showNavigation, watchApps } from "./navigation.js";
 import { announce, explain, failure, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import { currentSession, readSession } from "./session.js";
@@ -158,9 +158,7 @@ document.querySelector("#log-out").addEventListener("click", async () => {
 addEventListener("keydown", (event) => {
   if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || bar.hidden) return;
   event.preventDefault();
-  const list = document.querySelector("#switch");
-  list.focus();
-  list.showPicker?.();
+  openSwitch();
 });
 
 watchSkipLink(main);

@@ -76,6 +76,7 @@ function urlForm(panel, before) {
     autocomplete: "off",
     spellcheck: "false",
     placeholder: "https://example.com/events",
+    "data-secret": true, // some receivers are known by their address
     value: before?.url,
   });
   const save = async () => {

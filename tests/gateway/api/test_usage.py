@@ -27,7 +27,16 @@ from tests.support.responses import refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QWEN = "qwen3.6-35b-a3b"
-COUNTS = ("requests", "refused", "interrupted", "inputTokens", "outputTokens", "nanoEuro", "interruptedNanoEuro")
+COUNTS = (
+    "requests",
+    "refused",
+    "failed",
+    "interrupted",
+    "inputTokens",
+    "outputTokens",
+    "nanoEuro",
+    "interruptedNanoEuro",
+)
 
 
 async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
@@ -132,6 +141,7 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert total(by_model) == {
         "requests": 8,
         "refused": 4,
+        "failed": 1,
         "interrupted": 2,
         "inputTokens": 77,
         "outputTokens": 33,
