@@ -74,5 +74,5 @@ async def test_a_log_opens_at_its_end(holder: Holder) -> None:
     await holder.go(f"deploys/{deploy}")
     log = page.get_by_role("log")
     await expect(log.locator(".line")).to_have_count(LINES)
-    await expect(log.get_by_text(f"step {LINES - 1}")).to_be_in_viewport()
+    assert await log.evaluate("it => it.scrollTop + it.clientHeight >= it.scrollHeight - 8")
     await expect(holder.button("Follow")).to_have_attribute("aria-pressed", "true")

@@ -10,7 +10,7 @@ import { currentSession, may } from "./session.js";
 
 export const title = "Account";
 
-const CHANGES = 20; // that are shown at first, and with each further step
+const CHANGES = 15; // that are shown at first, and with each further step
 
 export async function draw(signal) {
   const list = h("div", { class: "stack" });

@@ -26,7 +26,8 @@ const PROGRESS = {
 
 export async function draw(signal, { id }) {
   const log = new LogView("Build log", `${id}.log`, "No log output yet.");
-  const [state, details, line] = [h("div"), h("section", { class: "card" }), refusal()];
+  const [state, line] = [h("div"), refusal()];
+  const [outcome, details] = [1, 2].map(() => h("section", { class: "card" }));
   const buttons = h("div", { class: "row" });
   let deploy;
   let read = 0; // lines of the log
@@ -39,6 +40,7 @@ export async function draw(signal, { id }) {
     if (before && before !== deploy.state) announce(`The deploy is ${deploy.state}.`);
     if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
+    redraw(outcome, deploy, progress);
     redraw(details, deploy, about);
     redraw(buttons, [deploy.state, deploy.kind, deploy.current, deploy.url], () => actions(deploy, line, refresh));
     if (read === after) log.add(lines(text, logTimes, Date.parse(deploy.createdAt))); // else another refresh was faster
@@ -55,10 +57,11 @@ export async function draw(signal, { id }) {
   return [
     h("p", { class: "small" }, h("a", { href: "#/deploys" }, "All deploys")),
     heading(`Deploy of ${deploy.app}`, h("code", {}, deploy.id), state),
-    details,
+    outcome,
     buttons,
     line,
     card("Log", log.panel),
+    details,
   ];
 }
 
@@ -101,10 +104,15 @@ function actions({ id, app, kind, state, current, url }, line, refresh) {
   return buttons;
 }
 
-function about(deploy) {
-  const details = facts({
+function progress(deploy) {
+  const error = deploy.error && h("p", { class: "refusal cut" }, deploy.error.startsWith("capsule.toml") ? deploy.error : sentence(deploy.error));
+  const address = deploy.url && h("p", {}, link(deploy.url, bare(deploy.url)));
+  return [phases(deploy), error, afterwards(deploy), address];
+}
+
+const about = (deploy) =>
+  facts({
     App: h("a", { href: `#/apps/${deploy.app}` }, deploy.app),
-    Address: deploy.url && link(deploy.url, bare(deploy.url)),
     Kind: kindOf(deploy),
     Trigger: capital(deploy.trigger),
     By: deploy.by,
@@ -118,9 +126,6 @@ function about(deploy) {
     Position: deploy.position,
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
-  const error = deploy.error && h("p", { class: "refusal cut" }, deploy.error.startsWith("capsule.toml") ? deploy.error : sentence(deploy.error));
-  return [phases(deploy), error, afterwards(deploy), details];
-}
 
 // What is still served after a failure, and what to do.
 function afterwards({ app, state, stillServed, nextStep }) {
