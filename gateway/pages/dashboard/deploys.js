@@ -110,7 +110,7 @@ export function deployTable(deploys) {
     State: stateOf,
     From: (deploy) => {
       const { message, trigger, branch, by } = deploy;
-      const parts = [kindOf(deploy), trigger, branch, commitOf(deploy), by].filter(Boolean).join(" · ");
+      const parts = [...new Set([kindOf(deploy), trigger, branch, commitOf(deploy), by])].filter(Boolean).join(" · ");
       return [message && [message, " "], h("span", { class: "quiet" }, parts)];
     },
     Result: result,

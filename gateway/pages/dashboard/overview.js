@@ -44,7 +44,7 @@ export async function draw(signal, _groups, query) {
     account = found;
     redraw(spending, [account, capabilities], () => spend(account, capabilities));
     redraw(traffic, fill(RANGES["24h"], usage), lastDay);
-    const [failing] = await Promise.all([check(account, capabilities, owned, changed), guide(account, owned)]);
+    const [failing] = await Promise.all([check(account, capabilities, owned, changed), owned.length <= FEW && guide(account, owned)]);
     showApps(owned, usage, failing);
   };
   await follow(["apps", "deliveries", "deploys", "keys", "requests", "service", "usage"], signal, refresh);
@@ -97,7 +97,7 @@ function appSection(query) {
     const rank = ranks[order.value];
     const found = apps.filter(({ name }) => name.includes(wanted)).sort((a, b) => rank(b) - rank(a) || (a.name < b.name ? -1 : 1));
     choices.hidden = apps.length <= FEW;
-    redraw(list, [found.slice(0, shown), usage, found.length, wanted], () => appList(found, by, shown, wanted, more));
+    redraw(list, [found.slice(0, shown), usage, [...failing], found.length, wanted], () => appList(found, by, failing, shown, wanted, more));
   };
   const more = () => {
     shown += PAGE;
@@ -116,14 +116,14 @@ function appSection(query) {
   return [section, (...now) => ((known = now), draw())];
 }
 
-function appList(apps, usage, shown, wanted, more) {
+function appList(apps, usage, failing, shown, wanted, more) {
   if (!apps.length && wanted) return empty("No such app", `No app’s name contains “${wanted}”.`);
   if (!apps.length) return empty("No apps yet", "Your first app gets its own address.");
-  const cards = apps.slice(0, shown).map((app) => appCard(app, usage.get(app.name) ?? []));
+  const cards = apps.slice(0, shown).map((app) => appCard(app, usage.get(app.name) ?? [], failing.has(app.name)));
   return [h("ul", { class: "apps" }, cards), apps.length > shown && furtherRows(shown, plural(apps.length, "app"), more)];
 }
 
-function appCard(app, usage) {
+function appCard(app, usage, isFailing) {
   const own = app.domains.find(({ verified }) => verified);
   const address = own ? `https://${own.domain}` : app.url;
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
@@ -140,6 +140,7 @@ function appCard(app, usage) {
     h(
       "p",
       { class: "small quiet row remarks" },
+      isFailing && badge("Needs attention", "warn"),
       app.certificateExpiresAt && h("span", {}, "Certificate expires ", moment(app.certificateExpiresAt)),
       red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
       yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),

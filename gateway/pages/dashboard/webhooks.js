@@ -188,7 +188,7 @@ function deliveries(rows, filtered, line) {
     ],
     App: ({ app }) => app,
     Address: ({ url }) => addressOf(url),
-    Outcome: (row) => [outcomeOf(row), h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
+    Outcome: (row) => [outcomeOf(row), row.outcome !== "dropped" && h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
     Sent: ({ at }) => moment(at),
     ...(may("redeliver") && { "": again }),
   };
