@@ -60,7 +60,10 @@ FORMS: dict[str, list[tuple[Fields, list[str]]]] = {
         ({"kind": "secret", "auth-secret": SECRET, "issuer": "me", "user-claim": "id"}, ["Save users’ tokens"]),
         ({"check-token": "a.b.c"}, ["Check"]),
     ],
-    "apps/{app}/settings/environment": [({"variable": "KEPT", "value": SECRET}, ["Set"])],
+    "apps/{app}/settings/environment": [
+        ({"variable": "KEPT", "value": SECRET}, ["Set"]),
+        ({"variables": f"KEPT={SECRET}"}, ["Set all"]),
+    ],
     "apps/{app}/settings/domain": [({"domain": "kept.example"}, ["Add domain"])],
     "apps/{app}/settings/limits": [({"limit-dailyEuro": "0.01", "limit-requestsPerMinute": "5"}, ["Save limits"])],
     "apps/{app}/settings/hooks": [HOOK],
@@ -98,7 +101,9 @@ async def test_what_was_typed_is_there_after_the_next_log_in(holder: Holder, vie
 
 
 async def fill(holder: Holder, fields: Fields, buttons: list[str]) -> None:
-    page, opener = holder.page, next((name for name in buttons if name.startswith(OPENS)), None)
+    page = holder.page
+    await page.locator("main details").evaluate_all("all => all.forEach((it) => (it.open = true))")
+    opener = next((name for name in buttons if name.startswith(OPENS)), None)
     for name, value in fields.items():
         control = page.locator(f"#{name}")
         if opener and not await control.count():
