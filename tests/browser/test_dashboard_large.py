@@ -43,7 +43,8 @@ async def test_a_large_account(holder: Holder) -> None:
     await expect(strip.get_by_text("And 3 more")).to_be_visible()
     await strip.get_by_text("And 3 more").click()
     await expect(items).to_have_count(8)
-    await expect(items.filter(has_text=f"The last deploy of {FAILED - 7} apps failed")).to_contain_text(f"and {FAILED - 10} more")
+    same = items.filter(has_text=f"The last deploy of {FAILED - 7} apps failed")
+    await expect(same).to_contain_text(f"and {FAILED - 10} more")
 
     cards = page.locator(".apps > li")
     await expect(cards).to_have_count(9)
