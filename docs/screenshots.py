@@ -211,6 +211,7 @@ class Scene:
                 counts = {
                     "requests": asked,
                     "refused": asked // 17,
+                    "failed": asked // 100,
                     "interrupted": left,
                     "inputTokens": asked * 310,
                     "outputTokens": asked * 420,

@@ -1,6 +1,7 @@
-"""Decodes text files that people write: in UTF-8, or as their byte order mark says, such as PowerShell's UTF-16."""
+"""Reads text files that people write: in UTF-8, or as their byte order mark says, such as PowerShell's UTF-16."""
 
 import codecs
+import re
 
 # The mark of UTF-32 begins with that of UTF-16.
 MARKS = {
@@ -11,6 +12,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 
+VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+
 
 def decode_text(data: bytes, errors: str = "replace") -> str:
     """Returns the text without its mark. With `errors="strict"`, raises UnicodeDecodeError."""
@@ -18,3 +21,22 @@ def decode_text(data: bytes, errors: str = "replace") -> str:
         if data.startswith(mark):
             return data[len(mark) :].decode(encoding, errors)
     return data.decode(errors=errors)
+
+
+def read_variables(text: str) -> dict[str, str]:
+    """Returns the variables of a file with lines NAME=value, such as `.env`.
+
+    Empty lines and comments do not count, and quotes around a value do not belong to it. Raises ValueError, which names
+    the line but never quotes it.
+    """
+    values: dict[str, str] = {}
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
+        found = VARIABLE.fullmatch(line)
+        if found is None:
+            raise ValueError(f"line {number}: use NAME=value")
+        name, value = found.groups()
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        values[name] = value[1:-1] if quoted else value
+    return values

@@ -4,7 +4,6 @@ The commands read values from a prompt, standard input or a file, never from the
 the machine can see and which shells keep in their history.
 """
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -17,9 +16,8 @@ from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path, suggest
 from capsule_gateway.cli.show import as_json, show_line
-from gateway.text_files import decode_text
+from gateway.text_files import decode_text, read_variables
 
-LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
 PAUSE_SECONDS = 1.0
 
@@ -88,17 +86,10 @@ def _read_value(name: str) -> str:
 
 def _read_file(source: Path) -> dict[str, str | None]:
     """Returns the variables of the file. Raises WrongUsage, which names the line but never quotes it."""
-    values: dict[str, str | None] = {}
-    for number, line in enumerate(decode_text(source.read_bytes()).splitlines(), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        found = LINE.fullmatch(line)
-        if found is None:
-            raise WrongUsage(f"{source}, line {number}: use NAME=value")
-        name, value = found.groups()
-        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        values[name] = value[1:-1] if quoted else value
+    try:
+        values: dict[str, str | None] = {**read_variables(decode_text(source.read_bytes()))}
+    except ValueError as error:
+        raise WrongUsage(f"{source}, {error}") from None
     if not values:
         raise WrongUsage(f"{source} sets no variables")
     return values

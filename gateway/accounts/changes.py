@@ -46,7 +46,7 @@ READ_SECONDS = 1.0  # between two reads of an account
 APP_READS = 5  # reads of an account for each read of its apps
 MAX_APPS = 200  # of an account, whose marks are read
 DEPLOYS = 20  # newest of an account, whose progress is read
-COMMENT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
+COMMENT_SECONDS = 3.0  # of silence, after which a comment shows the page that the service is there
 STREAM_SECONDS = 600.0  # after which the viewer reconnects, and the credential is checked again
 
 Mark = tuple[str, Callable[[Any], object]]  # a topic, and the command that a pipeline gets

@@ -94,7 +94,7 @@ async def begin_change(request: Request[Any, Any, State], services: Services, ac
 
 
 async def finish_change(message: Message, scope: Scope) -> None:
-    """Removes the entry of a change that was refused, and adds the id of what was made."""
+    """Removes the entry of a change that was refused, and adds the id of what was made, or an app's name."""
     services, access, call, target, entry = scope["state"][CHANGE]
     if message["type"] == "http.response.start":
         # After a failure of the service, the change may have been made.
@@ -106,7 +106,8 @@ async def finish_change(message: Message, scope: Scope) -> None:
         made, _ = read_response(message.get("body", b"")[:RESPONSE_BYTES])
         if not target and made.get("id", access.account.id) != access.account.id:
             await services.account_trail.forget(access, entry)
-            await services.account_trail.begin(access, call.name, str(made["id"]))
+            name = scope["state"]["body"].name if call.name == "create_app" else made["id"]
+            await services.account_trail.begin(access, call.name, str(name))
 
 
 def _read_reason(request: Request[Any, Any, State], operators: Operators) -> tuple[str, str]:

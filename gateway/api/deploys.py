@@ -49,6 +49,7 @@ from gateway.errors import (
 from gateway.events.catalog import Kind
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
+from gateway.text_files import decode_text, read_variables
 from gateway.times import ALWAYS, TimeSpan
 from gateway.validation import Id, parse_span
 
@@ -329,13 +330,14 @@ BODY_BYTES = 524_288  # JSON may encode a byte as six
 DEFAULT_TAIL = 200  # lines
 MAX_TAIL = 10_000
 STREAM_SECONDS = 3_600.0
-HEARTBEAT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
+HEARTBEAT_SECONDS = 3.0  # of silence, after which a comment shows the page that the service is there
 
 VARIABLES = {
     "application/json": {
         "schema": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
         "example": {"DATABASE_URL": "postgres://…", "OLD_NAME": None},
-    }
+    },
+    "text/plain": {"schema": {"type": "string"}, "example": "DATABASE_URL=postgres://…\n"},
 }
 
 
@@ -359,10 +361,21 @@ async def change_variables(
     """Change an app's environment variables.
 
     They apply to builds and start commands from the next deploy on. `null` removes a variable; variables that are not
-    named stay. Values are never shown again.
+    named stay. Values are never shown again. A body of type `text/plain` is a file with lines `NAME=value`.
     """
-    await environments.change_variables(own_app, decode_map(await request.body(), str | None))
+    body = await request.body()
+    changes = _read_variables(body) if request.content_type[0] == "text/plain" else decode_map(body, str | None)
+    await environments.change_variables(own_app, changes)
     return await environments.list_variables(own_app)
+
+
+def _read_variables(body: bytes) -> dict[str, str | None]:
+    try:
+        return {**read_variables(decode_text(body, "strict"))}
+    except UnicodeDecodeError:
+        raise RequestMalformed("The file is not a text.") from None
+    except ValueError as error:
+        raise RequestMalformed(f"{error}.") from None
 
 
 @get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])

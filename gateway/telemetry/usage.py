@@ -18,6 +18,7 @@ logged. Beyond that, the oldest are dropped and counted in a metric.
 """
 
 import asyncio
+import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -44,6 +45,8 @@ LIMIT_NAMES: tuple[LimitName, ...] = get_args(LimitName)
 LimitUses = tuple[tuple[int, int] | None, ...]  # in this order each limit and its use, or None without such a limit
 
 Outcome = Literal["answered", "interrupted", "refused"]
+# Codes of requests that failed, although there was nothing wrong with them.
+FAILURE = re.compile(r"PROVIDER_(?!REFUSED)|BACKBONE_|APP_BACKEND_|INTERNAL")
 
 
 class UsageCounts(msgspec.Struct, kw_only=True, gc=False):
@@ -51,6 +54,7 @@ class UsageCounts(msgspec.Struct, kw_only=True, gc=False):
 
     requests: int = 0
     refused: int = 0
+    failed: int = 0  # the part of `refused` that failed at the provider, the app's backend or the service
     interrupted: int = 0
     inputTokens: int = 0
     outputTokens: int = 0
@@ -242,6 +246,7 @@ def count_line(usage: UsageByKey, key: Key, line: RequestLine) -> None:
             counts.interruptedNanoEuro += line.nano_euro
         else:
             counts.refused += 1
+            counts.failed += FAILURE.match(line.code) is not None
 
 
 def _add(total: UsageCounts, more: UsageCounts) -> None:

@@ -67,7 +67,7 @@ async def test_from_the_first_stop_to_the_cap(
         await holder.log_in()
         await expect(banner).to_contain_text(f"{14 * each * 100 // (EURO // 20)}% of today’s spending cap is used.")
         await expect(banner).to_contain_text("including €0.04 for 14 interrupted answers")
-        answered = page.get_by_role("img", name="Requests: 0 answered, 0 refused, 14 interrupted in 24 hours")
+        answered = page.get_by_role("img", name="Requests: 0 answered, 0 refused, 0 failed, 14 interrupted in 24 hours")
         await expect(answered).to_be_visible()
 
         await stop(app, prompt, 2)

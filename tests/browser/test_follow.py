@@ -121,3 +121,14 @@ async def test_an_output_that_is_followed_again_is_not_called_out_of_date(holder
     await expect(page.get_by_text(LATE)).to_be_visible()
     await page.unroute(logs)
     await expect(page.get_by_text(LATE)).to_be_hidden()
+
+
+async def test_a_service_that_hangs_is_noticed(holder: Holder) -> None:
+    """Its connections stay open, and nothing comes any more."""
+    paths = record(holder)
+    await holder.log_in("hooks")
+    await wait_until(lambda: "/account/changes" in paths)
+    await settle(paths)
+    with holder.gateway.paused():
+        await expect(holder.page.get_by_text(LATE)).to_be_visible(timeout=20_000)
+    await expect(holder.page.get_by_text(LATE)).to_be_hidden()

@@ -64,13 +64,35 @@ async def sign_in(page: Page, email: str) -> None:
     await page.get_by_role("button", name="Continue").click()
 
 
+async def test_what_was_typed_is_there_after_the_next_sign_in_but_no_secret(holder: Holder) -> None:
+    page, email, app = holder.page, f"ada-{secrets.token_hex(3)}@example.com", f"app-{secrets.token_hex(4)}"
+    await holder.go("new-app")  # a deep link
+    await sign_in(page, email)
+    await expect(holder.heading("New app")).to_be_visible()
+    await page.get_by_label("Name").fill(app)
+    await holder.button("Create app").click()
+    await expect(holder.heading(app)).to_be_visible()
+    await holder.go(f"apps/{app}/settings/environment")
+    await page.get_by_label("Name").fill("KEPT")
+    await page.get_by_label("Value").fill("of the browser's memory only")
+    await page.context.clear_cookies()
+    await holder.button("Set", exact=True).click()
+    link = page.get_by_role("link", name="Sign in", exact=True)
+    await link.evaluate("it => it.addEventListener('click', (event) => event.preventDefault(), { once: true })")
+    await link.click()
+    assert "memory" not in await page.evaluate("sessionStorage.getItem('capsule-draft')")
+    await sign_in(page, email)
+    await expect(page.get_by_label("Name")).to_have_value("KEPT")
+    await expect(page.get_by_label("Value")).to_have_value("")
+    assert page.url.endswith(f"#/apps/{app}/settings/environment")
+
+
 async def test_members_and_their_roles(holder: Holder, browser: Browser, people: Gateway) -> None:
     page, owner = holder.page, f"ada-{secrets.token_hex(3)}@example.com"
     await holder.go("account")
     await sign_in(page, owner)
     # The first sign-in creates an account.
-    await expect(holder.heading("Overview")).to_be_visible()
-    await holder.go("account")
+    await expect(holder.heading("Account")).to_be_visible()
     await expect(page.get_by_text(f"{owner} (you)")).to_be_visible()
     for attempt in ("canceled", "kept"):
         await page.get_by_label("E-mail address").fill("Bob@example.com")
@@ -124,7 +146,7 @@ async def test_members_and_their_roles(holder: Holder, browser: Browser, people:
         await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
         await expect(other.page.get_by_text("Your session has ended.")).to_be_visible()
         await sign_in_again(other.page)
-        await expect(other.heading("Overview")).to_be_visible()
+        await expect(other.heading("Account")).to_be_visible()
         await expect(other.page.locator("#account")).to_have_text("bob@example.com")
         # He declines an invitation, accepts the next, and leaves that account himself: another owner is there.
         async with (eve := Visitor(people)).http:

@@ -4,7 +4,7 @@ import codecs
 
 import pytest
 
-from gateway.text_files import decode_text
+from gateway.text_files import decode_text, read_variables
 
 TEXT = "flask==3.0\r\n# für Größe 😀\n"
 
@@ -28,3 +28,10 @@ def test_what_is_no_text(data: bytes) -> None:
 
 def test_an_empty_text() -> None:
     assert [decode_text(mark) for mark in (b"", codecs.BOM_UTF8, codecs.BOM_UTF16_LE)] == [""] * 3
+
+
+def test_variables() -> None:
+    text = "# a comment\n\nexport A=1\n  B = 'two words' \nC=\nD=\"x\nE=a=b # c\n"
+    assert read_variables(text) == {"A": "1", "B": "two words", "C": "", "D": '"x', "E": "a=b # c"}
+    with pytest.raises(ValueError, match=r"^line 2: use NAME=value$"):
+        read_variables("A=1\na secret\n")

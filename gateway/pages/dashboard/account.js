@@ -5,21 +5,20 @@ import { capital, count, moment, money, size } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { invitationCard } from "./invitations.js";
 import { memberCard } from "./members.js";
-import { action, announce, card, confirmAction, empty, facts, field, form, heading, redraw, refusal, sessionEnded, showOnce, table } from "./parts.js";
+import { action, announce, card, confirmAction, empty, facts, field, form, heading, offer, redraw, refusal, run, sessionEnded, showOnce, table } from "./parts.js";
 import { currentSession, may } from "./session.js";
 
 export const title = "Account";
 
-const CHANGES = 50; // that are shown at first, and with each further step
+const CHANGES = 15; // that are shown at first, and with each further step
 
 export async function draw(signal) {
   const list = h("div", { class: "stack" });
   const created = h("div", { class: "view" });
-  const trail = h("div", { class: "stack" });
+  const [trail, showChanges] = changeTrail(signal);
   const refresh = async () => {
-    const [keys, changes] = await Promise.all([get("/account/keys", signal), get(`/account/audit?limit=${CHANGES}`, signal)]);
+    const [keys] = await Promise.all([get("/account/keys", signal), showChanges()]);
     redraw(list, keys, (rows) => keyTable(rows, refresh));
-    showChanges(trail, changes, signal);
   };
   const members = memberCard(signal, () => refresh());
   const [account, apps] = await Promise.all([get("/account", signal), get("/account/apps", signal), refresh()]);
@@ -156,21 +155,39 @@ function noticesForm(choices, refresh) {
   return [text, form("choices", lines, h("button", {}, "Save the notices"), save), saved];
 }
 
-// Shows the account's audit trail, with a button for older changes. `more` tells whether there may be some.
-function showChanges(box, changes, signal, more = changes.length === CHANGES) {
-  if (!changes.length) return box.replaceChildren(empty("No changes yet", "What keys, sessions and operators change appears here."));
-  const line = refusal();
-  const older = action("Older", {}, line, async () => {
-    const next = await get(`/account/audit?limit=${CHANGES}&before=${changes.at(-1).id}`, signal);
-    showChanges(box, [...changes, ...next], signal, next.length === CHANGES);
-  });
-  box.replaceChildren(table("Changes", CHANGE, changes), more ? older : "", line);
+// The account's audit trail, with filters for what was done and by whom, and a button for older changes. Returns an element
+// and a function that brings it up to date.
+function changeTrail(signal) {
+  const [list, line] = [h("div", { class: "stack" }), refusal()];
+  const filter = (id, all) => h("select", { id, "aria-label": all, onchange: () => run(line, refresh) }, h("option", { value: "" }, all));
+  const [kind, actor] = [filter("change-action", "All changes"), filter("change-actor", "By anybody")];
+  const fetchChanges = (before = "") => {
+    const query = { limit: CHANGES, action: kind.value, actor: actor.value, before };
+    return get(`/account/audit?${new URLSearchParams(Object.entries(query).filter(([, value]) => value))}`, signal);
+  };
+  const show = (changes, more) => {
+    offer(kind, changes.map(({ action }) => action), words);
+    offer(actor, changes.map(({ who }) => who));
+    const none = empty("No changes yet", "What keys, sessions and operators change appears here.");
+    const older = action("Older", { "data-focus": "older" }, line, async () => {
+      const next = await fetchChanges(changes.at(-1).id);
+      show([...changes, ...next], next.length === CHANGES);
+    });
+    redraw(list, [changes, more], () => [changes.length ? table("Changes", CHANGE, changes, "compact changes") : none, more && older]);
+  };
+  const refresh = async () => {
+    const changes = await fetchChanges();
+    show(changes, changes.length === CHANGES);
+  };
+  return [[h("div", { class: "row" }, kind, actor), list, line], refresh];
 }
 
+const words = (action) => capital(action.replaceAll("_", " "));
+
 const CHANGE = {
-  Action: ({ action, count }) => [capital(action.replaceAll("_", " ")), count > 1 ? h("span", { class: "quiet" }, `, ${count} times`) : ""],
-  Of: ({ target }) => (target ? h("code", {}, target) : ""),
-  By: ({ who, by }) => [who, by === "key" ? "" : h("span", { class: "quiet" }, `, ${by}`)],
+  Action: ({ action, count }) => [words(action), count > 1 ? h("span", { class: "quiet" }, `, ${count} times`) : ""],
+  Target: ({ target }) => (target ? h("code", {}, target) : ""),
+  By: ({ who, by }) => [who, ["key", who].includes(by) ? "" : h("span", { class: "quiet" }, `, ${by}`)],
   When: ({ at }) => moment(at),
 };
 

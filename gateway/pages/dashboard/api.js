@@ -2,7 +2,7 @@
 
 const DEADLINE = 6_000; // ms for an answer
 const UPLOAD_DEADLINE = 600_000; // ms
-const SILENCE = 45_000; // ms without data before a stream fails
+const SILENCE = 7_000; // ms without data before a stream fails
 
 export class Refused extends Error {
   constructor(status, { code = "", message = "", requestId = "" } = {}, retryAfter = null) {
@@ -35,7 +35,7 @@ async function send(method, path, { body, accept, reason, signal: left, deadline
   throw toRefused(response, text);
 }
 
-// Calls `opened`, and then `take` with the new lines of a stream of events until it ends. The service sends data every 15
+// Calls `opened`, and then `take` with the new lines of a stream of events until it ends. The service sends data every three
 // seconds.
 export async function stream(path, left, take, opened = () => {}) {
   const silent = new AbortController();

@@ -71,7 +71,7 @@ function actions(app, at, canRollBack, line, signal) {
     const { deployId } = await call("POST", `${at}/rollback`);
     return `#/deploys/${deployId}`;
   });
-  const publish = h("button", { type: "button", class: "main", "data-focus": "publish", onclick: () => openPublish(app.name, signal) }, "Publish");
+  const publish = h("button", { type: "button", class: "main", "data-focus": "publish", "data-opens": "message", onclick: () => openPublish(app.name, signal) }, "Publish");
   return [app.liveDeploy && link(app.url, "Visit", "button"), canRollBack && may("roll_back") && back, may("publish") && publish];
 }
 

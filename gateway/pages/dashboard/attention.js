@@ -1,7 +1,7 @@
 // The strip "Needs attention" of the overview: what is wrong with the account's apps now, and what to do about it.
 
 import { h } from "/pages/dom.js";
-import { money, plural, sentence } from "/pages/format.js";
+import { count, money, plural, sentence } from "/pages/format.js";
 import { get } from "./api.js";
 import { badge, redraw } from "./parts.js";
 
@@ -9,6 +9,8 @@ const DEPLOYS = 50; // the newest
 const REFUSALS = 100; // the newest of each code
 const RECENT = 3_600_000; // ms in which a refused token counts
 const NEAR = 0.8; // of a cap
+const SHOWN = 5; // items that are not folded
+const NAMED = 3; // apps that an item names
 
 const TONES = { bad: "Problem", warn: "Warning" };
 const STATUS = {
@@ -18,8 +20,11 @@ const STATUS = {
   "provider-unreachable": "The model provider cannot be reached. Requests fail until it answers.",
 };
 
-// Returns the strip of all apps or of one, and a function that brings it up to date. `changed` has the topics that may
-// have changed; it reads the logs only if they did.
+// Returns the strip of all apps or of one, and a function that brings it up to date and resolves with the names of the apps
+// that have a problem. `changed` has the topics that may have changed; the function reads the logs only if they did.
+//
+// A problem is { tone, name, says, text, href, act }: `says` turns the name of an app, or words for several, into a title.
+// Without an app there is no name.
 export function attentionStrip(signal, app) {
   const only = app ? `&app=${app}` : "";
   const strip = h("section", { class: "card attention", "aria-labelledby": "attention", hidden: true });
@@ -41,22 +46,39 @@ export function attentionStrip(signal, app) {
       ...findTokens(tokens, names),
     ];
     strip.hidden = !problems.length;
-    redraw(strip, problems, () => [h("h2", { id: "attention" }, "Needs attention"), h("ul", { class: "problems" }, problems.map(item))]);
+    redraw(strip, problems, () => [h("h2", { id: "attention" }, "Needs attention"), list(problems)]);
+    return new Set(problems.flatMap(({ name }) => name ?? []));
   };
   return [strip, refresh];
 }
 
-const item = ({ tone, what, text, href, act }) =>
-  h(
+// Apps with the same problem are one item.
+function list(problems) {
+  const items = [...Map.groupBy(problems, ({ tone, says, text }) => [tone, says(""), text].join()).values()].map(item);
+  const rest = items.slice(SHOWN);
+  return [
+    h("ul", { class: "problems" }, items.slice(0, SHOWN)),
+    rest.length > 0 && h("details", {}, h("summary", {}, `And ${count(rest.length)} more`), h("ul", { class: "problems" }, rest)),
+  ];
+}
+
+function item(problems) {
+  const [{ tone, name, says, text, href, act }] = problems;
+  const many = problems.length > 1;
+  const link = (words, to) => h("a", { href: to, "data-focus": `${words} ${to}` }, words);
+  const named = problems.slice(0, NAMED).map((its, n) => [n > 0 && ", ", link(its.name, its.href)]);
+  const rest = problems.length - NAMED;
+  return h(
     "li",
     {},
-    h("div", { class: "row" }, badge(TONES[tone], tone), h("h3", {}, what)),
-    h("p", { class: "small" }, text, " ", href && h("a", { href, "data-focus": `${what} ${href}` }, act)),
+    h("div", { class: "row" }, badge(TONES[tone], tone), h("h3", {}, says(many ? plural(problems.length, "app") : name, many))),
+    h("p", { class: "small" }, text, " ", many ? [named, rest > 0 && ` and ${count(rest)} more`] : href && link(act, href)),
   );
+}
 
 function findStatus({ managedInferenceStatus: status }) {
   const what = status === "disabled" ? "Inference is off" : "Inference fails";
-  return status in STATUS ? [{ tone: "bad", what, text: STATUS[status] }] : [];
+  return status in STATUS ? [{ tone: "bad", says: () => what, text: STATUS[status] }] : [];
 }
 
 // An app is over its cap if requests of today were refused, and it still has no room or the refusal is recent.
@@ -68,7 +90,8 @@ async function findCapped(rows, day, names, signal) {
     const held = reserved ? ` Running requests reserve ${money(reserved)}; what they do not use becomes free when they end.` : "";
     found.push({
       tone: "warn",
-      what: `${name} has reached its limit`,
+      name,
+      says: (who, many) => `${who} ${many ? "have reached their limits" : "has reached its limit"}`,
       text: `${plural(its.length, "request")} got 402 today: ${money(settled)} of ${money(cap)} is spent.${held}`,
       href: `#/apps/${name}/settings/limits`,
       act: "Change the limit",
@@ -79,7 +102,8 @@ async function findCapped(rows, day, names, signal) {
 
 const describeOutage = ({ name }) => ({
   tone: "bad",
-  what: `${name} is unhealthy`,
+  name,
+  says: (who, many) => `${who} ${many ? "are" : "is"} unhealthy`,
   text: "It does not answer the probes of the service.",
   href: `#/apps/${name}`,
   act: "See its output and deploys",
@@ -92,7 +116,8 @@ function findFailed(deploys, names) {
     .filter(([, [newest]]) => newest.state === "failed")
     .map(([name, [{ id, error }]]) => ({
       tone: "bad",
-      what: `The last deploy of ${name} failed`,
+      name,
+      says: (who) => `The last deploy of ${who} failed`,
       text: sentence(error ?? "The reason is unknown."),
       href: `#/deploys/${id}`,
       act: "See the log",
@@ -103,7 +128,8 @@ function findTokens(rows, names) {
   const recent = rows.filter((row) => isRecent(row) && names.has(row.app));
   return [...Map.groupBy(recent, ({ app }) => app)].map(([name, its]) => ({
     tone: "warn",
-    what: `${name} gets invalid tokens`,
+    name,
+    says: (who, many) => `${who} ${many ? "get" : "gets"} invalid tokens`,
     text: `${plural(its.length, "request")} of the last hour got 401 TOKEN_INVALID. Compare the app’s tokens with its settings.`,
     href: `#/apps/${name}/settings/tokens`,
     act: "Check how tokens are verified",

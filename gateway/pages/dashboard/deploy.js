@@ -26,7 +26,8 @@ const PROGRESS = {
 
 export async function draw(signal, { id }) {
   const log = new LogView("Build log", `${id}.log`, "No log output yet.");
-  const [state, details, line] = [h("div"), h("section", { class: "card" }), refusal()];
+  const [state, line] = [h("div"), refusal()];
+  const [outcome, details] = [1, 2].map(() => h("section", { class: "card" }));
   const buttons = h("div", { class: "row" });
   let deploy;
   let read = 0; // lines of the log
@@ -39,10 +40,12 @@ export async function draw(signal, { id }) {
     if (before && before !== deploy.state) announce(`The deploy is ${deploy.state}.`);
     if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
+    redraw(outcome, deploy, progress);
     redraw(details, deploy, about);
     redraw(buttons, [deploy.state, deploy.kind, deploy.current, deploy.url], () => actions(deploy, line, refresh));
     if (read === after) log.add(lines(text, logTimes, Date.parse(deploy.createdAt))); // else another refresh was faster
     read = Math.max(read, logLines);
+    if (deploy.state === "failed") log.markFailure();
     log.say(over() ? "No log output." : "No log output yet.");
     return over() ? "done" : "";
   };
@@ -54,10 +57,11 @@ export async function draw(signal, { id }) {
   return [
     h("p", { class: "small" }, h("a", { href: "#/deploys" }, "All deploys")),
     heading(`Deploy of ${deploy.app}`, h("code", {}, deploy.id), state),
-    details,
+    outcome,
     buttons,
     line,
     card("Log", log.panel),
+    details,
   ];
 }
 
@@ -76,14 +80,13 @@ function actions({ id, app, kind, state, current, url }, line, refresh) {
       if (answer?.deployId) return `#/deploys/${answer.deployId}`;
       await refresh();
     });
-  const quota = "This counts toward today’s deploys.";
   const buttons = [];
   if (CANCELABLE.includes(state) && may("cancel")) {
     const question = ["Cancel this deploy?", "The deploy ends without a release. The app keeps serving its current release."];
     buttons.push(steer("Cancel", "plain danger", question, ["deploys", id, "cancel"]));
   }
   if (state === "live" && kind === "preview" && may("promote")) {
-    const effect = `After a health check, its release replaces the live one. ${quota}`;
+    const effect = `After a health check, its release replaces the live one. ${QUOTA}`;
     const question = [`Make this preview of ${app} live?`, effect];
     buttons.push(steer("Promote", "main", question, ["deploys", id, "promote"]));
   }
@@ -93,21 +96,23 @@ function actions({ id, app, kind, state, current, url }, line, refresh) {
     buttons.push(steer("End preview", "plain danger", question, ["apps", app, "previews", slug], undefined, "DELETE"));
   }
   if (state === "live" && kind === "live" && !current && may("roll_back")) {
-    const effect = `After a health check, it replaces the live release. ${quota}`;
+    const effect = `After a health check, it replaces the live release. ${QUOTA}`;
     const question = [`Roll back ${app} to this release?`, effect];
     buttons.push(steer("Roll back to this release", "plain", question, ["apps", app, "rollback"], { deployId: id }));
   }
-  if (OVER.includes(state) && may("redeploy")) {
-    const what = `A new deploy builds the same source, or the latest commit of the branch. ${quota}`;
-    buttons.push(steer("Redeploy", "plain", [`Build ${app} again?`, what], ["deploys", id, "redeploy"]));
-  }
+  if (OVER.includes(state) && may("redeploy")) buttons.push(redeployAction({ id, app }, "Redeploy", "plain", line));
   return buttons;
 }
 
-function about(deploy) {
-  const details = facts({
+function progress(deploy) {
+  const error = deploy.error && h("p", { class: "refusal cut" }, deploy.error.startsWith("capsule.toml") ? deploy.error : sentence(deploy.error));
+  const address = deploy.url && h("p", {}, link(deploy.url, bare(deploy.url)));
+  return [phases(deploy), error, afterwards(deploy), address];
+}
+
+const about = (deploy) =>
+  facts({
     App: h("a", { href: `#/apps/${deploy.app}` }, deploy.app),
-    Address: deploy.url && link(deploy.url, bare(deploy.url)),
     Kind: kindOf(deploy),
     Trigger: capital(deploy.trigger),
     By: deploy.by,
@@ -121,19 +126,30 @@ function about(deploy) {
     Position: deploy.position,
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
-  const error = deploy.error && h("p", { class: "refusal cut" }, deploy.error.startsWith("capsule.toml") ? deploy.error : sentence(deploy.error));
-  return [phases(deploy), error, afterwards(deploy), details];
-}
 
 // What is still served after a failure, and what to do.
 function afterwards({ app, state, stillServed, nextStep }) {
   if (!["failed", "canceled"].includes(state)) return;
   const former = stillServed && h("a", { href: `#/deploys/${stillServed}` }, h("code", {}, stillServed));
-  const set = nextStep?.variable && h("a", { href: `#/apps/${app}/settings/environment` }, `Set ${nextStep.variable}`);
+  const section = (key, text) => h("a", { href: `#/apps/${app}/settings/${key}` }, text);
+  const set = nextStep?.variable && [section("environment", `Set ${nextStep.variable}`), ", or run ", h("code", {}, nextStep.command)];
+  const settings = ["Settings: ", section("source", "Source and build"), ", ", section("environment", "Environment")];
   return [
     h("p", {}, former ? ["Its address still serves ", former, "."] : "Its address serves nothing yet."),
-    nextStep && h("p", {}, nextStep.text, set && [" ", set, ", or run ", h("code", {}, nextStep.command)]),
+    nextStep && h("p", {}, nextStep.text, " ", set || settings),
   ];
+}
+
+const QUOTA = "This counts toward today’s deploys.";
+
+// A button that builds the source of a deploy again.
+export function redeployAction({ id, app }, text, tone, line) {
+  return action(text, { class: tone, "data-focus": "redeploy" }, line, async (button) => {
+    const what = `A new deploy builds the same source, or the latest commit of the branch. ${QUOTA}`;
+    if (!(await confirmAction(`Build ${app} again?`, what, "Redeploy", { keep: "Not now", tone: "main" }))) return button.focus();
+    const { deployId } = await call("POST", `/account/deploys/${encodeURIComponent(id)}/redeploy`);
+    return `#/deploys/${deployId}`;
+  });
 }
 
 function phases({ phases, state: deployState }) {

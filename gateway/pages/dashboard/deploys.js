@@ -25,7 +25,7 @@ import { may } from "./session.js";
 export const title = "Deploys";
 
 const TONES = { live: "good", failed: "bad", canceled: "", building: "busy", checking: "busy", canary: "busy" };
-const PAGE = 50;
+const PAGE = 30;
 
 // Whether its address serves another release now, or a preview nothing.
 export const isReplaced = ({ state, current }) => state === "live" && !current;
@@ -110,7 +110,7 @@ export function deployTable(deploys) {
     State: stateOf,
     From: (deploy) => {
       const { message, trigger, branch, by } = deploy;
-      const parts = [kindOf(deploy), trigger, branch, commitOf(deploy), by].filter(Boolean).join(" · ");
+      const parts = [...new Set([kindOf(deploy), trigger, branch, commitOf(deploy), by])].filter(Boolean).join(" · ");
       return [message && [message, " "], h("span", { class: "quiet" }, parts)];
     },
     Result: result,
@@ -119,11 +119,11 @@ export function deployTable(deploys) {
       durationMs !== undefined && h("span", { class: "quiet" }, ` · ${duration(durationMs)}`),
     ],
   };
-  return table("Deploys", columns, deploys, "deploys");
+  return table("Deploys", columns, deploys, "compact deploys");
 }
 
 function result({ url, error, waitsFor, position }) {
-  if (error) return h("span", { class: "reason" }, sentence(error));
+  if (error) return h("span", { class: "reason", title: sentence(error) }, sentence(error));
   if (url) return link(url, bare(url));
   return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }
@@ -131,7 +131,7 @@ function result({ url, error, waitsFor, position }) {
 function publishForm(apps, choosable, signal) {
   const app = choice("app", apps.map(({ name }) => name), "Choose an app");
   const line = refusal();
-  const preview = action("Publish a preview", { "data-focus": "preview" }, line, async () => {
+  const preview = action("Publish a preview", { "data-focus": "preview", "data-opens": "branch preview-message" }, line, async () => {
     if (!app.value) throw { status: 400, message: "Choose an app first." };
     openPreview(await get(`/account/apps/${encodeURIComponent(app.value)}`, signal), signal);
   });

@@ -3,14 +3,27 @@
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call, get } from "./api.js";
+import { redeployAction } from "./deploy.js";
 import { action, announce, card, confirmAction, empty, field, form, redraw, refusal, table } from "./parts.js";
 import { may } from "./session.js";
 
 export async function environmentCard(at, signal) {
   const variables = h("div", { class: "stack" });
   const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
-  show(await get(`${at}/env`, signal));
-  return card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), may("change_variables") && variableForm(at, show), variables);
+  const [rows, app] = await Promise.all([get(`${at}/env`, signal), get(at, signal)]);
+  show(rows);
+  return card(
+    "Environment",
+    h("p", { class: "quiet" }, "Changes apply from the next deploy, to the live release and to previews."),
+    may("change_variables") && [variableForm(at, show), fileForm(at, show)],
+    app.liveDeploy && may("redeploy") && redeployment(app),
+    variables,
+  );
+}
+
+function redeployment({ name, liveDeploy }) {
+  const line = refusal();
+  return [h("div", { class: "row" }, redeployAction({ id: liveDeploy, app: name }, "Redeploy now", "", line)), line];
 }
 
 function variableForm(at, show) {
@@ -26,6 +39,21 @@ function variableForm(at, show) {
   const saved = h("p", { class: "small quiet" });
   const button = h("button", { class: "main" }, "Set");
   return [form("with-button two", [field("Name", name), field("Value", value)], button, set), saved];
+}
+
+// Takes the lines of a file, such as .env.
+function fileForm(at, show) {
+  const text = h("textarea", { id: "variables", rows: "6", required: true, spellcheck: "false", autocomplete: "off", placeholder: "DATABASE_URL=postgres://…", "data-secret": true });
+  const saved = h("p", { class: "small quiet" });
+  const set = async () => {
+    saved.textContent = "";
+    show(await call("PUT", `${at}/env`, { body: new Blob([text.value], { type: "text/plain" }) }));
+    saved.textContent = "Set all of them.";
+    announce(saved.textContent);
+    text.value = "";
+  };
+  const fields = form("", field("Lines NAME=value", text), h("button", {}, "Set all"), set);
+  return h("details", {}, h("summary", { class: "small" }, "Paste a .env file"), h("div", { class: "stack below" }, fields, saved));
 }
 
 function variableList(variables, at, show) {

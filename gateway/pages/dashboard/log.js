@@ -5,6 +5,8 @@ import { plural } from "/pages/format.js";
 import { announce } from "./parts.js";
 
 const MAX_LINES = 20_000; // older ones are removed from the page
+const FAILING = 100; // lines at the end among which the one that failed is looked for
+const FAILURE = /\b(?:\w*(?:Error|Exception)|ERR!|panic(?:ked)?|Traceback)\b|\b(?:error|fatal|failed)\b/i;
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
 export class LogView {
@@ -12,6 +14,7 @@ export class LogView {
   constructor(label, file, missing) {
     this.lines = []; // { text, at, row }; `at` in ms, or null
     this.top = 0; // where the log was scrolled to when the state of the button was last set
+    this.failure = null; // the row to show as soon as the log is in the page
     this.file = file;
     this.log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": label }, missing);
     this.search = h("input", { type: "search", placeholder: "Filter lines", "aria-label": `Filter: ${label}` });
@@ -21,6 +24,8 @@ export class LogView {
     this.search.addEventListener("input", () => this.filter());
     this.following.addEventListener("click", () => this.follow(!this.isFollowed));
     this.log.addEventListener("scroll", () => this.press(this.isAtEnd));
+    // It has no height before it is in the page. When its height changes, its end moves.
+    new ResizeObserver(() => (this.failure ? this.reveal() : this.isFollowed && this.follow(true))).observe(this.log);
     this.panel = h(
       "div",
       { class: "stack" },
@@ -65,6 +70,23 @@ export class LogView {
     for (const line of this.lines.splice(0, this.lines.length - MAX_LINES)) line.row.remove();
     if (follows) this.follow(true);
     if (wanted) this.count();
+  }
+
+  // Marks the line at which something failed, and shows it unless the reader has scrolled away.
+  markFailure() {
+    const { row } = this.lines.slice(-FAILING).find(({ text }) => FAILURE.test(text)) ?? {};
+    if (!row || row.classList.contains("failing")) return;
+    row.classList.add("failing");
+    if (!this.isFollowed) return;
+    this.failure = row;
+    this.reveal();
+  }
+
+  reveal() {
+    if (!this.log.clientHeight) return;
+    this.log.scrollTop += this.failure.getBoundingClientRect().top - this.log.getBoundingClientRect().top - this.log.clientHeight / 3;
+    this.press(this.isAtEnd);
+    this.failure = null;
   }
 
   clear() {

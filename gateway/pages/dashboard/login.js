@@ -2,6 +2,7 @@
 
 import { plural } from "/pages/format.js";
 import { call } from "./api.js";
+import { storeDraft } from "./drafts.js";
 import { preferSignIn } from "./session.js";
 
 export function showLogIn(main, why, enter) {
@@ -9,6 +10,7 @@ export function showLogIn(main, why, enter) {
   const form = main.querySelector("form");
   const [key, button, refusal] = ["#key", "button", "#refusal"].map((name) => form.querySelector(name));
   const signIn = preferSignIn(form);
+  signIn?.addEventListener("click", storeDraft);
   const lead = form.querySelector("#why");
   lead.textContent = why || (signIn ? "" : "Use your account’s API key.");
   lead.hidden = !lead.textContent;

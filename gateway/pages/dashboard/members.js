@@ -4,7 +4,7 @@ import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { follow } from "./follow.js";
-import { action, announce, badge, card, confirmAction, empty, field, form, redraw, refusal, table } from "./parts.js";
+import { action, announce, badge, card, confirmAction, empty, field, form, redraw, refusal, run, table } from "./parts.js";
 import { currentSession, may } from "./session.js";
 
 // What a member of each role may do.
@@ -49,14 +49,12 @@ function memberTable(members, changeMember) {
   const change = ({ email, role, state }) => {
     const select = roles({ "aria-label": `Role of ${email}`, "data-focus": `role ${email}` }, role);
     select.addEventListener("change", async () => {
-      line.textContent = "";
-      try {
+      const set = async () => {
         await changeMember("PUT", email, { role: select.value });
         announce(`${email} is ${state === "invited" ? "invited as" : "now"} ${select.value}.`);
-      } catch (error) {
-        select.value = role;
-        line.textContent = error.message || "The service did not respond. Try again.";
-      }
+        return true;
+      };
+      if (!(await run(line, set))) select.value = role;
     });
     return select;
   };

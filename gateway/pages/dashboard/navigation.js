@@ -1,6 +1,7 @@
 // Draws the switch between apps, and the tabs of the account or of the app that it shows.
 
-import { h } from "/pages/dom.js";
+import { h, showDialog } from "/pages/dom.js";
+import { plural } from "/pages/format.js";
 import { get } from "./api.js";
 import { follow } from "./follow.js";
 import { may } from "./session.js";
@@ -24,17 +25,20 @@ const APP = {
   Settings: "/settings",
 };
 
-const list = document.querySelector("#switch");
+const FEW = 12; // apps that the switch lists at once
+const button = document.querySelector("#app-switch");
 let [names, shown] = [[], ""]; // the account's apps, and the app whose tabs are shown
+let drawSwitch = () => {}; // while it is open
 
-list.addEventListener("change", () => (location.hash = list.value ? `#/apps/${list.value}` : "#/"));
+button.addEventListener("click", openSwitch);
 
 // Until the signal aborts. The view reports a failure.
 export function watchApps(signal) {
   const refresh = async () => {
     const apps = await get("/account/apps", signal).catch(() => null);
     if (apps) names = apps.map(({ name }) => name);
-    offer();
+    button.hidden = !names.length && !shown;
+    drawSwitch();
   };
   follow(["apps"], signal, refresh);
   signal.addEventListener("abort", () => (names = []), { once: true }); // logged out
@@ -54,14 +58,31 @@ export function showNavigation(bar, path) {
   nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   if (focus) [...nav.children].find(({ textContent }) => textContent === focus)?.focus();
   shown = app;
-  offer();
+  button.textContent = app || "All apps";
+  button.hidden = !names.length && !shown;
 }
 
-// The list changes only if the apps do, so that it stays open.
-function offer() {
-  const options = ["", ...(names.includes(shown) || !shown ? names : [...names, shown])];
-  if (options.join() !== [...list.options].map(({ value }) => value).join()) {
-    list.replaceChildren(...options.map((name) => h("option", { value: name }, name || "All apps")));
-  }
-  list.value = shown;
+// Enter opens the first app that matches.
+export async function openSwitch() {
+  if (button.hidden || document.querySelector("dialog[open]")) return;
+  const find = h("input", { type: "search", "aria-label": "Find an app", placeholder: "Find an app", autocomplete: "off", spellcheck: "false" });
+  const list = h("ul", { class: "apps-found" });
+  const rest = h("p", { class: "small quiet", role: "status" });
+  const entry = (name) => {
+    const properties = { href: name ? `#/apps/${name}` : "#/", "aria-current": name === shown ? "true" : null };
+    return h("li", {}, h("a", { ...properties, onclick: () => dialog.close() }, name || "All apps"));
+  };
+  drawSwitch = () => {
+    const wanted = find.value.trim().toLowerCase();
+    const found = names.filter((name) => name.includes(wanted));
+    const hidden = found.length - FEW;
+    list.replaceChildren(...[...(wanted ? [] : [""]), ...found.slice(0, FEW)].map(entry));
+    rest.textContent = hidden > 0 ? `And ${plural(hidden, "more app")}. Type a part of the name.` : found.length ? "" : "No such app.";
+  };
+  find.addEventListener("input", drawSwitch);
+  drawSwitch();
+  const submit = (event) => (event.preventDefault(), list.querySelector("a")?.click());
+  const dialog = h("dialog", { class: "switch", "aria-label": "Switch app" }, h("form", { role: "search", onsubmit: submit }, find), list, rest);
+  await showDialog(dialog);
+  drawSwitch = () => {};
 }

@@ -8,8 +8,9 @@ import { chart, key, share, sparkline } from "/pages/chart.js";
 import { follow } from "./follow.js";
 import { invitationCard } from "./invitations.js";
 import { onboarding } from "./onboarding.js";
-import { badge, empty, heading, redraw } from "./parts.js";
+import { announce, badge, empty, field, furtherRows, heading, redraw } from "./parts.js";
 import { RANGES, addUp, fetchUsage, fill, openRequests, requestSeries, startsOf } from "./periods.js";
+import { keepQuery } from "./query.js";
 import { may } from "./session.js";
 
 export const title = "Overview";
@@ -22,9 +23,14 @@ const STATUS = {
   "provider-unreachable": ["Provider unreachable", "bad"],
 };
 const HEALTH = { healthy: "good", unhealthy: "bad" };
+const ORDERS = { "": "Failing first", name: "By name", requests: "Most requests first" };
+const FEW = 9; // apps that are shown at first, without a filter
+const PAGE = 30; // more apps with each further step
 
-export async function draw(signal) {
-  const [spending, traffic, apps] = Array.from({ length: 3 }, () => h("section", { class: "card" }));
+// The query holds the filter and the order of the apps.
+export async function draw(signal, _groups, query) {
+  const [spending, traffic] = Array.from({ length: 2 }, () => h("section", { class: "card" }));
+  const [apps, showApps] = appSection(query);
   const [steps, guide] = onboarding(signal, () => refresh());
   const [attention, check] = attentionStrip(signal);
   let account;
@@ -38,8 +44,8 @@ export async function draw(signal) {
     account = found;
     redraw(spending, [account, capabilities], () => spend(account, capabilities));
     redraw(traffic, fill(RANGES["24h"], usage), lastDay);
-    redraw(apps, [owned, usage], () => appList(owned, usage));
-    await Promise.all([guide(account, owned), check(account, capabilities, owned, changed)]);
+    const [failing] = await Promise.all([check(account, capabilities, owned, changed), owned.length <= FEW && guide(account, owned)]);
+    showApps(owned, usage, failing);
   };
   await follow(["apps", "deliveries", "deploys", "keys", "requests", "service", "usage"], signal, refresh);
   return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), invitationCard(), attention, may("create_app") && steps, h("div", { class: "pair" }, spending, traffic), apps];
@@ -74,13 +80,50 @@ function lastDay(hours) {
   ];
 }
 
-function appList(apps, usage) {
-  const none = empty("No apps yet", "Your first app gets its own address.");
-  const more = may("create_app") && h("a", { class: "button main", href: "#/new-app" }, "New app");
-  return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "apps" }, apps.map((app) => appCard(app, usage.filter((row) => row.app === app.name)))) : none];
+// Returns the section with the apps, and a function that shows them. `failing` has the names of those with a problem.
+function appSection(query) {
+  const find = h("input", { id: "find", type: "search", autocomplete: "off", spellcheck: "false", value: query.get("find") });
+  const options = Object.entries(ORDERS).map(([value, name]) => h("option", { value, selected: query.get("order") === value }, name));
+  const order = h("select", { id: "order" }, options);
+  const choices = h("div", { class: "fields" }, field("Find an app", find), field("Order", order));
+  const list = h("div", { class: "stack" });
+  let [known, shown] = [[[], [], new Set()], FEW];
+  const draw = () => {
+    const [apps, usage, failing] = known;
+    const wanted = find.value.trim().toLowerCase();
+    const by = Map.groupBy(usage, ({ app }) => app);
+    const requestsOf = ({ name }) => addUp(by.get(name) ?? []).requests;
+    const ranks = { "": (app) => failing.has(app.name) || Boolean(app.suspension), requests: requestsOf, name: () => 0 };
+    const rank = ranks[order.value];
+    const found = apps.filter(({ name }) => name.includes(wanted)).sort((a, b) => rank(b) - rank(a) || (a.name < b.name ? -1 : 1));
+    choices.hidden = apps.length <= FEW;
+    redraw(list, [found.slice(0, shown), usage, [...failing], found.length, wanted], () => appList(found, by, failing, shown, wanted, more));
+  };
+  const more = () => {
+    shown += PAGE;
+    draw();
+  };
+  const choose = () => {
+    shown = FEW;
+    keepQuery({ find: find.value.trim(), order: order.value });
+    draw();
+  };
+  find.addEventListener("input", choose);
+  find.addEventListener("change", () => announce(plural(list.querySelectorAll(".apps > li").length, "app")));
+  order.addEventListener("change", choose);
+  const create = may("create_app") && h("a", { class: "button main", href: "#/new-app" }, "New app");
+  const section = h("section", { class: "card" }, h("div", { class: "row apart" }, h("h2", {}, "Apps"), create), choices, list);
+  return [section, (...now) => ((known = now), draw())];
 }
 
-function appCard(app, usage) {
+function appList(apps, usage, failing, shown, wanted, more) {
+  if (!apps.length && wanted) return empty("No such app", `No app’s name contains “${wanted}”.`);
+  if (!apps.length) return empty("No apps yet", "Your first app gets its own address.");
+  const cards = apps.slice(0, shown).map((app) => appCard(app, usage.get(app.name) ?? [], failing.has(app.name)));
+  return [h("ul", { class: "apps" }, cards), apps.length > shown && furtherRows(shown, plural(apps.length, "app"), more)];
+}
+
+function appCard(app, usage, isFailing) {
   const own = app.domains.find(({ verified }) => verified);
   const address = own ? `https://${own.domain}` : app.url;
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
@@ -97,6 +140,7 @@ function appCard(app, usage) {
     h(
       "p",
       { class: "small quiet row remarks" },
+      isFailing && badge("Needs attention", "warn"),
       app.certificateExpiresAt && h("span", {}, "Certificate expires ", moment(app.certificateExpiresAt)),
       red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
       yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),

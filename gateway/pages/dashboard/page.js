@@ -11,12 +11,13 @@ import { watchSpend } from "./banner.js";
 import * as delivery from "./delivery.js";
 import * as deploy from "./deploy.js";
 import * as deploys from "./deploys.js";
+import { keepDraft, loadDraft, restoreDraft } from "./drafts.js";
 import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
 import * as overview from "./overview.js";
-import { showNavigation, watchApps } from "./navigation.js";
-import { explain, failure, mayLeave, warning } from "./parts.js";
+import { openSwitch, showNavigation, watchApps } from "./navigation.js";
+import { announce, explain, failure, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import { currentSession, readSession } from "./session.js";
 import * as settings from "./settings.js";
@@ -60,7 +61,10 @@ const { leave, show } = views({
   product: "Capsule",
   put: (drawn) => main.replaceChildren(h("div", { class: "view" }, drawn)),
   before: (path) => showNavigation(bar, path),
-  after: (view) => view.titled || (document.title = `${main.querySelector("h1").textContent} · Capsule`),
+  after: (view) => {
+    if (!view.titled) document.title = `${main.querySelector("h1").textContent} · Capsule`;
+    if (restoreDraft()) announce("What you had typed is there again.");
+  },
   fail: (error) => fail(error),
 });
 
@@ -76,7 +80,7 @@ async function navigate({ oldURL }) {
 }
 
 function fail(error, again = () => show()) {
-  if (error.status === 401) return logIn("Your session has ended.");
+  if (error.status === 401) return endSession();
   if (error.code === "ACCOUNT_NOT_CHOSEN" && inside) return enter(); // an operator was removed from the account
   const signal = leave(); // a part of the view may have begun to follow changes
   main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
@@ -106,6 +110,12 @@ function logIn(why = "") {
   bar.hidden = true;
   document.title = "Log in · Capsule";
   showLogIn(main, why, enter);
+}
+
+function endSession() {
+  if (!inside) return; // several calls can find that it has ended
+  keepDraft();
+  logIn("Your session has ended.");
 }
 
 function choose(session) {
@@ -148,15 +158,14 @@ document.querySelector("#log-out").addEventListener("click", async () => {
 addEventListener("keydown", (event) => {
   if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || bar.hidden) return;
   event.preventDefault();
-  const list = document.querySelector("#switch");
-  list.focus();
-  list.showPicker?.();
+  openSwitch();
 });
 
 watchSkipLink(main);
 addEventListener("choose-account", () => choose(currentSession()));
 addEventListener("account-changed", () => enter());
-addEventListener("session-ended", () => logIn("Your session has ended."));
+addEventListener("session-ended", endSession);
 addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);
+loadDraft();
 enter({ focus: false });

@@ -1,7 +1,7 @@
 // The elements that views are made of.
 
 import { h, isPressed, refocus, showDialog, untilReleased } from "/pages/dom.js";
-import { plural } from "/pages/format.js";
+import { count, plural } from "/pages/format.js";
 
 export const heading = (title, lead, extra) =>
   h(
@@ -57,6 +57,10 @@ export function table(label, columns, rows, layout = "stacked") {
     h("tbody", {}, rows.map(line)),
   );
 }
+
+// Says how many rows there are, with a button that shows more of them.
+export const furtherRows = (shown, all, more) =>
+  h("div", { class: "row small quiet" }, `The first ${count(shown)} of ${all}`, action("Show more", { "data-focus": "more" }, refusal(), more));
 
 // Marks the link of the page's navigation that leads to the view at `path`.
 export function markCurrent(bar, path) {
@@ -118,7 +122,7 @@ export function failure(error, again) {
   );
 }
 
-export const sessionEnded = () => dispatchEvent(new Event("session-ended"));
+export const sessionEnded = () => void dispatchEvent(new Event("session-ended"));
 
 // -- forms ------------------------------------------------------------------------------------------------------
 
@@ -135,6 +139,13 @@ export const choice = (id, options, prompt = "") =>
     prompt && options.length > 1 && h("option", { value: "", disabled: true, selected: true }, prompt),
     options.map((option) => h("option", {}, option)),
   );
+
+// Adds the missing options to the select, and keeps its choice. `name` returns the words for a value.
+export function offer(select, values, name = (value) => value) {
+  const there = new Set([...select.options].map(({ value }) => value));
+  const missing = new Set(values.filter(Boolean)).difference(there);
+  for (const value of [...missing].sort()) select.append(h("option", { value }, name(value)));
+}
 
 // `layout` is a CSS class for the row of fields and button. Without a button, the fields cannot be changed. `work` is called upon submission, as in `action`.
 export function form(layout, fields, button, work, extra) {
@@ -165,14 +176,15 @@ async function attempt(button, line, work) {
   if (next && location.href === here) location.hash = next;
 }
 
-// Runs the work, and shows in the line why it failed.
+// Runs the work, and shows in the line why it failed. Resolves with what the work does, or with nothing after a failure.
+// If the session has ended, the page shows the log-in, and has the view and what was typed again after it.
 export async function run(line, work) {
   line.textContent = "";
   try {
     return await work();
   } catch (error) {
     if (error.name === "AbortError") return; // the user has left the view
-    if (error.status === 401) return sessionEnded();
+    if (error.status === 401 && !/^TOKEN_/.test(error.code)) return sessionEnded(); // other codes are about a user's token
     if (error.status === undefined) reportError(error);
     line.textContent = explain(error)[1];
   }

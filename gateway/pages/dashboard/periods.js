@@ -8,6 +8,7 @@ const SIZES = { hour: HOUR, day: DAY };
 const COUNTS = [
   "requests",
   "refused",
+  "failed",
   "interrupted",
   "inputTokens",
   "outputTokens",
@@ -47,6 +48,8 @@ export const fetchUsage = async (range, group, signal, app) => (await get(usageP
 
 export const answered = (row) => row.requests - row.refused - row.interrupted;
 
+export const refused = (row) => row.refused - row.failed; // `refused` counts both
+
 export function addUp(rows) {
   const total = Object.fromEntries(COUNTS.map((name) => [name, 0]));
   for (const row of rows) for (const name of COUNTS) total[name] += row[name];
@@ -73,7 +76,8 @@ export const startsOf = (rows) => rows.map(({ start }) => Date.parse(start));
 export const requestSeries = (rows) =>
   seriesOf(rows, {
     answered: ["good", answered],
-    refused: ["warn", (row) => row.refused],
+    refused: ["warn", refused],
+    failed: ["bad", (row) => row.failed],
     interrupted: ["busy", (row) => row.interrupted],
   });
 

@@ -4,7 +4,7 @@ import { h } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 import { upload } from "./api.js";
 import { pack, readChosen, readDrop } from "./packing.js";
-import { announce, explain, field, refusal } from "./parts.js";
+import { announce, field, refusal, run } from "./parts.js";
 
 const ACCEPTED = ".html,.htm,.zip,.tgz,.gz";
 
@@ -19,33 +19,27 @@ export function publishZone(nameApp, signal, nameBranch) {
   const publish = async (reading) => {
     if (busy) return;
     busy = true;
-    line.textContent = "";
-    try {
-      const app = nameApp();
-      if (!app) throw { status: 400, message: "Choose an app first." };
-      if (nameBranch && !nameBranch()) throw { status: 400, message: "Name the branch first." };
-      say("Packing …");
-      const { files, omitted } = await reading;
-      const { body, type, count } = await pack(files);
-      const omission = omitted ? ` ${plural(omitted, "file")} left out.` : "";
-      bar.hidden = false;
-      say(`Uploading ${plural(count, "file")} …${omission}`);
-      const described = Object.entries({ preview: nameBranch?.(), message: message.value.trim() });
-      const query = new URLSearchParams(described.filter(([, value]) => value));
-      const path = `/account/apps/${encodeURIComponent(app)}/source?${query}`;
-      const { deployId } = await upload(path, body, type, (share) => (bar.value = share), signal);
-      announce(`Published ${app}.${omission}`);
-      if (!signal.aborted) location.hash = `#/deploys/${deployId}`;
-    } catch (error) {
-      if (signal.aborted) return;
-      if (error.status === 401) dispatchEvent(new Event("session-ended"));
-      if (error.status === undefined) reportError(error);
-      line.textContent = explain(error)[1];
-    } finally {
-      busy = false;
-      bar.hidden = true;
-      state.textContent = "";
-    }
+    await run(line, () => send(reading));
+    busy = false;
+    bar.hidden = true;
+    state.textContent = "";
+  };
+  const send = async (reading) => {
+    const app = nameApp();
+    if (!app) throw { status: 400, message: "Choose an app first." };
+    if (nameBranch && !nameBranch()) throw { status: 400, message: "Name the branch first." };
+    say("Packing …");
+    const { files, omitted } = await reading;
+    const { body, type, count } = await pack(files);
+    const omission = omitted ? ` ${plural(omitted, "file")} left out.` : "";
+    bar.hidden = false;
+    say(`Uploading ${plural(count, "file")} …${omission}`);
+    const described = Object.entries({ preview: nameBranch?.(), message: message.value.trim() });
+    const query = new URLSearchParams(described.filter(([, value]) => value));
+    const path = `/account/apps/${encodeURIComponent(app)}/source?${query}`;
+    const { deployId } = await upload(path, body, type, (share) => (bar.value = share), signal);
+    announce(`Published ${app}.${omission}`);
+    if (!signal.aborted) location.hash = `#/deploys/${deployId}`;
   };
   const say = (text) => (state.textContent = text);
 

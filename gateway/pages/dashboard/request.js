@@ -1,10 +1,11 @@
 // Shows the details of one request in the side sheet.
 
 import { h } from "/pages/dom.js";
-import { capital, count, duration, money } from "/pages/format.js";
+import { capital, count, duration, exact, money } from "/pages/format.js";
 import { KINDS, kindOf } from "/pages/outcomes.js";
-import { getIfThere } from "./api.js";
+import { get, getIfThere } from "./api.js";
 import { badge, facts, table } from "./parts.js";
+import { keepQuery, readQuery } from "./query.js";
 import { REASONS } from "./reasons.js";
 import { openSheet } from "./sheet.js";
 
@@ -49,23 +50,25 @@ const SETTINGS = [
   [/^ORIGIN_/, "domain", "Domain of"],
 ];
 
-const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
-
+// The address names the request while the sheet is open.
 export async function openRequest(id, signal) {
   const request = await getIfThere(`/account/requests/${encodeURIComponent(id)}`, signal);
   if (!request) throw { status: 400, message: "None of the last 1,000 requests has this id." };
   const { app, code, status, reason, nanoEuro, reservedNanoEuro, ttftMs, durationMs, waitedMs, limits, region, attempts } = request;
   const [name, tone] = KINDS[kindOf(code)];
   const tokens = request.inputTokens || request.outputTokens;
-  openSheet(
+  const { models } = code === "MODEL_NOT_ALLOWED" ? await get("/capabilities", signal) : {};
+  const others = { ...readQuery(), id: "" };
+  keepQuery({ ...others, id });
+  const dialog = openSheet(
     "Request",
     h("p", {}, badge(capital(name), tone), status > 0 && ` · status ${status}`),
     code && h("p", {}, h("code", {}, code)),
-    code && MEANINGS[code] && h("p", { class: "quiet" }, MEANINGS[code]),
+    code && MEANINGS[code] && h("p", { class: "quiet" }, MEANINGS[code], models && ` Available: ${models.join(", ")}.`),
     reason && h("p", {}, `Token: ${REASONS[reason] ?? reason}`),
     settingLink(code, app),
     facts({
-      Time: h("time", { datetime: request.at }, exact.format(Date.parse(request.at))),
+      Time: h("time", { datetime: request.at }, exact(request.at)),
       Id: h("code", {}, request.id),
       App: h("a", { href: `#/apps/${app}` }, app),
       Model: request.model || "Unknown",
@@ -80,6 +83,7 @@ export async function openRequest(id, signal) {
     limits.length > 0 && limitTable(limits),
     attempts.length > 1 && attemptTable(attempts),
   );
+  dialog.addEventListener("close", () => readQuery().id === id && keepQuery(others));
 }
 
 function settingLink(code, app) {

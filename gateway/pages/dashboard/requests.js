@@ -6,7 +6,7 @@ import { count, duration, money, plural } from "/pages/format.js";
 import { KINDS, kindOf, outcomeSeries } from "/pages/outcomes.js";
 import { get, getText } from "./api.js";
 import { follow } from "./follow.js";
-import { action, badge, card, empty, facts, field, heading, redraw, refusal, run, table } from "./parts.js";
+import { action, badge, card, empty, facts, field, heading, offer, redraw, refusal, run, table } from "./parts.js";
 import { keepQuery, saveCsv } from "./query.js";
 import { openRequest } from "./request.js";
 
@@ -148,13 +148,6 @@ const filterFields = (inputs, app) =>
   Object.entries(inputs).map(
     ([name, input]) => !(app && name === "app") && field(name === "code" ? "Code" : name[0].toUpperCase() + name.slice(1), input),
   );
-
-// Adds the missing options to the select, and keeps its choice.
-function offer(select, values) {
-  const there = new Set([...select.options].map(({ value }) => value));
-  const missing = new Set(values.filter(Boolean)).difference(there);
-  for (const value of [...missing].sort()) select.append(h("option", { value }, value));
-}
 
 function searchForm(open) {
   const id = h("input", { id: "request-id", autocomplete: "off", spellcheck: "false", placeholder: "X-Request-Id", required: true });

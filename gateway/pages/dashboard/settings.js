@@ -119,7 +119,7 @@ function tokens(at, { auth }, draw) {
 
 // Checks a user's token, of which the service keeps nothing.
 function tokenCheck(at) {
-  const token = input("check-token", "", { required: true });
+  const token = input("check-token", "", { required: true, "data-secret": true });
   const result = h("p", { class: "small quiet" });
   const button = h("button", { id: "check" }, "Check");
   const work = async () => {
@@ -146,7 +146,7 @@ function list(text) {
 // -- source and build -------------------------------------------------------------------------------------------
 
 function source(at, { repository, build }, draw) {
-  const url = input("repository", repository?.url, { placeholder: "https://git.example.com/app.git" });
+  const url = input("repository", repository?.url, { placeholder: "https://git.example.com/app.git", "data-secret": true });
   const branch = input("branch", repository?.branch, { placeholder: "main" });
   const command = input("build-command", build?.command, { placeholder: "npm run build" });
   const output = input("output", build?.output, { placeholder: "dist" });

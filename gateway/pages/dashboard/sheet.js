@@ -1,6 +1,7 @@
 // A panel at the right of the page with the details of a row.
 
 import { h, showDialog } from "/pages/dom.js";
+import { fillFrom } from "./drafts.js";
 
 // Opens the panel, and returns its dialog. Closing it returns the focus.
 export function openSheet(title, ...children) {
@@ -15,5 +16,6 @@ export function openSheet(title, ...children) {
   // be one on the row that opened the sheet.
   dialog.addEventListener("click", ({ target, detail }) => target === dialog && detail < 2 && dialog.close());
   showDialog(dialog);
+  fillFrom(dialog);
   return dialog;
 }

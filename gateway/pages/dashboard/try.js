@@ -3,7 +3,7 @@
 import { h } from "/pages/dom.js";
 import { count } from "/pages/format.js";
 import { call, get, readEvents } from "./api.js";
-import { announce, card, choice, explain, field, heading, refusal } from "./parts.js";
+import { announce, card, choice, field, heading, refusal, run } from "./parts.js";
 import { snippet } from "./snippets.js";
 
 export const title = "Try it";
@@ -58,9 +58,9 @@ function asking(name, at, read, [model, maximum, effort, prompt], signal) {
     if (stopping) return;
     stopping = new AbortController();
     stop.disabled = false;
-    line.textContent = about.textContent = answer.textContent = "";
+    about.textContent = answer.textContent = "";
     const either = AbortSignal.any([signal, stopping.signal]);
-    try {
+    await run(line, async () => {
       await stream(`/capsule/${name}/ai`, await tokens.get(), read(), either, {
         token: (text) => answer.append(text),
         done: (end) => {
@@ -69,15 +69,10 @@ function asking(name, at, read, [model, maximum, effort, prompt], signal) {
         },
       });
       if (!line.textContent) announce("The answer is complete.");
-    } catch (error) {
-      if (signal.aborted) return;
-      if (stopping.signal.aborted) about.textContent = "Stopped. A stopped answer is charged at its maximum cost.";
-      else if (error.status === 401 && error.code === "UNAUTHORIZED") dispatchEvent(new Event("session-ended"));
-      else line.textContent = explain(error)[1];
-    } finally {
-      stopping = null;
-      stop.disabled = true;
-    }
+    });
+    if (stopping.signal.aborted) about.textContent ||= "Stopped. A stopped answer is charged at its maximum cost.";
+    stopping = null;
+    stop.disabled = true;
   };
   const form = h(
     "form",

@@ -5,7 +5,7 @@ import { h } from "/pages/dom.js";
 import { count, money, plural } from "/pages/format.js";
 import { getText } from "./api.js";
 import { follow } from "./follow.js";
-import { action, empty, facts, field, heading, redraw, refusal, run, table } from "./parts.js";
+import { action, empty, facts, field, furtherRows, heading, redraw, refusal, run, table } from "./parts.js";
 import {
   RANGES,
   addUp,
@@ -14,6 +14,7 @@ import {
   fill,
   nameOf,
   openRequests,
+  refused,
   requestSeries,
   seriesOf,
   startsOf,
@@ -24,7 +25,7 @@ import { keepQuery, saveCsv } from "./query.js";
 export const title = "Usage";
 
 const GROUPS = { app: "App", model: "Model", none: "Time" };
-const SHOWN = 60; // rows of the table; the CSV file has all
+const SHOWN = 20; // rows of the table at first, and with each further step
 
 // With `app`, the view is about this app alone. The query keeps the range and the group.
 export async function draw(signal, { app = "" }, query) {
@@ -32,6 +33,11 @@ export async function draw(signal, { app = "" }, query) {
   const group = select("group", Object.entries(app ? { none: GROUPS.none } : GROUPS), query);
   const [figures, charts, list] = [1, 2, 3].map(() => h("section", { class: "card" }));
   const [line, stale] = [refusal(), refusal()]; // the second tells why the figures are not those of the choice
+  let shown = SHOWN;
+  const more = () => {
+    shown += SHOWN;
+    return refresh();
+  };
   const refresh = async () => {
     const [chosen, split] = [range.value, group.value];
     const wanted = [fetchUsage(RANGES[chosen], split, signal, app), fetchUsage(RANGES.month, "none", signal, app)];
@@ -40,9 +46,10 @@ export async function draw(signal, { app = "" }, query) {
     stale.textContent = "";
     redraw(figures, [chosen, rows, month], () => summary(RANGES[chosen], addUp(rows), addUp(month)));
     redraw(charts, [chosen, fill(RANGES[chosen], rows)], ([, filled]) => timelines(RANGES[chosen], filled, app));
-    redraw(list, [chosen, split, rows], () => breakdown(RANGES[chosen], split, rows));
+    redraw(list, [chosen, split, rows, shown], () => breakdown(RANGES[chosen], split, rows, shown, more));
   };
   const choose = () => {
+    shown = SHOWN;
     keepQuery({ range: range.value, group: app ? "" : group.value });
     run(stale, refresh);
   };
@@ -73,7 +80,8 @@ function summary({ name }, total, month) {
     facts({
       Answered: count(answered(total)),
       Interrupted: `${count(total.interrupted)}, ${money(total.interruptedNanoEuro)}`,
-      Refused: count(total.refused),
+      Refused: count(refused(total)),
+      Failed: count(total.failed),
       "Tokens in": count(total.inputTokens),
       "Tokens out": count(total.outputTokens),
     }),
@@ -103,7 +111,7 @@ function timelines(range, rows, app) {
   ];
 }
 
-function breakdown(range, split, rows) {
+function breakdown(range, split, rows, shown, more) {
   const by = split === "none" ? (range.by === "day" ? "UTC day" : "Hour") : GROUPS[split];
   const title = h("h2", {}, `By ${by === "UTC day" ? by : by.toLowerCase()}`);
   const lines = split === "none" ? rows.toReversed() : groupRows(rows, split);
@@ -112,7 +120,8 @@ function breakdown(range, split, rows) {
     [by]: (row) => (split === "none" ? nameOf(range, row.start) : label(split, row[split])),
     Requests: (row) => count(row.requests),
     Interrupted: (row) => count(row.interrupted),
-    Refused: (row) => count(row.refused),
+    Refused: (row) => count(refused(row)),
+    Failed: (row) => count(row.failed),
     "Tokens in": (row) => count(row.inputTokens),
     "Tokens out": (row) => count(row.outputTokens),
     Cost: (row) => money(row.nanoEuro),
@@ -120,13 +129,8 @@ function breakdown(range, split, rows) {
   };
   return [
     title,
-    table("Usage", columns, lines.slice(0, SHOWN)),
-    lines.length > SHOWN &&
-      h(
-        "p",
-        { class: "small quiet" },
-        `Showing the first ${plural(SHOWN, "row")} of ${count(lines.length)}. The CSV file contains all.`,
-      ),
+    table("Usage", columns, lines.slice(0, shown), "compact usage"),
+    lines.length > shown && furtherRows(shown, plural(lines.length, "row"), more),
   ];
 }
 

@@ -52,7 +52,7 @@ function present(panel, webhook) {
   const until = webhook.previousSecretUntil && [" The previous secret also signs and expires ", moment(webhook.previousSecretUntil), "."];
   const set = h("p", { class: "small quiet" }, "Set ", moment(webhook.createdAt), ".", until);
   const buttons = [
-    may("set_webhook") && h("button", { type: "button", onclick: change }, "Change"),
+    may("set_webhook") && h("button", { type: "button", "data-opens": "url", onclick: change }, "Change"),
     may("rotate_secret") && action("Rotate secret", {}, line, rotate),
     may("clear_webhook") && action("Clear", { class: "danger" }, line, clear),
   ];
@@ -76,6 +76,7 @@ function urlForm(panel, before) {
     autocomplete: "off",
     spellcheck: "false",
     placeholder: "https://example.com/events",
+    "data-secret": true, // some receivers are known by their address
     value: before?.url,
   });
   const save = async () => {

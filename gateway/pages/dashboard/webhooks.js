@@ -1,7 +1,7 @@
 // Shows the account's webhook and the log of its deliveries.
 
 import { h } from "/pages/dom.js";
-import { capital, duration, moment, plural } from "/pages/format.js";
+import { capital, duration, exact, moment, plural } from "/pages/format.js";
 import { call, get, getIfThere } from "./api.js";
 import { follow } from "./follow.js";
 import {
@@ -29,7 +29,7 @@ export const title = "Webhooks";
 const FILTERS = ["type", "app", "outcome"];
 const OUTCOMES = ["delivered", "failed", "dropped"];
 const TONES = { delivered: "good", failed: "bad" };
-const PAGE = 50;
+const PAGE = 30;
 const LOGGED = 1000; // rows of the whole log
 
 // The query holds the filters of the deliveries.
@@ -175,10 +175,10 @@ function deliveries(rows, filtered, line) {
       announce(`Queued ${type} again.`);
     });
   };
-  const named = ({ attempt, type }) => ({
+  const named = ({ attempt, type, app, at }) => ({
     href: `#/webhooks/${attempt}`,
     "data-focus": attempt,
-    "aria-label": `${type}, delivery ${attempt}`,
+    "aria-label": `${type} of ${app}, sent ${exact(at)}`,
   });
   const columns = {
     Event: (row) => [
@@ -188,11 +188,11 @@ function deliveries(rows, filtered, line) {
     ],
     App: ({ app }) => app,
     Address: ({ url }) => addressOf(url),
-    Outcome: (row) => [outcomeOf(row), h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
+    Outcome: (row) => [outcomeOf(row), row.outcome !== "dropped" && h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
     Sent: ({ at }) => moment(at),
     ...(may("redeliver") && { "": again }),
   };
-  return table("Deliveries", columns, rows);
+  return table("Deliveries", columns, rows, "compact deliveries");
 }
 
 export const notesOn = ({ sample, redelivery }) =>

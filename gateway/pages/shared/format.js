@@ -9,7 +9,7 @@ const whole = new Intl.NumberFormat("en");
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const ago = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
-const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
+const timeFormat = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 
 // Amounts below a cent get two significant digits.
 export function money(nanoEuro) {
@@ -71,6 +71,9 @@ function lasting(milliseconds) {
   return unit ? `for ${plural(Math.round(seconds / size), unit)}` : "for a moment";
 }
 
+// The date and time, to the second.
+export const exact = (iso) => timeFormat.format(Date.parse(iso));
+
 // "3 minutes ago" and "for 3 minutes", with the exact time in the title. `keepCurrent` updates them.
 const WORDS = { relative, lasting, running: (milliseconds) => duration(Math.max(0, Date.now() - milliseconds)) };
 export const moment = (iso) => time(iso, "relative");
@@ -80,7 +83,7 @@ export const timer = (iso) => time(iso, "running"); // a timer, such as "12 s"
 function time(iso, words) {
   const at = Date.parse(iso);
   if (Number.isNaN(at)) return "–";
-  return h("time", { datetime: iso, title: exact.format(at), "data-words": words }, WORDS[words](at));
+  return h("time", { datetime: iso, title: exact(iso), "data-words": words }, WORDS[words](at));
 }
 
 export function keepCurrent() {

@@ -283,7 +283,7 @@ async def test_all_viewers_share_a_read_and_without_viewers_there_is_none() -> N
     for viewer in viewers:
         await viewer.aclose()
     idle = len(store.reads)
-    await asyncio.sleep(5)
+    await asyncio.sleep(COMMENT_SECONDS)
     assert len(store.reads) == idle
 
 
@@ -298,7 +298,7 @@ async def test_a_slow_viewer_gets_each_topic_once() -> None:
         await wait_until(lambda read=read: len(store.reads) >= read + 2)
     assert await anext(viewer) == b"event: hooks\ndata: hooks\n\nevent: keys\ndata: keys\n\n"
     waiting = asyncio.ensure_future(anext(viewer))
-    await asyncio.sleep(5)
+    await asyncio.sleep(COMMENT_SECONDS)
     assert not waiting.done()
     waiting.cancel()
 
@@ -313,7 +313,7 @@ async def test_a_deploy_that_ends_soon_after_it_is_first_listed() -> None:
     for _ in range(2):
         assert await asyncio.wait_for(anext(viewer), 2) == b"event: deploys\ndata: deploys\n\n"
     waiting = asyncio.ensure_future(anext(viewer))
-    await asyncio.sleep(5)
+    await asyncio.sleep(COMMENT_SECONDS)
     assert not waiting.done()
     waiting.cancel()
 

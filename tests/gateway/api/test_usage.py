@@ -27,7 +27,16 @@ from tests.support.responses import refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QWEN = "qwen3.6-35b-a3b"
-COUNTS = ("requests", "refused", "interrupted", "inputTokens", "outputTokens", "nanoEuro", "interruptedNanoEuro")
+COUNTS = (
+    "requests",
+    "refused",
+    "failed",
+    "interrupted",
+    "inputTokens",
+    "outputTokens",
+    "nanoEuro",
+    "interruptedNanoEuro",
+)
 
 
 async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
@@ -132,6 +141,7 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert total(by_model) == {
         "requests": 8,
         "refused": 4,
+        "failed": 1,
         "interrupted": 2,
         "inputTokens": 77,
         "outputTokens": 33,
@@ -276,6 +286,7 @@ async def test_requests_while_redis_is_unavailable_are_logged(launch: Launch, ba
         assert total(await usage_of(app.account, by="hour")) == {
             "requests": 2,
             "refused": 1,
+            "failed": 1,
             "inputTokens": 7,
             "outputTokens": 3,
             "nanoEuro": await app.account.settled(),
@@ -331,7 +342,7 @@ async def test_usage_as_csv(app: App, hours: int) -> None:
     heading, *rows = csv.reader(io.StringIO(response.text))
     assert heading == ["start", "app", *COUNTS]
     assert len(rows) == 24
-    assert rows[-1] == [now_iso(hours), "notes", "1", "0", "0", "0", "0", "0", "0"]
+    assert rows[-1] == [now_iso(hours), "notes", "1", *["0"] * 7]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ async def test_each_app_and_model_has_its_counts(local: CountingProcess) -> None
     local.count_answers(times=2)
     local.counters.count_request("acc", request_line(model="gpt", code="CLIENT_GONE", nano_euro=50))
     local.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
+    local.counters.count_request("acc", request_line(code="PROVIDER_REFUSED"))
+    local.counters.count_request("acc", request_line(code="PROVIDER_TIMEOUT"))
     local.counters.count_request(
         "acc", request_line(app="shop", model="qwen", nano_euro=7, input_tokens=1, output_tokens=2)
     )
@@ -60,8 +62,9 @@ async def test_each_app_and_model_has_its_counts(local: CountingProcess) -> None
         "notes/gpt/outputTokens": "6",
         "notes/gpt/nanoEuro": "250",
         "notes/gpt/interruptedNanoEuro": "50",
-        "notes//requests": "1",
-        "notes//refused": "1",
+        "notes//requests": "3",
+        "notes//refused": "3",
+        "notes//failed": "1",
         "shop/qwen/requests": "1",
         "shop/qwen/inputTokens": "1",
         "shop/qwen/outputTokens": "2",

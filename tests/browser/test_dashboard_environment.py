@@ -1,0 +1,78 @@
+"""The environment of an app, and the page of a deploy that failed."""
+
+import pytest
+from playwright.async_api import expect
+
+from tests.browser.axe import EVERY_LOOK, PHONE, assert_accessible
+from tests.browser.dashboard import Holder
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LINES = 300
+QUEUED = 1_782_979_200_000
+
+
+async def test_a_pasted_file_and_a_redeploy(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    deploy = await holder.deploy(app)
+    await holder.report(deploy, "build", "health", "canary")
+    await holder.log_in()
+    await holder.go(f"apps/{app}/settings/environment")
+    await page.get_by_text("Paste a .env file").click()
+    lines = page.get_by_label("Lines NAME=value")
+    await lines.fill("GOOD=1\nnothing secret")
+    await holder.button("Set all").click()
+    await expect(page.get_by_role("alert").filter(has_text="line 2: use NAME=value.")).to_be_visible()
+    await expect(lines).to_have_value("GOOD=1\nnothing secret")
+    await lines.fill("# a comment\nexport GOOD='1 2'\nOTHER=x\n")
+    await assert_accessible(page, EVERY_LOOK)
+    await holder.button("Set all").click()
+    await expect(holder.row("GOOD")).to_be_visible()
+    await expect(holder.row("OTHER")).to_be_visible()
+    await expect(lines).to_have_value("")
+    await holder.button("Redeploy now").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Redeploy").click()
+    await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
+    deploys = (await holder.account.get(f"/account/deploys?app={app}")).json()
+    assert len(deploys) == 2
+    assert page.url.endswith(deploys[0]["id"])
+
+
+async def test_a_failed_deploy_shows_the_line_that_failed(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    before = await holder.deploy(app)
+    await holder.report(before, "build", "health", "canary")
+    deploy = await holder.deploy(app)
+    lines = [f"step {n}" for n in range(LINES)] + ["src/a.ts: error TS2304: no such name"] + ["  at b.ts"] * 30
+    holder.log(deploy, "".join(f"{QUEUED + n}\x1f{line}\n" for n, line in enumerate(lines)))
+    await holder.report(deploy, "build", ok=False, reason="npm ended with status 2")
+    await holder.log_in()
+    for size in (PHONE, {"width": 1440, "height": 900}):
+        await page.set_viewport_size(size)
+        await holder.go(f"deploys/{deploy}")
+        failing = page.locator(".log .failing")
+        await expect(failing).to_contain_text("error TS2304")
+        log = page.get_by_role("log")
+        top = await failing.evaluate(
+            "it => it.getBoundingClientRect().top - it.parentElement.getBoundingClientRect().top"
+        )
+        assert 0 < top < await log.evaluate("it => it.clientHeight")
+        await expect(holder.button("Follow")).to_have_attribute("aria-pressed", "false")
+        await page.reload()
+    await expect(page.locator("main")).to_contain_text(f"Its address still serves {before}.")
+    await assert_accessible(page, EVERY_LOOK)
+    await page.get_by_role("main").get_by_role("link", name="Source and build").click()
+    await expect(page.get_by_label("Build command")).to_be_visible()
+
+
+async def test_a_log_opens_at_its_end(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    deploy = await holder.deploy(app)
+    holder.log(deploy, "".join(f"{QUEUED + n}\x1fstep {n}\n" for n in range(LINES)))
+    await holder.report(deploy, "build", "health", "canary")
+    await holder.log_in()
+    await holder.go(f"deploys/{deploy}")
+    log = page.get_by_role("log")
+    await expect(log.locator(".line")).to_have_count(LINES)
+    assert await log.evaluate("it => it.scrollTop + it.clientHeight >= it.scrollHeight - 8")
+    await expect(holder.button("Follow")).to_have_attribute("aria-pressed", "true")
