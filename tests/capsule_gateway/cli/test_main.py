@@ -195,14 +195,12 @@ async def test_the_inference_switch(operator: Tool, gw: Gateway) -> None:
 
 
 async def test_operator_commands_refuse_an_api_key(capsule: Tool) -> None:
-    assert (await capsule.refused("inference", "off")).startswith("this command is for operators: set CAPSULE_API_KEY")
+    assert (await capsule.refused("inference", "off")).startswith("this is an account's API key; operators' commands")
 
 
 async def test_account_commands_refuse_the_operator_token(operator: Tool) -> None:
     said = await operator.refused("usage")
-    assert said.startswith(
-        "this command needs an API key of an account, which begins with csk_; with an operator token,"
-    )
+    assert said.startswith("this command needs an account's API key, which begins with csk_; operators use 'capsule")
     assert "UNAUTHORIZED" in said
 
 
