@@ -347,6 +347,24 @@ async def begin(browser: Browser, scene: Scene) -> None:
     await page.context.close()
 
 
+async def crowd(browser: Browser, scene: Scene) -> None:
+    """Take screenshots of a large account."""
+    made = (await scene.gw.platform("POST", "accounts", {"name": "Harbour studio", "plan": "max"})).json()
+    large = Scene(scene.gw, Account(scene.gw, made["id"], made["apiKey"]), scene.app)
+    names = [f"{name}-{n:02}" for n in range(20) for name in ("booking", "gallery", "menu")]
+    for name in names:
+        repository = {"url": f"https://git.example.com/harbour/{name}.git", "branch": "main"}
+        app = {"account": large.account.id, "repository": repository}
+        (await scene.gw.platform("PUT", f"apps/{name}", app)).raise_for_status()
+    for name in names[:9]:
+        await large.deployed(name, ("build", name in names[:2], "git.example.com cannot be resolved"))
+    for name, size in (("overview-large", DESKTOP), ("overview-large-phone", PHONE)):
+        page = await visit(browser, large, "light", size)
+        await log_in(page, large)
+        await shoot(page, name)
+        await page.context.close()
+
+
 async def operate(browser: Browser, scene: Scene) -> None:
     for name, scheme, size in (("ops", "light", DESKTOP), ("ops-dark", "dark", DESKTOP), ("ops-phone", "light", PHONE)):
         page = await visit(browser, scene, scheme, size)
@@ -439,6 +457,7 @@ async def main() -> None:
                 await picture_dashboard(browser, scene)
                 await take(browser, scene)
                 await begin(browser, scene)
+                await crowd(browser, scene)
                 await operate(browser, scene)
                 await show_states(browser, scene)
             finally:

@@ -28,4 +28,5 @@ async def test_days_by_app_and_model(app: App) -> None:
         assert [bool(each["model"]) for each in await rows(by="model", days="30")] == [True]
         for days in (0, 401, -1, "x", 1.5, True, "000000001" + "0" * 5_000, "٣"):
             assert "days must be a number from 1 to 400" in await refused(client, TOOL, days=days)
-        assert "by must be one of app, model, none" in await refused(client, TOOL, by="user")
+        assert [bool(each["provider"]) for each in await rows(by="provider", days=1)] == [True]
+        assert "by must be one of app, model, provider, none" in await refused(client, TOOL, by="user")
