@@ -126,7 +126,7 @@ async def test_the_overview_counts_what_was_asked_and_spent(
     await wait_until(counted, 10)
     await holder.log_in()
     await expect(
-        holder.page.get_by_role("img", name="Requests: 1 answered, 1 refused, 0 interrupted in 24 hours")
+        holder.page.get_by_role("img", name="Requests: 1 answered, 1 refused, 0 failed, 0 interrupted in 24 hours")
     ).to_be_visible()
     assert settled == 100 * 150 + 2000 * 600
     await expect(holder.page.locator(".figure")).to_have_text("€0.0012 of €2.00")

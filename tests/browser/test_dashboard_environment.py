@@ -19,7 +19,7 @@ async def test_a_pasted_file_and_a_redeploy(holder: Holder) -> None:
     await holder.log_in()
     await holder.go(f"apps/{app}/settings/environment")
     await page.get_by_text("Paste a .env file").click()
-    lines = page.get_by_label("Lines NAME=value")
+    lines = page.get_by_label("Lines of the file")
     await lines.fill("GOOD=1\nnothing secret")
     await holder.button("Set all").click()
     await expect(page.get_by_role("alert").filter(has_text="line 2: use NAME=value.")).to_be_visible()

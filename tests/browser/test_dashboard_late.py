@@ -123,7 +123,14 @@ async def test_older_requests_of_another_choice_are_not_shown(holder: Holder) ->
         row = {"at": now_iso(), "app": "an-app", "model": "", "status": 200, "code": "", "reason": "", **figures}
         await route.fulfill(json=[{**row, "id": name} for name in found])
 
+    async def count(route: Route) -> None:
+        matching = 1 if "outcome" in route.request.url else 1_000
+        nothing = {"codes": {}, "firstTokenMs": None, "answerMs": None, "barSeconds": 60, "bars": []}
+        values: dict[str, list[str]] = {"apps": [], "models": [], "codes": []}
+        await route.fulfill(json={**nothing, "matching": matching, "logged": 1_000, "values": values})
+
     await page.route("**/account/requests*", answer)
+    await page.route("**/account/requests/figures*", count)
     await holder.log_in("requests")
     requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
     for number in range(20, 201, 20):

@@ -2,7 +2,7 @@
 
 const DEADLINE = 6_000; // ms for an answer
 const UPLOAD_DEADLINE = 600_000; // ms
-const SILENCE = 7_000; // ms without data before a stream fails
+const SILENCE = 10_000; // ms without data before a stream fails
 
 export class Refused extends Error {
   constructor(status, { code = "", message = "", requestId = "" } = {}, retryAfter = null) {

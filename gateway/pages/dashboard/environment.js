@@ -52,7 +52,7 @@ function fileForm(at, show) {
     announce(saved.textContent);
     text.value = "";
   };
-  const fields = form("", field("Lines NAME=value", text), h("button", {}, "Set all"), set);
+  const fields = form("", field("Lines of the file", text), h("button", {}, "Set all"), set);
   return h("details", {}, h("summary", { class: "small" }, "Paste a .env file"), h("div", { class: "stack below" }, fields, saved));
 }
 
