@@ -114,7 +114,14 @@ async def test_public_paths_are_those_of_the_gateway(tmp_path: Path) -> None:
 
 
 async def test_public_paths_are_answered(hosting: Hosting) -> None:
-    for path, status in {"/": 200, "/docs": 200, "/dashboard": 200, "/account": 401, "/capsule/x/ai": 404}.items():
+    for path, status in {
+        "/": 200,
+        "/docs": 200,
+        "/install.sh": 200,
+        "/dashboard": 200,
+        "/account": 401,
+        "/capsule/x/ai": 404,
+    }.items():
         assert (await hosting.ask(path, host=API)).status == status, path
     for path in ("/metrics", "/nothing", "/hooks/deploy/unknown"):
         said = await hosting.ask(path, host=API, method="GET" if path[1] != "h" else "POST")

@@ -433,7 +433,7 @@ def _render_gateway(settings: Settings) -> str:
 	# Caddy compares the path decoded, and without dots and double slashes. The gateway answers a private path only in
 	# its exact spelling, so no spelling of it gets through.
 	@private not {{
-		path_regexp ^/(({"|".join(PUBLIC)})(/|$)|$)
+		path_regexp ^/(({"|".join(map(re.escape, PUBLIC))})(/|$)|$)
 		not path_regexp (?i)^/platform/tls(/|$)
 	}}
 	respond @private "Not Found" 404
