@@ -484,7 +484,9 @@ async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(
     await wait_until(recorded)
     await inside.goto(f"/ops#/accounts/{app.account.id}")
     usage = inside.get_by_role("region", name="Usage, 24 hours")
-    await expect(usage.get_by_role("img", name="Requests by hour: 1 answered")).to_be_visible()
+    await expect(
+        usage.get_by_role("img", name="Requests by hour: 1 answered, 1 refused, 0 failed, 0 interrupted")
+    ).to_be_visible()
     await expect(usage.get_by_role("row").filter(has_text="gpt-oss-120b")).to_contain_text("1")
     await expect(usage.get_by_role("row").filter(has_text="TOKEN_MISSING")).to_contain_text("1")
     await usage.get_by_role("link", name="7 days").click()

@@ -5,6 +5,7 @@ import { h } from "/pages/dom.js";
 import { count, money } from "/pages/format.js";
 import { get } from "/dashboard/api.js";
 import { table } from "/dashboard/parts.js";
+import { fill, requestSeries, startsOf } from "/dashboard/periods.js";
 import { kindOf } from "/pages/outcomes.js";
 
 const HOUR = 3_600_000;
@@ -31,24 +32,15 @@ export async function fetchUsage(at, period, signal, app) {
   };
   const logged = get(`${at}/requests/figures?${new URLSearchParams({ from: new Date(first).toISOString(), ...only })}`, signal);
   const [apps, models, figures] = await Promise.all([read("app"), read("model"), logged]);
-  const times = Array.from({ length: hours }, (_, n) => first + n * HOUR);
-  return { times, apps, models, figures };
+  const rows = fill({ by: "hour", from: () => first, to: () => first + hours * HOUR }, apps);
+  return { rows, apps, models, figures };
 }
 
 // `view` is the address of this page, and `known` are the apps that have a page.
-export function showUsage(view, period, { times, apps, models, figures }, known = []) {
+export function showUsage(view, period, { rows, apps, models, figures }, known = []) {
   const [span] = PERIODS[period];
-  const by = (value) => {
-    const sums = new Map(times.map((time) => [time, 0]));
-    for (const row of apps) sums.set(Date.parse(row.start), (sums.get(Date.parse(row.start)) ?? 0) + value(row));
-    return times.map((time) => sums.get(time));
-  };
-  const served = [
-    { name: "answered", tone: "good", values: by((row) => row.requests - row.refused - row.interrupted) },
-    { name: "interrupted", tone: "busy", values: by(({ interrupted }) => interrupted) },
-    { name: "refused", tone: "warn", values: by(({ refused }) => refused) },
-  ];
-  const cost = [{ name: "spent", tone: "plain", values: by(({ nanoEuro }) => nanoEuro) }];
+  const times = startsOf(rows);
+  const cost = [{ name: "spent", tone: "plain", values: rows.map(({ nanoEuro }) => nanoEuro) }];
   const link = (name) => {
     const app = known.find((each) => each.name === name);
     return app ? h("a", { href: `#/apps/${app.id}` }, name) : name || "unknown";
@@ -66,7 +58,7 @@ export function showUsage(view, period, { times, apps, models, figures }, known 
       "div",
       { class: "pair" },
       h("div", {}, chart("Cost by hour", cost, times, { unit: "spending", show: money, span })),
-      h("div", {}, chart("Requests by hour", served, times, { span })),
+      h("div", {}, chart("Requests by hour", requestSeries(rows), times, { span })),
     ),
     h(
       "div",
