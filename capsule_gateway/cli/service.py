@@ -37,7 +37,7 @@ OPERATORS_COMMANDS = {  # what operators use in place of an account's call
     "/account/usage": "capsule accounts usage ACCOUNT",
 }
 STEP_SECONDS = 15.0  # timeout of each step of a call
-SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every 15 seconds
+SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every three seconds
 UPLOAD_SECONDS = 120.0  # timeout from the last byte of an upload to the answer
 RETRIES = 15  # of `retry`
 

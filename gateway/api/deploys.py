@@ -13,6 +13,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.changes import COMMENT_SECONDS
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
@@ -330,7 +331,6 @@ BODY_BYTES = 524_288  # JSON may encode a byte as six
 DEFAULT_TAIL = 200  # lines
 MAX_TAIL = 10_000
 STREAM_SECONDS = 3_600.0
-HEARTBEAT_SECONDS = 3.0  # of silence, after which a comment shows the page that the service is there
 
 VARIABLES = {
     "application/json": {
@@ -435,7 +435,7 @@ async def _events(
         async for new in lines:
             if new:
                 yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
-            elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
+            elif time.monotonic() - spoke > COMMENT_SECONDS:
                 yield b": waiting\n\n"
             else:
                 continue

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from litestar import MediaType, Request, Response, get
 from litestar.datastructures import State
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
@@ -184,18 +185,28 @@ async def _read_last_day(account: str, store: Store) -> list[HourlyUsage]:
     return [HourlyUsage(row.start, row.requests, row.refused, row.inputTokens, row.outputTokens) for row in used]
 
 
-@get("/requests", errors=[RequestMalformed])
-async def list_requests(
-    account: Caller,
-    request: Request[Any, Any, State],
-    store: Injected[Store],
-    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED_REQUESTS)] = LOGGED_REQUESTS,
+async def read_filter(
     app: FromQuery[str | None] = None,
     model: FromQuery[str | None] = None,
     outcome: FromQuery[Outcome | None] = None,
     code: Code = None,
     since: Since = None,
     until: Until = None,
+) -> RequestFilter:
+    """Raises RequestMalformed."""
+    return RequestFilter(app or None, model, outcome, code, parse_span(since, until, "from", "to"))
+
+
+FILTER = {"chosen": Provide(read_filter)}
+
+
+@get("/requests", errors=[RequestMalformed], dependencies=FILTER)
+async def list_requests(
+    account: Caller,
+    chosen: NamedDependency[RequestFilter],
+    request: Request[Any, Any, State],
+    store: Injected[Store],
+    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED_REQUESTS)] = LOGGED_REQUESTS,
     before: FromQuery[str | None] = None,
 ) -> Response[list[RequestRow]]:
     """The last requests to the account's apps, newest first.
@@ -206,7 +217,6 @@ async def list_requests(
     the format of `GET /account/usage`. `before` is the id of a request: only older ones are listed. `Accept: text/csv`
     returns CSV.
     """
-    chosen = RequestFilter(app or None, model, outcome, code, parse_span(since, until, "from", "to"))
     rows = await read_requests(store, account.id, chosen, limit, before)
     if wants_csv(request):
         headers = {"content-disposition": 'attachment; filename="requests.csv"'}
@@ -214,22 +224,14 @@ async def list_requests(
     return Response(rows)
 
 
-@get("/requests/figures", errors=[RequestMalformed])
+@get("/requests/figures", errors=[RequestMalformed], dependencies=FILTER)
 async def show_request_figures(
-    account: Caller,
-    store: Injected[Store],
-    app: FromQuery[str | None] = None,
-    model: FromQuery[str | None] = None,
-    outcome: FromQuery[Outcome | None] = None,
-    code: Code = None,
-    since: Since = None,
-    until: Until = None,
+    account: Caller, chosen: NamedDependency[RequestFilter], store: Injected[Store]
 ) -> RequestFigures:
     """Figures of all logged requests that match: how many, by code and over time, and their times.
 
     The parameters are those of `GET /account/requests`.
     """
-    chosen = RequestFilter(app or None, model, outcome, code, parse_span(since, until, "from", "to"))
     return await read_figures(store, account.id, chosen)
 
 

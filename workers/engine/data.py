@@ -48,6 +48,7 @@ TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
 TIDY_PAUSE_SECONDS = 0.1  # between two apps, so that thousands of them take minutes
 DAILY_ROUNDS = 6  # of tidying, in one of which an app is asked whether its daily snapshot is due
 COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
+FAILURES = (DataError, OSError, StorageUnavailable)  # of a command; any other exception is a fault of the service
 REPEATED = ("undo", "forget")  # commands that nobody waits for long enough, and that are repeated until they succeed
 REPEAT_SECONDS = 30.0
 START_SECONDS, START_POLL_SECONDS = 5.0, 0.05  # in which an app whose data were cleared usually starts
@@ -228,7 +229,7 @@ class DataAgent:
             try:
                 answer = await self._answer(command)
                 await patient(self._commands).answer(command, answer)
-            except (DataError, OSError, StorageUnavailable) as error:  # the command is repeated until its end
+            except FAILURES as error:  # the command is repeated until its end
                 reason = str(error) or type(error).__name__
                 logger.warning("data.command_repeated", app=command.app, action=command.action, reason=reason)
             except Exception as error:  # so is this one
@@ -243,7 +244,7 @@ class DataAgent:
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 return await (self._forget(command) if command.action == "forget" else self._act(command))
-        except (DataError, OSError, StorageUnavailable) as error:
+        except FAILURES as error:
             if command.action in REPEATED:
                 raise
             return DataAnswer(error=_explain(error, command), is_full=is_full(error))

@@ -29,8 +29,8 @@ from workers.engine.driver import Hosts, Place, Places, Target
 
 logger = structlog.get_logger()
 
-ROUNDS = 4  # of tidying, in which the names of all apps are looked at; more if there are more apps than
-MAX_SLICE = 250  # apps in a round, so that thousands of them cost no more
+ROUNDS = 4  # of tidying, in which the names of all apps are looked at, unless `MAX_SLICE` requires more rounds
+MAX_SLICE = 250  # apps of a round, so that thousands of apps cost no more than these
 
 
 class Names:
