@@ -55,12 +55,13 @@ def hosts_of(app: App, address: str, domain: str) -> dict[str, str]:
     """Returns the host names of an app's address, each with the one to which it redirects, or ''.
 
     The domains of an app redirect to the primary, once it is verified. The service's own name redirects to none.
+    `domain`: of the apps, without a port, since requests are told apart by their host alone.
     """
     hosts = {host_of(app, address, domain): ""}
     if address != "live":
         return hosts
-    own = domain.partition(":")[0]  # a name below it may belong to another app
-    custom = [name for name in app.verified_domains if not name.endswith(f".{own}")]
+    # A name below the apps' domain may belong to another app.
+    custom = [name for name in app.verified_domains if not name.endswith(f".{domain}")]
     primary = app.domains[0].name if app.domains else ""
     return hosts | {name: primary if primary in custom and name != primary else "" for name in custom}
 

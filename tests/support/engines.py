@@ -101,7 +101,10 @@ class Engine:
 
     def _make_settings(self) -> Settings:
         return Settings(
-            data_dir=str(self.folder), apps_domain=DOMAIN, storage_url=f"file://{self._storage_folder}", canary=0.1
+            data_dir=str(self.folder),
+            apps_domain=f"{DOMAIN}:8080",  # names lead to apps without the port
+            storage_url=f"file://{self._storage_folder}",
+            canary=0.1,
         )
 
     async def find_app(self, name: str) -> App | None:
@@ -115,7 +118,7 @@ class Engine:
 
     async def _follow(self, driver: Driver) -> None:
         watched = cast("Driver", Watched(driver, self))
-        steps = ReleaseSteps(watched, self.find_app, DOMAIN, drain_seconds=self.drain_seconds)
+        steps = ReleaseSteps(watched, self.find_app, self.settings, drain_seconds=self.drain_seconds)
         reconciler = Reconciler(
             Records(self.store),
             steps,

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.accounts.domain_names import apps_host
 from gateway.accounts.openid import OpenId
 from gateway.errors import SignInUnavailable
 from gateway.inference.provider.errors import ProviderSignal
@@ -68,7 +69,7 @@ def _judge_certificate(host: str, certificate: dict[str, Any]) -> Row:
 
 
 async def check_apps_domain(settings: Settings) -> AsyncIterator[Row]:
-    domain = settings.apps_domain.partition(":")[0]
+    domain = apps_host(settings)
     if domain.endswith("localhost"):
         yield Row("dns", "warn", f"{domain} is of this machine only", "set GATEWAY_APPS_DOMAIN for other users")
         return

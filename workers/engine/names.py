@@ -35,7 +35,7 @@ MAX_SLICE = 250  # apps of a round, so that thousands of apps cost no more than 
 
 class Names:
     def __init__(self, places: Places, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
-        """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
+        """`find_app` returns the record of an app by its id or name. `domain`: of the apps, without a port."""
         self._places, self._find_app, self._domain = places, find_app, domain
         self._lock = asyncio.Lock()  # held while names are given and taken
         self._left: list[str] = []  # the apps that are still to be followed in this turn

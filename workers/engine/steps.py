@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from gateway.accounts.domain_names import apps_host
 from gateway.accounts.records import App
 from gateway.deploys.states import DeployError
+from gateway.settings import Settings
 from workers.engine.driver import Driver, Target
 from workers.engine.names import Names
 
@@ -23,12 +25,12 @@ class ReleaseSteps:
         self,
         driver: Driver,
         find_app: Callable[[str], Awaitable[App | None]],
-        domain: str,
+        settings: Settings,
         *,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
-        self.driver, self.names = driver, Names(driver.places, find_app, domain)
+        """`find_app` returns the record of an app by its id or name."""
+        self.driver, self.names = driver, Names(driver.places, find_app, apps_host(settings))
         self._drain_seconds = drain_seconds
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
 

@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from gateway import storage
+from gateway.accounts.domain_names import apps_host
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import url_of
 from gateway.deploys.release import ReleaseArchive
@@ -124,7 +125,7 @@ class HostDriver:
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._settings, self._mark_suspended, self._bring_data = settings, mark_suspended, bring_data
-        self._domain = settings.apps_domain.partition(":")[0]
+        self._domain = apps_host(settings)
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
         self.places = HostPlaces(settings, self._releases)
         self._visits = VisitLog(self._releases.folder)

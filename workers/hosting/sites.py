@@ -105,7 +105,7 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await start(DataAgent(registry, data).run())
         find = partial(find_app, registry)
         driver = HostDriver(settings, suspensions.mark, None if data is None else data.bring)
-        steps = ReleaseSteps(driver, find, settings.apps_domain)
+        steps = ReleaseSteps(driver, find, settings)
         reconciler = Reconciler(records, steps, find, settings.canary)
         await stack.enter_async_context(aclosing(reconciler))
         await driver.open()

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from lightkube.utils.quantity import parse_quantity
 
+from gateway.accounts.domain_names import apps_host
 from gateway.accounts.records import App
 from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
@@ -110,7 +111,7 @@ class ClusterDriver:
         self._suspended, self._find_plan = suspended, find_plan
         self._pod_quota = PodQuota(cluster, self._find_pod_limit)
         self.places = ClusterPlaces(settings, cluster, activator)
-        self._domain = settings.apps_domain.partition(":")[0]
+        self._domain = apps_host(settings)
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}

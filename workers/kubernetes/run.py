@@ -86,7 +86,7 @@ async def run(settings: Settings) -> None:
             (find_own_address(), ACTIVATOR_PORT),
         )
         await stack.enter_async_context(aclosing(driver))
-        steps = ReleaseSteps(driver, find_address, settings.apps_domain)
+        steps = ReleaseSteps(driver, find_address, settings)
         reconciler = Reconciler(records, steps, find_address, settings.canary)
         sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver, suspended)))
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]

@@ -46,7 +46,7 @@ class Shop:
     def __init__(self, watch: Watch, hosting: Hosting) -> None:
         self.watch, self.hosting = watch, hosting
         settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
-        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, DOMAIN, drain_seconds=0.1)
+        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, settings, drain_seconds=0.1)
         self.site = hosting.site(hosting.deploy("dep_1"))
         self.answers: list[str] = []
         self.longest = 0.0  # seconds

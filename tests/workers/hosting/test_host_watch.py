@@ -47,7 +47,7 @@ class Machine:
         self.settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
         find = partial(find_app, registry)
         self.driver = HostDriver(self.settings)
-        steps = ReleaseSteps(self.driver, find, DOMAIN)
+        steps = ReleaseSteps(self.driver, find, self.settings)
         self.records = Records(store, hosting.releases.folder_id())
         self.reconciler = Reconciler(self.records, steps, find, 1.0, resync_seconds=0.1, tidy_seconds=0.1)
         self.lease = HostHold(self.records, hosting.folder, hosting.releases.folder_id())
