@@ -71,7 +71,7 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
 def _names_quota(body: bytes) -> bool:
     """Returns whether a 429 is for a quota that is used up. A code of a rate limit outweighs the type."""
     code, kind = _names(_error_object(body), "code", "type")
-    return not _RATE.search(code) and any(_QUOTA.search(name) for name in (code, kind))
+    return not _RATE.search(code) and any(map(_QUOTA.search, (code, kind)))
 
 
 def _objection(status: int, body: bytes) -> str | None:
@@ -110,7 +110,7 @@ def is_error(event: bytes) -> bool:
 
 
 def error_status(body: bytes) -> int:
-    """Returns the status in an error event, or 500 if it names none."""
+    """Returns the status in an error event. If it has none: 429 if its code or type names a quota or rate, else 500."""
     error = _error_object(body)
     for name in ("code", "status", "status_code"):
         value = error.get(name)
@@ -119,4 +119,5 @@ def error_status(body: bytes) -> int:
             return int(value)
         if isinstance(value, int) and 400 <= value <= 599:
             return value
-    return 500
+    limited = any(_QUOTA.search(name) or _RATE.search(name) for name in _names(error, "code", "type"))
+    return 429 if limited else 500

@@ -109,8 +109,24 @@ def test_an_error_status_of_any_size(code: str) -> None:
     assert error_status(b'{"error":{"code":%b}}' % code.encode()) == 500
 
 
+@pytest.mark.parametrize(
+    ("names", "signal"),
+    [
+        ('"code":"insufficient_quota"', ProviderSignal.QUOTA),
+        ('"code":null,"type":"billing_error"', ProviderSignal.QUOTA),
+        ('"code":"rate_limited"', ProviderSignal.CONGESTED),
+        ('"code":"rate_limit_exceeded","type":"insufficient_quota"', ProviderSignal.CONGESTED),
+        ('"code":"server_error"', ProviderSignal.FAILED),
+        ('"type":"insufficient_quota","status":503', ProviderSignal.FAILED),
+    ],
+)
+def test_an_error_event_without_a_status_means_what_its_names_mean(names: str, signal: ProviderSignal) -> None:
+    """Otherwise an account's full quota looks like a failure, and three of them take the provider from everybody."""
+    event = b'{"error":{"message":"x",%b}}' % names.encode()
+    assert classify(error_status(event), event)[1] is signal
+
+
 def test_error_status_reads_only_statuses() -> None:
-    assert error_status(b'{"error":{"code":"rate_limited"}}') == 500
     assert error_status(b'{"error":{"code":200}}') == 500
     assert error_status(b'{"error":{"code":"x","status":503}}') == 503
     assert error_status(b"nonsense") == 500
