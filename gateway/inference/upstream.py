@@ -31,7 +31,7 @@ from gateway.errors import (
 from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.inference.formats.completion import CompletionRequest, Format, encode
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
-from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.provider.errors import CONGESTED, ProviderSignal
 from gateway.inference.providers import Choice, ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
 from gateway.inference.traces import EXCHANGE
@@ -39,7 +39,7 @@ from gateway.loops import every
 from gateway.settings import Settings
 from gateway.settings.prices import Usage, worst_case_tokens
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.spans import Kind
+from gateway.telemetry.spans import CLIENT
 from gateway.telemetry.usage import Attempt
 
 MAX_ATTEMPTS = 3  # of one request, each at another provider
@@ -146,6 +146,7 @@ class Exchange:
 
     __slots__ = (
         "_began",
+        "_changes",
         "_completion",
         "_failed",
         "_failed_at",
@@ -181,6 +182,7 @@ class Exchange:
         self._permit: Permit | None = None
         self._stream: Stream | None = None
         self._trial = False  # it tries an unhealthy provider
+        self._changes = 0  # of the availability, when the provider was chosen
         self._began: float | None = None  # when the first attempt was sent
         self._started = 0.0
         # The attempts before.
@@ -220,6 +222,7 @@ class Exchange:
 
     async def _choose(self) -> None:
         """Takes a permit of the first provider that has one, or waits for one of any. Raises BackboneUnavailable."""
+        self._changes = self._upstream.availability.changes
         choice = self._upstream.providers.choose(self._completion.model)
         if choice.on_trial and not self._tried and await self._take_trial(choice.on_trial):
             return
@@ -291,7 +294,7 @@ class Exchange:
         assert provider is not None
         assert permit is not None
         self._started, request.stream = time.perf_counter(), None
-        request.trace.enter(EXCHANGE, Kind.CLIENT, provider.pool.span_attributes)
+        request.trace.enter(EXCHANGE, CLIENT, provider.pool.span_attributes)
         try:
             connection = await provider.pool.connect()
         except ProviderUnreachable:
@@ -325,6 +328,8 @@ class Exchange:
             return InferenceDisabled()
         if self._request.is_gone:
             return ClientGone()
+        if availability.changes == self._changes:
+            return None
         try:
             return None if availability.is_enabled(provider.name) else _Disabled()
         except BackboneUnavailable as error:
@@ -398,7 +403,7 @@ def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseExcep
             provider.health.note_signal(ProviderSignal.FAILED, account)
     elif stream.answer.signal is not None:
         provider.health.note_signal(stream.answer.signal, account, stream.pause)
-        if stream.answer.signal is ProviderSignal.CONGESTED:
+        if stream.answer.signal is CONGESTED:
             provider.permits.halve_limit()
 
 
@@ -409,8 +414,8 @@ def billed_usage(stream: Stream, error: BaseException | None) -> Usage | None:
     gateway that stopped, an app that was suspended.
     """
     answer = stream.answer
-    if answer.usage is not None:
-        return answer.usage
+    if (usage := answer.usage) is not None:
+        return usage
     if isinstance(error, ServiceError) and not answer.produced and not isinstance(error, Interrupted | AppSuspended):
         return NOTHING
     return None
