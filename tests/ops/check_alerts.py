@@ -26,7 +26,7 @@ from gateway.keys import APPS_FOLDER_KEY, WORKER_STARTS_KEY
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import chunk
 from tests.fakes.receiver import FakeReceiver, certificate
-from tests.fakes.server import CLOSE, HANG
+from tests.fakes.server import CLOSE
 from tests.support.deployment import Host, host_on
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.gateway_process import Gateway, gateway
@@ -39,18 +39,21 @@ from tests.support.responses import answered
 from tests.support.worker_process import Worker
 
 OPS = Path(__file__).parents[2] / "ops"
-PATIENCE_SECONDS = 90.0  # for an alert that fires or ends
+PATIENCE_SECONDS = 120.0  # for an alert that fires or ends
 WINDOW_SECONDS = 40  # instead of the minutes or hours for which an alert looks back
+STARTS_SECONDS = (
+    120  # the same, for 15 minutes: three starts fit in, although each takes half a minute on a busy machine
+)
 GATEWAY = {
     "gateway.keys.HEARTBEAT_SECONDS": 5,
     "gateway.inference.health.PROBE_INTERVAL_SECONDS": 1.0,
     "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
     "gateway.operations.overview.GAUGES_SECONDS": 1.0,
-    "gateway.keys.WORKER_STARTS_SECONDS": WINDOW_SECONDS,
+    "gateway.keys.WORKER_STARTS_SECONDS": STARTS_SECONDS,
 }
 WORKER = {
     "gateway.keys.HEARTBEAT_SECONDS": 5,
-    "gateway.keys.WORKER_STARTS_SECONDS": WINDOW_SECONDS,
+    "gateway.keys.WORKER_STARTS_SECONDS": STARTS_SECONDS,
     "workers.engine.reconciler.RESYNC_SECONDS": 2.0,
     "workers.hosting.host_watch.WATCH_SECONDS": 1.0,
 }
@@ -59,9 +62,9 @@ WORKERS = ("webhooks", "monitors", "deploys")  # the last one runs `sites` too
 
 
 def shorten(rules: str) -> str:
-    """Makes each alert wait for two seconds, and look back for `WINDOW_SECONDS`."""
+    """Makes each alert wait for two seconds, and look back for `WINDOW_SECONDS` or `STARTS_SECONDS`."""
     rules = re.sub(r"offset \d+h", f"offset {WINDOW_SECONDS}s", re.sub(r"for: \w+", "for: 2s", rules))
-    return re.sub(r"\[\d+[mh]\]", f"[{WINDOW_SECONDS}s]", rules)
+    return re.sub(r"\[\d+[mh]\]", f"[{WINDOW_SECONDS}s]", rules.replace("[15m]", f"[{STARTS_SECONDS}s]"))
 
 
 @contextlib.contextmanager
@@ -104,6 +107,7 @@ class Service:
         self.redis, self.providers, self.host, self.receiver = redis, providers, host, receiver
         self.first, self.second = gateways
         self.workers: dict[str, Worker] = {}
+        self.ending: set[str] = set()  # alerts that end so late that other failures are caused meanwhile
         self.prometheus = httpx.AsyncClient(trust_env=False)
         self.exporter = contextlib.ExitStack()
         self.exporter_port = free_port()
@@ -118,7 +122,7 @@ class Service:
         await wait_until(self.firing, PATIENCE_SECONDS, every=0.2, holds=lambda found: found >= set(alerts))
 
     async def is_quiet(self) -> None:
-        await wait_until(self.firing, PATIENCE_SECONDS, every=0.2, holds=lambda found: not found)
+        await wait_until(self.firing, PATIENCE_SECONDS, every=0.2, holds=lambda found: found <= self.ending)
 
     def notified(self) -> list[str]:
         sent = [exchange.json for exchange in self.receiver.exchanges if exchange.path == "/alerts"]
@@ -232,6 +236,7 @@ async def test_each_failure_is_announced_and_ends(service: Service) -> None:
     await service.is_quiet()
     await lose_the_provider(service)
     await lose_gateways(service)
+    await lose_a_worker_repeatedly(service)
     await lose_releases(service, app, deploy)
     await lose_time_on_a_certificate(service)
     await lose_workers(service)
@@ -274,28 +279,26 @@ async def lose_the_provider(service: Service) -> None:
 
 
 async def lose_gateways(service: Service) -> None:
+    """One is killed three times: it starts again as before, then with a wrong clock, then with few descriptors."""
     gw = service.second
     gw.kill()
     await service.fires("GatewayDown")
-    await gw.start()
-    for _ in range(3):
-        gw.kill()
-        await service.start_gateway(gw)
-    await service.fires("GatewayRestarts")
-    await service.is_quiet()
-    await gw.stop()
+    await service.start_gateway(gw)
+    gw.kill()
     # Not through `faketime` itself: it is the parent of the process that it starts, and would get the signals.
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None) or miss("faketime")
     gw.prefix = ["env", f"LD_PRELOAD={library}", "FAKETIME=+40s", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
-    await gw.start()
+    await service.start_gateway(gw)
     await service.fires("ClockOff")
     assert (await gw.http.get("/ready")).status_code == 503
     assert gw.log.count('"clock.off"') == 1
-    await gw.stop()
+    gw.kill()
     gw.prefix = limit_descriptors("-n 256")
     await service.start_gateway(gw)
+    await service.fires("GatewayRestarts")
+    service.ending.add("GatewayRestarts")
     async with FakeAppBackend() as backend, contextlib.AsyncExitStack() as streams:
-        app, prompt = await gw.app(backend), plays(service.providers, *[[chunk("a word"), HANG]] * 2)
+        app, prompt = await gw.app(backend), plays(service.providers, *[[chunk("a word"), 5.0] * 30] * 2)
         for _ in range(110):  # it has room for 96 connections
             with contextlib.suppress(httpx.TransportError):
                 await streams.enter_async_context(app.stream(prompt))
@@ -303,7 +306,24 @@ async def lose_gateways(service: Service) -> None:
     await service.fires("ConnectionsRefused")
     await gw.stop()
     gw.prefix = ()
-    await gw.start()
+    await service.start_gateway(gw)
+    await service.is_quiet()
+
+
+async def lose_a_worker_repeatedly(service: Service) -> None:
+    with service.redis.client() as client:
+
+        def find_new(known: set[bytes]) -> set[bytes]:
+            return {*client.zrange(WORKER_STARTS_KEY, 0, -1)} - known
+
+        for _ in range(3):
+            known = find_new(set())
+            service.workers["monitors"].kill()
+            await service.start_worker("monitors")
+            await wait_until(partial(find_new, known))
+    await service.fires("WorkerRestarts")
+    assert "NoWorker" not in await service.firing()
+    service.ending.add("WorkerRestarts")
     await service.is_quiet()
 
 
@@ -357,26 +377,15 @@ async def lose_workers(service: Service) -> None:
 
 
 async def lose_redundancy(service: Service) -> None:
-    """A second worker and a replica of Redis are lost, then a worker ends again and again."""
+    """A second worker and a replica of Redis."""
     spare = await service.host.worker("webhooks", joined=False, constants=WORKER, **SETTINGS)
     with RedisServer("valkey", "--replicaof", "127.0.0.1", str(service.redis.port)):
         await asyncio.sleep(WINDOW_SECONDS + 5)
-        assert await service.firing() == set()
+        assert await service.firing() <= service.ending
+        service.ending.clear()
+        await service.is_quiet()
     spare.kill()
     await service.fires("WorkersLost", "RedisReplicaLost")
-    await service.is_quiet()
-    with service.redis.client() as client:
-
-        def find_new(known: set[bytes]) -> set[bytes]:
-            return {*client.zrange(WORKER_STARTS_KEY, 0, -1)} - known
-
-        for _ in range(3):
-            known = find_new(set())
-            service.workers["monitors"].kill()
-            await service.start_worker("monitors")
-            await wait_until(partial(find_new, known))
-    await service.fires("WorkerRestarts")
-    assert "NoWorker" not in await service.firing()
     await service.is_quiet()
 
 
