@@ -41,6 +41,7 @@ CHUNK_BYTES = 1_048_576
 MAX_LISTED = 10_000  # names in one listing
 LONGEST_PAUSE_SECONDS = 5.0  # between two attempts while the storage is unavailable
 MAX_AWAY_SECONDS = 3_600.0  # that work waits for an unavailable storage
+FULL_ATTEMPTS = 5  # of work that finds a disk full; they take three seconds
 KEY_BYTES, PART_BYTES = 1_024, 255  # of S3, and of a file system
 # A folder that is only passed through may be one that this user cannot list.
 PASSED = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -176,14 +177,18 @@ async def fetch_object(storage: Storage, key: str, path: Path, limit: int) -> bo
 
 
 async def until_storage_answers(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `attempt` while the storage is unavailable. Raises StorageUnavailable after an hour."""
-    ends, pause = asyncio.get_running_loop().time() + MAX_AWAY_SECONDS, 0.2
+    """Repeats `attempt` while the storage is unavailable.
+
+    Raises StorageFull after a few attempts, because somebody must make room, and StorageUnavailable after an hour.
+    """
+    ends, pause, found_full = asyncio.get_running_loop().time() + MAX_AWAY_SECONDS, 0.2, 0
     while True:
         try:
             return await attempt()
-        except StorageUnavailable:
+        except StorageUnavailable as error:
             end_if_canceled()
-            if asyncio.get_running_loop().time() > ends:
+            found_full += is_full(error)
+            if found_full == FULL_ATTEMPTS or asyncio.get_running_loop().time() > ends:
                 raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -220,6 +225,12 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
     return isinstance(error, StorageFull) or _FULL_S3.search(str(error)) is not None
+
+
+def check_exit_code(code: int) -> None:
+    """Raises OSError if a process that packs or unpacks has ended with the number of the error of a full disk."""
+    if code in FULL:
+        raise OSError(code, os.strerror(code))
 
 
 def _describe_error(error: Exception) -> str:

@@ -31,6 +31,7 @@ ADDED_NAMES, ADDED_PREFIX = {"__MACOSX", ".DS_Store", "Thumbs.db"}, "._"  # by m
 ENCRYPTED = 0x1 | 0x40 | 0x2000  # flags of a zip's entry: encrypted, strongly, and its header too
 UTF8 = 0x800  # the flag of a name in UTF-8
 CHUNK_BYTES = 1_048_576
+FULL = (errno.ENOSPC, errno.EDQUOT)
 NAME_CHARACTERS = 200  # of a name in a message
 PART_BYTES, PATH_BYTES = 255, 4_000  # of a name between two slashes, and of a whole one: what file systems accept
 # Of the processes that check and pack sources:
@@ -45,7 +46,7 @@ class Refused(Exception):
 
 
 def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int, output: str = "") -> None:
-    """Unpacks the tar.gz into the folder. Raises Refused.
+    """Unpacks the tar.gz into the folder. Raises Refused, and OSError for a full disk.
 
     `output`: the folder of the source that is served as it is.
     """
@@ -58,6 +59,8 @@ def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int, outpu
     except Refused:
         raise
     except Exception as error:  # of any kind, because the bytes come from a customer
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
         raise Refused(f"the archive can't be unpacked: {error}") from error
 
 
@@ -290,6 +293,12 @@ def main(command: str, *arguments: str) -> None:
             pack_page(source, target)
 
 
+def end_if_full(error: OSError) -> None:
+    """Ends the process with the number of the error if a disk is full, which is not the archive's fault."""
+    if error.errno in FULL:
+        os._exit(error.errno)  # at a normal end Python would write the rest again
+
+
 def _limit_process(max_bytes: int) -> None:
     os.nice(NICENESS)
     for limit, value in (
@@ -308,8 +317,7 @@ if __name__ == "__main__":
     except Refused as refused:
         sys.exit(str(refused))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # not the archive's fault, so the code says it
-            os._exit(error.errno)  # at a normal end Python would write the rest again
+        end_if_full(error)
         raise
     except MemoryError:
         sys.exit("the archive needs too much memory")

@@ -9,7 +9,6 @@ takes long delays no request. This module handles the objects only; `states.py` 
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import archives
 from gateway.errors import MediaTypeUnsupported, RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
-from gateway.storage import FULL, Object, Storage, full_disk_failures
+from gateway.storage import Object, Storage, check_exit_code, full_disk_failures
 from gateway.text_files import decode_text
 
 SOURCE_BYTES = 104_857_600  # of an upload
@@ -205,8 +204,7 @@ async def _pack(form: Format, upload: Path, packed: Path, limits: SourceLimits) 
                 "The archive takes too long to unpack; leave out files, and publish it again."
             ) from None
         raise
-    if process.returncode in FULL:
-        raise OSError(process.returncode, os.strerror(process.returncode))
+    check_exit_code(process.returncode or 0)
     if process.returncode:
         lines = reason.decode(errors="replace").strip().splitlines() if process.returncode == 1 else []
         fault = lines[-1] if lines else "the archive takes too long to unpack"

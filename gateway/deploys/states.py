@@ -69,7 +69,7 @@ from gateway.keys import (
     stream_key,
 )
 from gateway.settings import Settings
-from gateway.storage import Object, open_storage
+from gateway.storage import Object, is_full, open_storage
 
 logger = structlog.get_logger()
 
@@ -92,6 +92,14 @@ class StaleDeploy(Exception):
 
 class DeployError(Exception):
     """A reason for the failure of a deploy. Account holders see the message."""
+
+
+class StorageFailed(DeployError):
+    """The storage does not answer, or a disk is full."""
+
+    def __init__(self, error: Exception) -> None:
+        reason = "the disk of the service is full" if is_full(error) else "the storage does not answer"
+        super().__init__(f"{reason}; deploy again later")
 
 
 class AppGone(DeployError):

@@ -240,6 +240,25 @@ async def test_waiting_work_continues_when_the_storage_is_back(tmp_path: Path) -
     assert await read_object(storage, "logs/one", 10) == b"log"
 
 
+async def test_work_on_a_full_disk_is_repeated_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.storage.LONGEST_PAUSE_SECONDS", 0.01)
+    attempts = 0
+
+    async def attempt() -> int:
+        nonlocal attempts
+        attempts += 1
+        if attempts not in has_room:
+            raise StorageFull
+        return attempts
+
+    has_room = {3}
+    assert await until_storage_answers(attempt) == 3
+    attempts, has_room = 0, set()
+    with pytest.raises(StorageFull):
+        await until_storage_answers(attempt)
+    assert attempts == 5
+
+
 @pytest.mark.parametrize(
     ("url", "more", "words"),
     [
@@ -316,19 +335,10 @@ async def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytes
 async def test_a_full_bucket_is_said_to_be_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: str, full: bool
 ) -> None:
-    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>of the store</Message></Error>"
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.write((head + body).encode())
-        await writer.drain()
-        writer.close()
-
-    server = S3Server(tmp_path)  # not started: another one answers at its port
+    server = S3Server(tmp_path)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    async with await asyncio.start_server(answer, "127.0.0.1", server.port):
+    async with server.refusing(status, code):
         with pytest.raises(StorageUnavailable) as raised:
             await S3Storage(BUCKET, "").put("logs/one", b"log")
     assert isinstance(raised.value, StorageFull) == full

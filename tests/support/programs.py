@@ -61,3 +61,9 @@ def running(
     finally:
         process.kill()
         process.wait()
+
+
+def on_small_disk(folder: Path, mib: int = 1) -> list[str]:
+    """Returns the prefix of a command that finds an empty disk of this size at the folder."""
+    mount = f"mount -t tmpfs -o size={mib}m none '{folder}' && exec \"$@\""
+    return [require("unshare"), "--map-root-user", "--mount", "sh", "-c", mount, "sh"]

@@ -1,7 +1,10 @@
 """Runs moto's S3 as a process."""
 
+import asyncio
+import contextlib
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Self
 
@@ -47,6 +50,22 @@ class S3Server:
 
         await wait_until(answers, 60)
         return self
+
+    @contextlib.asynccontextmanager
+    async def refusing(self, status: str, code: str) -> AsyncIterator[None]:
+        """Stops, and answers each request at the port with an error."""
+        self.stop()
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>of the store</Message></Error>"
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write((head + body).encode())
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", self.port):
+            yield
 
     def stop(self) -> None:
         if self.process is not None:

@@ -39,7 +39,7 @@ from gateway.deploys.positions import write_positions
 from gateway.deploys.previews import Previews
 from gateway.deploys.records import FINAL, GROUP, STREAM, Deploy, DeployRecords, State
 from gateway.deploys.serving import Records
-from gateway.deploys.states import AppGone, DeployError, Deploys, StaleDeploy
+from gateway.deploys.states import AppGone, DeployError, Deploys, StaleDeploy, StorageFailed
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import is_offered
@@ -47,7 +47,7 @@ from gateway.keys import partition_tag
 from gateway.loops import every, until, until_set
 from gateway.redis.client import COMMAND_SECONDS, Store, patient
 from gateway.settings import Settings
-from gateway.storage import open_storage
+from gateway.storage import is_full, open_storage
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
 from workers.builds.compiler import Job
@@ -378,6 +378,8 @@ class Builder:
         return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
+        if is_full(error):
+            error = StorageFailed(error)
         reason = str(error)
         if not isinstance(error, DeployError):
             logger.error("deploy.broken", deploy=deploy.id, exc_info=error)

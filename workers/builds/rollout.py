@@ -23,12 +23,12 @@ from gateway.deploys.manifest import Manifest
 from gateway.deploys.records import Deploy
 from gateway.deploys.release import Release
 from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
-from gateway.deploys.states import DeployError, StaleDeploy
+from gateway.deploys.states import DeployError, StaleDeploy, StorageFailed
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.loops import until
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
-from gateway.storage import is_full, open_storage, read_object, until_storage_answers
+from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
 from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
@@ -102,9 +102,8 @@ class Rollout:
                 release = await self._compiler.compile(job)
             else:
                 release = await self._reuse(job, job.deploy.release)
-        except StorageUnavailable as error:  # it has been unavailable for an hour
-            reason = "the disk of the service is full" if is_full(error) else "the storage does not answer"
-            raise DeployError(f"{reason}; deploy again later") from None
+        except StorageUnavailable as error:
+            raise StorageFailed(error) from None
         self._made[job.deploy.id] = release
         return msgspec.json.decode(release.manifest, type=Manifest) if release.manifest else None
 

@@ -26,6 +26,7 @@ from gateway.deploys.manifest import ManifestError
 from gateway.deploys.records import MESSAGE_LENGTH, Origin
 from gateway.deploys.states import DeployError
 from gateway.outbound import addresses
+from gateway.storage import check_exit_code
 from workers.sandbox.folders import walk
 from workers.sandbox.sandbox import ARCHIVES, MIB, Command, Sandbox, SandboxLimits
 
@@ -362,7 +363,7 @@ async def unpack(
     limits: SandboxLimits = LIMITS,
     output: str = "",
 ) -> None:
-    """Unpacks the archive into the build's `source` folder. Raises DeployError.
+    """Unpacks the archive into the build's `source` folder. Raises DeployError, and OSError for a full disk.
 
     `output`: the folder of the source that is served as it is; an archive may contain it alone.
     """
@@ -388,6 +389,7 @@ async def unpack(
             limits=limits,
         )
         outcome = await sandbox.run(command, uid, add_line, stdin=stdin)
+    check_exit_code(outcome.code)
     if not outcome.ok:
         raise DeployError(last if last and not outcome.why else outcome.describe("unpacking the source", limits))
 

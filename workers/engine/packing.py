@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import run_in_thread
+from gateway.storage import check_exit_code
 from workers.engine.app_data import AppData
 from workers.sandbox.keeper import measure_data, measure_disk
 from workers.sandbox.removal import remove_folder
@@ -43,7 +44,7 @@ class SandboxPacker:
 
     @asynccontextmanager
     async def packed(self, data: AppData, files: Path) -> AsyncIterator[tuple[Path, list[str]]]:
-        """Packs the files. Yields the archive, and what it lacks. Raises DataError."""
+        """Packs the files. Yields the archive, and what it lacks. Raises DataError, and OSError for a full disk."""
         packed = (self._scratch or data.folder) / "packed.tar.gz"
         try:
             yield packed, await self._pack(data, files, packed)
@@ -77,6 +78,7 @@ class SandboxPacker:
             )
             try:
                 outcome = await self._sandbox.run(command, uid, add_note)
+                check_exit_code(outcome.code)
                 if not outcome.ok:
                     reason = outcome.describe("packing the data", limits)
                     logger.error("data.not_packed", app=data.app_id, reason=reason, last=notes[-1:])
@@ -90,7 +92,10 @@ class SandboxPacker:
 
     @asynccontextmanager
     async def unpacked(self, data: AppData, archive: Path, limit: int) -> AsyncIterator[Path]:
-        """Unpacks an archive with at most so many bytes. Yields a folder beside the data. Raises DataError."""
+        """Unpacks an archive with at most so many bytes. Yields a folder beside the data.
+
+        Raises DataError, and OSError for a full disk.
+        """
         incoming = data.folder / "incoming"
         try:
             await self._unpack(data, archive, incoming, limit)
@@ -116,6 +121,7 @@ class SandboxPacker:
             )
             with archive.open("rb") as stdin:
                 outcome = await self._sandbox.run(command, uid, last.append, stdin=stdin)
+        check_exit_code(outcome.code)
         if not outcome.ok:
             reason = last[0] if last[0] and not outcome.why else outcome.describe("unpacking it", limits)
             raise DataError(f"the snapshot can't be restored: {reason}")

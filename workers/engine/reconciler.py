@@ -15,10 +15,11 @@ import structlog
 from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
 from gateway.deploys.serving import Records, StepAnswer, Wanted
-from gateway.deploys.states import AppGone, DeployError
+from gateway.deploys.states import AppGone, DeployError, StorageFailed
 from gateway.errors import BackboneUnavailable
 from gateway.loops import every
 from gateway.redis.client import patient
+from gateway.storage import is_full
 from workers.engine.driver import ReleaseMissing, Target
 from workers.engine.steps import ReleaseSteps
 
@@ -190,6 +191,8 @@ class Reconciler:
             logger.error("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=wanted.step, exc_info=error)
             step.state = State.FAILED
             reason = "an internal error occurred in what serves the apps; deploy again"
+            if is_full(error):
+                reason = str(StorageFailed(error))
             await self._answer(wanted, StepAnswer(wanted.token, False, reason))
 
     async def _answer(self, wanted: Wanted, answer: StepAnswer) -> None:

@@ -10,6 +10,7 @@ import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 
+from gateway.deploys.archives import end_if_full
 from workers.hosting.compression import compress_files
 from workers.hosting.digests import mark_digests
 
@@ -68,4 +69,6 @@ def main() -> None:
         actions = {"prepare": _prepare, "pack": _pack, "unpack": _unpack}
         actions[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
     except Exception as error:
+        if isinstance(error, OSError):
+            end_if_full(error)
         sys.exit(f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """Archives of releases in the storage: one compressed tar per release.
 
 A separate process packs and unpacks an archive (`archive_files.py`), which leaves the worker's event loop free. An
-archive is unpacked only if its digest matches the deploy's record.
+archive is unpacked only if its digest matches the deploy's record. A full disk is an OSError.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.release import ReleaseArchive
+from gateway.storage import check_exit_code
 from workers.hosting.archive_files import RECORD, BadArchive
 
 PACK_SECONDS = 300.0
@@ -84,6 +85,7 @@ async def _run(action: str, source: Path, target: Path) -> None:
         if isinstance(stopped, TimeoutError):
             raise BadArchive(f"{action}: took longer than {PACK_SECONDS:.0f} seconds") from None
         raise
+    check_exit_code(process.returncode or 0)
     if process.returncode:
         lines = error.decode(errors="replace").strip().splitlines()
         raise BadArchive(f"{action}: {lines[-1][:200] if lines else process.returncode}")

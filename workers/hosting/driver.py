@@ -23,7 +23,7 @@ from gateway.deploys.addresses import url_of
 from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Wanted
-from gateway.deploys.states import DeployError
+from gateway.deploys.states import DeployError, StorageFailed
 from gateway.errors import StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
@@ -171,8 +171,8 @@ class HostDriver:
         if wanted.runs and self._bring_data is not None:
             try:
                 await self._bring_data(wanted.account, wanted.app)
-            except StorageUnavailable:
-                raise DeployError("the storage does not answer; deploy again later") from None
+            except StorageUnavailable as error:
+                raise StorageFailed(error) from None
             except (DataError, OSError) as error:
                 logger.error("data.not_fetched", app=wanted.app, reason=str(error))
                 raise DeployError("the data of the app cannot be brought to its host; the operator must help") from None
@@ -210,8 +210,8 @@ class HostDriver:
             fresh.mkdir(mode=0o755)
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
-        except StorageUnavailable:
-            raise DeployError("the storage does not answer; deploy again later") from None
+        except StorageUnavailable as error:
+            raise StorageFailed(error) from None
         except BadArchive as error:
             raise DeployError(str(error)) from None
         finally:

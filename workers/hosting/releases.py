@@ -390,8 +390,9 @@ class Releases:
     def _is_needed(link: Path, gone: Set[str], in_progress: Set[str]) -> bool:
         """Returns whether a release with a start command must keep running, after its deploy has ended."""
         site = Site(link.resolve().parent)
-        needed = {site.current}
-        if site.current in in_progress or site.unverified is not None:
+        in_canary, current = site.read_link("canary"), site.current  # in this order, because an undo ends a canary last
+        needed = {current}
+        if current is not None and (current in in_progress or current == in_canary):
             needed.add(site.read_link("previous"))  # served again if the canary fails or its builder was killed
         return site.app_id not in gone and link.name in needed
 

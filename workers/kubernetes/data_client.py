@@ -1,7 +1,8 @@
 """The client of a pod that keeps the data of an app (`data_pod.py`), for the worker `sites`.
 
 The pod is not trusted: the app in it may answer in place of its container `data`. So an answer counts only with its
-proof, follows nobody elsewhere, and has a limit of size and time. Whatever is wrong with it is a DataError.
+proof, follows nobody elsewhere, and has a limit of size and time. Whatever is wrong with it is a DataError, except for
+a full disk.
 """
 
 import hmac
@@ -15,6 +16,7 @@ import msgspec
 import structlog
 from yarl import URL
 
+from gateway.errors import StorageFull
 from workers.engine.data import ARCHIVE_BYTES
 from workers.engine.data_keeper import DataReport, Handover, Packed
 from workers.engine.packing import DataError
@@ -119,6 +121,8 @@ class DataClient:
 async def _receive_reply(socket: aiohttp.ClientWebSocketResponse) -> Reply:
     text = await socket.receive_str(timeout=WORK_SECONDS)
     reply = msgspec.json.decode(text[:REPLY_BYTES], type=Reply)
+    if reply.is_full:
+        raise StorageFull
     if reply.error:
         raise DataError(reply.error[:REASON_LENGTH])
     return reply

@@ -36,6 +36,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.cancellation import run_in_background, run_in_thread
+from gateway.storage import is_full
 from workers.engine.app_data import AppData
 from workers.engine.data_keeper import DataKeeper
 from workers.engine.packing import DataError, SandboxPacker
@@ -55,6 +56,7 @@ NONCE, PROOF = "Capsule-Nonce", "Capsule-Proof"  # headers
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
+    is_full: bool = False  # the error is that of a full disk
     notes: list[str] | None = None  # what the archive lacks that follows; None: none follows
 
 
@@ -156,6 +158,10 @@ class _Requests:
                 await _reply(socket, Reply())
             except DataError as error:
                 await _reply(socket, Reply(error=str(error)))
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                await _reply(socket, Reply(is_full=True))
             except (aiohttp.WSMessageTypeError, ConnectionError, TimeoutError):
                 pass  # the worker has gone, and nothing has happened
             finally:

@@ -27,7 +27,7 @@ from gateway.deploys.manifest import Manifest
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Wanted
-from gateway.deploys.states import DeployError
+from gateway.deploys.states import DeployError, StorageFailed
 from gateway.errors import StorageUnavailable
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage, until_storage_answers
@@ -155,8 +155,8 @@ class ClusterDriver:
             raise ReleaseMissing(target.deploy)
         try:
             found = await until_storage_answers(lambda: self._is_stored(target.wanted.app, target.deploy))
-        except StorageUnavailable:
-            raise DeployError("the storage does not answer; deploy again later") from None
+        except StorageUnavailable as error:
+            raise StorageFailed(error) from None
         if not found:
             raise ReleaseMissing(target.deploy)
 

@@ -3,9 +3,11 @@ files here, so a bug in it affects only the data of one app.
 
 SQLite databases, which their header identifies, are copied with SQLite's own backup, while the app may write to them.
 Other files are copied as they are. Links that leave the folder, sockets and devices are left out, and so are files
-beyond the limit. Each line of output names something that is not in the archive as it should be.
+beyond the limit. Each line of output names something that is not in the archive as it should be. If the disk is full,
+there is no archive, and the exit code is the number of the error.
 """
 
+import errno
 import io
 import os
 import stat
@@ -18,6 +20,8 @@ from urllib.parse import quote
 HEADER = b"SQLite format 3\0"
 SUFFIXES = ("-wal", "-shm", "-journal")  # files of a database; its backup includes what they contain
 LOCKED = (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED
+SQLITE_FULL = 13  # the disk of the copy
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LOCKED_SECONDS = 30.0  # that all databases together may be locked
 ATTEMPT_SECONDS = 0.25  # that an attempt to read a database waits
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -50,6 +54,8 @@ class Packer:
             except FileNotFoundError:
                 continue  # the app has just removed it
             except OSError as error:
+                if error.errno in FULL:
+                    raise
                 print(f"{name!r} is left out: {error.strerror}")
 
     def _walk(self) -> Iterator[tuple[str, str]]:
@@ -94,6 +100,8 @@ class Packer:
         try:
             back_up(path, self._copy, self._count_attempt)
         except Exception as error:  # of any kind, because the file comes from a customer
+            if getattr(error, "sqlite_errorcode", 0) == SQLITE_FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             print(f"{name!r} is no readable database, and is copied as it is: {error}")
             yield path, name
             for each in companions:
@@ -193,4 +201,9 @@ def main(folder: str, target: str, copy: str, max_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    try:
+        main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    except OSError as error:
+        if error.errno in FULL:  # the code says it
+            os._exit(error.errno)  # at a normal end Python would write the rest again
+        raise

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from capsule_gateway.cli.backup import backup, parse_until
-from tests.support.programs import require
+from tests.support.programs import on_small_disk
 from tests.support.redis_servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -32,9 +32,13 @@ def capsule(redis_url: str, tmp_path: Path) -> Run:
             "GATEWAY_DATA_DIR": str(tmp_path / "data"),
             **settings,
         }
-        mount = f"mount -t tmpfs -o size={DISK_MIB}m none '{full}' && exec \"$@\""
-        disk = [require("unshare"), "--map-root-user", "--mount", "sh", "-c", mount, "sh"] if full else []
-        command = [*disk, sys.executable, "-m", "capsule_gateway", *arguments]
+        command = [
+            *(on_small_disk(full, DISK_MIB) if full else ()),
+            sys.executable,
+            "-m",
+            "capsule_gateway",
+            *arguments,
+        ]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 

@@ -14,7 +14,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
 from tests.support.deploys import TARBALL
 from tests.support.gateway_process import gateway
-from tests.support.programs import require
+from tests.support.programs import on_small_disk
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 
@@ -74,9 +74,7 @@ async def test_a_full_disk_is_said_to_be_full(
     """The upload is larger than the disk, or there is no room beside it to pack it."""
     data = tmp_path / "data"
     data.mkdir()
-    mount = f"mount -t tmpfs -o size=1m none '{data}' && exec \"$@\""
-    disk = [require("unshare"), "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-    async with gateway(valkey.url, provider, tmp_path, prefix=disk, GATEWAY_DATA_DIR=str(data)) as gw:
+    async with gateway(valkey.url, provider, tmp_path, prefix=on_small_disk(data), GATEWAY_DATA_DIR=str(data)) as gw:
         app = await gw.app(backend)
         for content, kind in (
             (b"\x1f\x8b" + os.urandom(2_000_000), "application/gzip"),

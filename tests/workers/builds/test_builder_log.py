@@ -1,13 +1,17 @@
 """The log of a deploy, with Redis replaced by a list."""
 
 import asyncio
+import errno
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
 from gateway.deploys.logs import FIRST_BYTES, LAST_BYTES, Line, count_lines, read_lines
 from gateway.deploys.records import Deploy
 from gateway.errors import BackboneUnavailable
+from gateway.settings import Settings
 from tests.support.polling import wait_until
 from workers.builds import builder
 from workers.builds.builder import DeployLog
@@ -117,3 +121,12 @@ async def test_a_flood_is_flushed_at_a_pace(stored: Stored) -> None:
         await asyncio.sleep(0.1)
         assert len(stored.texts) == 1
     assert stored.texts[-1] == "waits\n"
+
+
+async def test_a_full_disk_is_said_to_be_full(stored: Stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    worker = builder.Builder(Settings(data_dir=str(tmp_path)))
+    for change in ("_undo", "_finish_phase"):
+        monkeypatch.setattr(worker, change, AsyncMock())
+    async with DeployLog(stored, DEPLOY) as log:  # type: ignore[arg-type]
+        await worker._fail_phase(DEPLOY, "build", OSError(errno.EDQUOT, "Disk quota exceeded"), log)
+    assert "".join(stored.texts) == "Failed: the disk of the service is full; deploy again later\n"

@@ -37,13 +37,16 @@ async def host(gateway: Gateway) -> AsyncIterator[Host]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def s3_host() -> AsyncIterator[Host]:
+async def s3() -> AsyncIterator[S3Server]:
     with passable_folder() as folder:
-        async with (
-            S3Server(folder) as storage,
-            FakeProvider() as provider,
-            hosting(provider, folder, **storage.environment) as host,
-        ):
+        async with S3Server(folder) as server:
+            yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def s3_host(s3: S3Server) -> AsyncIterator[Host]:
+    with passable_folder() as folder:
+        async with FakeProvider() as provider, hosting(provider, folder, **s3.environment) as host:
             host.gateway.confidential.add(SECRET)
             yield host
 
@@ -136,6 +139,22 @@ async def test_each_step_waits_for_its_answer(
     async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, failure=failure):
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"]) == ("failed", error), failed
+
+
+async def test_a_deploy_fails_soon_on_a_full_storage(s3_host: Host, s3: S3Server) -> None:
+    host = s3_host
+    machine = await start(host)
+    app = await host.app(build=BUILD)
+    await live(host, app, page("first"))
+    coming = await host.publish(app, page("second", "echo begun; sleep 2;"))
+    await wait_until(lambda: host.deploy(coming), holds=lambda deploy: "begun" in deploy["log"])
+    async with s3.refusing("507 Insufficient Storage", "XMinioStorageFull"):
+        failed = await host.over(coming)
+    assert (failed["state"], failed["error"]) == (
+        "failed",
+        "build: the disk of the service is full; deploy again later",
+    )
+    assert await machine.page(app) == "first"
 
 
 async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Host) -> None:

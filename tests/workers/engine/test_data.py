@@ -30,6 +30,7 @@ from tests.support.polling import wait_until
 from tests.support.sandbox import ROOT
 from tests.support.stores import change_plan
 from workers.engine import data as engine_data
+from workers.engine import packing
 from workers.engine.app_data import AppData
 from workers.engine.data import DataDriver
 from workers.engine.packing import DataError, SandboxPacker
@@ -246,6 +247,21 @@ async def test_a_full_disk_is_said_to_be_full(
 
     monkeypatch.setattr(DataDriver, "store", fail)
     answer = await room.run(app, "clear")
+    assert (answer.is_full, answer.error.partition(";")[0]) == (True, "The disk of the service is full")
+    assert room.read(app) == {"note": "one"}
+
+
+@pytest.mark.parametrize("action", ["snapshot", "restore"])
+async def test_a_disk_that_is_full_in_the_sandbox_is_said_to_be_full(
+    room: DataRoom, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    app = await room.create_app()
+    room.write(app, note="one")
+    kept = (await room.run(app, "snapshot")).snapshot
+    assert kept is not None
+    program = f"import os; os._exit({errno.ENOSPC})"
+    monkeypatch.setattr(packing, "PACK" if action == "snapshot" else "ARCHIVES", program)
+    answer = await room.run(app, action, source=snapshot_key("shop", kept.id))
     assert (answer.is_full, answer.error.partition(";")[0]) == (True, "The disk of the service is full")
     assert room.read(app) == {"note": "one"}
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import time
 from collections.abc import AsyncIterator
 
@@ -16,7 +18,7 @@ from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
 from gateway.keys import partition_tag, served_apps_key, serving_key
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
-from tests.support.engines import ClusterEngine, Engine, engine_on
+from tests.support.engines import ClusterEngine, Engine, engine_on, nothing_happens
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.stores import opened
@@ -265,6 +267,7 @@ REASONS = {
     "it answers 500": "500",
     "it has no archive": "no longer kept",
     "its archive is damaged": "release",
+    "a disk is full": "the disk of the service is full; deploy again later",
 }
 
 
@@ -280,6 +283,14 @@ async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overla
         await shop.restart()
     elif fault == "it has no archive":
         await shop.engine.lose_release(APP, SECOND)
+    elif fault == "a disk is full":
+
+        async def fail(call: str) -> None:
+            if call == "place":
+                shop.engine.after = nothing_happens
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        shop.engine.after = fail
     else:
         shop.engine.damage_release(APP, SECOND)
         shop.engine.start_seconds = shop.engine.place_seconds = 0.5

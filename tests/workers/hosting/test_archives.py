@@ -3,6 +3,8 @@
 import hashlib
 import io
 import os
+import shlex
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.deploys.release import ReleaseArchive
+from tests.support.programs import on_small_disk
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import pack, read_record, unpack, write_record
 
@@ -89,3 +92,19 @@ async def test_a_dangerous_archive_is_refused(tmp_path: Path, members: list[tupl
         await unpack(tmp_path / "archive", right, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out", "precious"]
     assert (tmp_path / "precious").stat().st_nlink == 1
+
+
+async def test_a_full_disk_is_not_the_fault_of_an_archive(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (release / "app" / "big").write_bytes(os.urandom(2 << 20))
+    archive = await pack(release, tmp_path / "archive")
+    (disk := tmp_path / "disk").mkdir()
+    small = tmp_path / "python"  # the processes find a small disk at the folder
+    small.write_text(f'#!/bin/sh\nexec {shlex.join([*on_small_disk(disk), sys.executable])} "$@"\n')
+    small.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(small))
+    with pytest.raises(OSError, match="No space left on device"):
+        await pack(release, disk / "archive")
+    with pytest.raises(OSError, match="No space left on device"):
+        await unpack(tmp_path / "archive", archive, disk)

@@ -110,6 +110,30 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gone.folder.parent.exists()
 
 
+@pytest.mark.parametrize("in_progress", [{"dep_2"}, set()], ids=["of its deploy", "of another worker"])
+@pytest.mark.parametrize("moment", range(8))
+def test_an_undo_keeps_the_release_that_it_serves_again(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch, moment: int, in_progress: set[str]
+) -> None:
+    """It comes after any of the reads of the tidying."""
+    for deploy_id in ("dep_1", "dep_2"):
+        site = hosting.build(hosting.deploy(deploy_id), {"a": "1"}, start="node a")
+        hosting.releases.run(site.release(deploy_id))
+        site.swap(deploy_id, canary=deploy_id == "dep_2")
+    read_link, reads = Site.read_link, itertools.count()
+
+    def read_then_undo(self: Site, name: str) -> str | None:
+        found = read_link(self, name)
+        if next(reads) == moment:
+            monkeypatch.setattr(Site, "read_link", read_link)
+            site.undo("dep_2")
+        return found
+
+    monkeypatch.setattr(Site, "read_link", read_then_undo)
+    hosting.releases.tidy(set(), in_progress)
+    assert "dep_1" in hosting.releases.releases_to_run()
+
+
 def test_other_users_can_enter_folders_but_not_list_them(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

@@ -1,6 +1,7 @@
 """The program that packs an app's data, as a process of its own."""
 
 import contextlib
+import errno
 import os
 import socket
 import sqlite3
@@ -8,13 +9,14 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.deploys import archives
+from tests.support.programs import on_small_disk
 from workers.sandbox import pack
 
 MOST = 1 << 30
@@ -25,11 +27,14 @@ class Data:
         self.folder, self.files, self.packed = folder, folder / "files", folder / "packed"
         self.files.mkdir()
 
+    def run(self, most: int = MOST, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        command = [*prefix, sys.executable, "-IS", "-c", Path(pack.__file__).read_text()]
+        paths = [str(self.files), str(self.packed), str(self.packed.with_name("copy"))]
+        return subprocess.run([*command, *paths, str(most)], capture_output=True, text=True, timeout=100)
+
     def pack(self, most: int = MOST) -> list[str]:
         """Packs the files. Returns the notes."""
-        command = [sys.executable, "-IS", "-c", Path(pack.__file__).read_text()]
-        paths = [str(self.files), str(self.packed), str(self.folder / "copy")]
-        done = subprocess.run([*command, *paths, str(most)], capture_output=True, text=True, timeout=100)
+        done = self.run(most)
         assert done.returncode == 0, done.stderr
         assert sorted(os.listdir(self.folder)) == ["files", "packed"], "it leaves nothing beside the archive"
         return done.stdout.splitlines()
@@ -168,3 +173,18 @@ def test_a_file_that_shrinks_meanwhile_keeps_the_archive_readable(tmp_path: Path
     reader = pack.Exact(fd, 6)
     assert reader.read(2) + reader.read() == b"abc\0\0\0"
     os.close(fd)
+
+
+@pytest.mark.parametrize("kind", ["file", "database"])
+def test_on_a_full_disk_there_is_no_archive(data: Data, tmp_path: Path, kind: str) -> None:
+    """A database that does not fit is not copied as a file, while the app writes to it."""
+    (disk := tmp_path / "disk").mkdir()
+    data.packed = disk / "packed"
+    if kind == "file":
+        (data.files / "big").write_bytes(os.urandom(2 << 20))
+    else:
+        with contextlib.closing(sqlite3.connect(data.files / "big")) as database, database:
+            database.execute("create table t (x)")
+            database.execute("insert into t values (zeroblob(2000000))")  # as a file it would fit into the archive
+    done = data.run(prefix=on_small_disk(disk))
+    assert (done.returncode, done.stdout) == (errno.ENOSPC, "")
