@@ -72,9 +72,9 @@ async def test_leaving(capsule: Tool, operator: Tool, account: Account) -> None:
     assert "APP_SUSPENDED" in await capsule.refused("keys", "create", "x")
     assert "kept" in (await capsule("account", "keep")).line
     assert "NOT_FOUND" in await capsule.refused("account", "keep")
-    assert "will be deleted at" in (await operator("accounts", "delete", account.id)).line
+    assert "will be deleted at" in (await operator("accounts", "remove", account.id)).line
     await capsule("account", "keep")
-    now = (await operator("accounts", "delete", account.id, "--now", "--json")).json
+    now = (await operator("accounts", "remove", account.id, "--now", "--json")).json
     assert now.keys() == {"deletesAt"}
 
 

@@ -30,8 +30,8 @@ async def test_set_show_and_clear(capsule: Tool, app: App) -> None:
 async def test_refused_limits(capsule: Tool, app: App) -> None:
     for arguments, code, words in (
         ((), 2, "name at least one limit"),
-        (("--rpm", "many"), 2, "'many' is not a number of requests"),
-        (("--rpm", "9" * 5_000), 2, "is not a number of requests"),
+        (("--rpm", "many"), 2, "--rpm: 'many' is not a whole number of requests"),
+        (("--rpm", "9" * 5_000), 2, "is not a whole number of requests"),
         (("--rpm", "31"), 1, "--rpm: from 0 to 30"),
         (("--daily-euro", "11"), 1, "the plan allows at most 10.00 euro per day"),
         (("--daily-euro", "0,5"), 1, "--daily-euro: an amount in euro as text"),

@@ -249,15 +249,35 @@ async def test_former_names_still_work(capsule: Tool, app: App) -> None:
     assert (await capsule("hook", "revoke", hook["id"])).line == f"Revoked {hook['id']}. Its URL now answers 404."
     assert "no webhook is set" in await capsule.refused("webhook", "show")
     assert (await capsule("webhook", "clear")).line.startswith("Cleared.")
-    for former in (["keys", "revoke"], ["env", "unset"], ["apps", "delete"], ["domain", "clear"], ["accounts", "key"]):
-        assert (await capsule(*former, "-h")).out.startswith(f"Usage: capsule {' '.join(former)} ")
+    for former in ("keys revoke", "env unset", "apps delete", "domain clear", "accounts key", "accounts delete"):
+        assert (await capsule(*former.split(), "-h")).out.startswith(f"Usage: capsule {former} ")
+
+
+@pytest.mark.parametrize(
+    ("command", "former", "present"),
+    [
+        ("apps list", "-o json", "--format json"),
+        ("apps list", "--output csv", "--format csv"),
+        ("requests", "--from 1h --to 30m", "--since 1h --until 30m"),
+        ("apps set", "--output dist", "--output-dir dist"),
+    ],
+)
+async def test_former_options_still_work(capsule: Tool, app: App, command: str, former: str, present: str) -> None:
+    words = [*command.split(), *([app.name] if command == "apps set" else [])]
+    run = await capsule(*words, *former.split())
+    assert (run.code, run) == (0, await capsule(*words, *present.split()))
+    page = (await capsule(*command.split(), "-h")).out
+    for option in former.split()[::2]:
+        assert not re.search(rf"{option}[ ,]", page)
 
 
 async def test_an_error_names_what_was_typed(capsule: Tool, app: App) -> None:
     assert (await capsule.refused("limits", "set", app.name, "--daily-euro", "abc")).startswith("--daily-euro: ")
     assert (await capsule.refused("deploys", "rollback", app.name, "dep_x")).startswith("ID: ")
     assert (await capsule.refused("domains", "set", app.name, "nothing")).startswith("DOMAIN: ")
-    assert (await capsule.refused("apps", "set", app.name, "--build", "x", "--output", "../x")).startswith("--output: ")
+    assert (await capsule.refused("apps", "set", app.name, "--build", "x", "--output-dir", "../x")).startswith(
+        "--output-dir: "
+    )
 
 
 async def test_an_unknown_app_is_repeated(capsule: Tool, app: App) -> None:
@@ -310,15 +330,17 @@ async def test_whose_key_it_is(capsule: Tool, operator: Tool, app: App) -> None:
 
 
 async def test_lists_for_programs(capsule: Tool, app: App) -> None:
-    rows = (await capsule("apps", "list", "-o", "json")).json
+    rows = (await capsule("apps", "list", "--format", "json")).json
     assert [row["name"] for row in rows] == [app.name]
-    heading, line = (await capsule("apps", "list", "-o", "csv")).out.splitlines()
+    heading, line = (await capsule("apps", "list", "--format", "csv")).out.splitlines()
     assert dict(zip(heading.split(","), line.split(","), strict=False))["name"] == app.name
-    assert (await capsule("apps", "list", "-o", "table")).out == (await capsule("apps", "list")).out
-    assert "give either --json or --output" in await capsule.refused("keys", "list", "--json", "-o", "csv", code=2)
+    assert (await capsule("apps", "list", "--format", "table")).out == (await capsule("apps", "list")).out
+    assert "give either --json or --format" in await capsule.refused(
+        "keys", "list", "--json", "--format", "csv", code=2
+    )
     for command in ("keys list", "hook list", "deliveries list", "deploys list", "requests", "usage", "data deleted"):
-        assert (await capsule(*command.split(), "-o", "json")).json is not None
-        assert (await capsule(*command.split(), "-o", "csv")).code == 0
+        assert (await capsule(*command.split(), "--format", "json")).json is not None
+        assert (await capsule(*command.split(), "--format", "csv")).code == 0
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["deploys", "list", "-h"], ["completion", "zsh"]])

@@ -35,16 +35,16 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     assert [row["id"] for row in kept] == [answered.headers["X-Request-Id"]]
     assert (await capsule("requests", "--model", "another")).line == "No such requests."
     assert "401 TOKEN_INVALID (malformed)" in shown
-    refused = (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "2026-01-01", "--json")).json
+    refused = (await capsule("requests", "--code", "TOKEN_INVALID", "--since", "2026-01-01", "--json")).json
     assert [row["reason"] for row in refused] == ["malformed"]
     assert (await capsule("requests", "--before", kept[0]["id"])).line == "No such requests."
     assert "before" in await capsule.refused("requests", "--before", "unknown")
-    assert (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "1h", "--json")).json == refused
-    assert (await capsule("requests", "--to", "1h", "--json")).json == []
-    page = await capsule("requests", "--from", "2026-01-01", "--limit", "1")
+    assert (await capsule("requests", "--code", "TOKEN_INVALID", "--since", "1h", "--json")).json == refused
+    assert (await capsule("requests", "--until", "1h", "--json")).json == []
+    page = await capsule("requests", "--since", "2026-01-01", "--limit", "1")
     figures, more = page.err.splitlines()
     assert figures.startswith("2 of the 2 requests in the log match; full answer p50 ")
-    assert more == f"More: capsule requests --from 2026-01-01 --limit 1 --before {refused[0]['id']}"
+    assert more == f"More: capsule requests --since 2026-01-01 --limit 1 --before {refused[0]['id']}"
     assert (await capsule(*more.split()[2:])).rows[1][0] == kept[0]["id"]
     one = (await capsule("requests", kept[0]["id"])).out
     assert f"{kept[0]['id']}\n" in one
