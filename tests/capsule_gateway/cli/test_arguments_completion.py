@@ -95,8 +95,8 @@ async def test_the_script_of_a_shell(offline: Tool, shell: str) -> None:
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
-async def test_an_unknown_shell(capsule: Tool) -> None:
+async def test_an_unknown_shell(offline: Tool) -> None:
     for shell in ("/bin/tcsh", None):
-        assert await capsule.refused("completion", code=2, SHELL=shell) == (
+        assert await offline.refused("completion", code=2, SHELL=shell) == (
             "name the shell: capsule completion bash|zsh|fish"
         )

@@ -122,7 +122,7 @@ async def test_a_preview(capsule: Tool, hosted: App, folder: Path) -> None:
     await report_phases(hosted.gateway, await find_queued(hosted), "build", "health")
     run = await asyncio.wait_for(following, 10)
     url = f"https://{hosted.name}--p-fix-the-cart.apps.localhost"
-    assert re.search(rf"^Preview at {re.escape(url)} after \d+ (ms|s)\.$", run.out, re.MULTILINE), run
+    assert re.search(rf"^Preview at {re.escape(url)} after [\d.]+ (ms|s)\.$", run.out, re.MULTILINE), run
     assert "put the folder first: capsule deploy . --preview" in (await capsule("deploy", "--preview", ".")).err
 
 
