@@ -36,7 +36,7 @@ from gateway.events import catalog
 
 
 @click.group(cls=Group, invoke_without_command=True)
-@click.option("--rename", "name", metavar="NAME", help="First give the account this name.")
+@click.option("--rename", "name", metavar="NAME", help="Rename the account first.")
 @as_json
 @click.pass_context
 def account(context: click.Context, name: str | None) -> None:
@@ -48,7 +48,7 @@ def account(context: click.Context, name: str | None) -> None:
 account.sends(
     "delete NAME",
     "POST /account/deletion name",
-    "Delete the account with all apps and data, after a grace. NAME is its name, as a confirmation.",
+    "Delete the account with all apps and data, after a grace period. NAME is its name, as a confirmation.",
     sentence(
         "Stopped. The account is deleted at {deletesAt}. Until then, 'capsule account keep' brings it back.",
         "deletesAt",
@@ -219,7 +219,7 @@ deliveries = Group("deliveries", help="Show deliveries to the webhook, and redel
 @click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="List only this outcome.")
 @click.option("--since", metavar="TIME", type=TIME, help="List only deliveries since this time, such as 1h.")
 @click.option("--until", metavar="TIME", type=TIME, help="List only deliveries before this time.")
-@click.option("--before", metavar="ID", help="List deliveries older than this one (the next page).")
+@click.option("--before", metavar="ID", help="List only deliveries older than this one (the next page).")
 @follow_option
 @as_list
 def deliveries_list(limit: int, event: str | None, before: str | None, follow: bool, **filters: str | None) -> None:

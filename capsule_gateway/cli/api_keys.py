@@ -31,7 +31,8 @@ keys.sends(
     "create NAME",
     "POST /account/keys name scope app",
     "Create a key called NAME. It is shown only once.\n\n"
-    "The scope 'deploy' publishes apps, and steers and reads deploys with their logs; 'read' reads.",
+    "With the scope 'deploy', it can publish apps, and manage and read deploys with their logs. With 'read', it can "
+    "change nothing.",
     value("key", "Created API key {id} with the scope '{scope}'. Keep it secret. It is shown only once:"),
     click.option(
         "--scope",

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 import click
 
-from capsule_gateway.cli.arguments import app_argument, reason
+from capsule_gateway.cli.arguments import RenamedOption, app_argument, reason
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -250,7 +250,14 @@ apps.sends(
 @click.option("--repository", metavar="URL", help="Build from the git repository at URL; - prompts for the address.")
 @click.option("--branch", help="Branch of the repository.")
 @click.option("--build", "command", metavar="COMMAND", help="Command that builds the app.")
-@click.option("--output", metavar="DIR", help="Folder to serve, inside the source.")
+@click.option(
+    "--output-dir",
+    "output",
+    cls=RenamedOption,
+    formerly=["--output"],
+    metavar="DIR",
+    help="Folder to serve, inside the source.",
+)
 @click.option("--start", metavar="COMMAND", help="Command that runs the app. Without it, files are served.")
 @click.option("--health", metavar="PATH", help="Path that answers with 2xx or 3xx while the app works.")
 @as_json

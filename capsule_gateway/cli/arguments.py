@@ -11,7 +11,7 @@ a message would disturb the line being typed.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -106,6 +106,27 @@ def _move_right(raw: dict[str, Any], value: str, params: list[click.Argument]) -
     return False
 
 
+class RenamedOption(click.Option):
+    """An option whose former names keep working. Neither help nor completion shows them."""
+
+    def __init__(self, *arguments: Any, formerly: Sequence[str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._formerly = formerly
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        parser.add_option(obj=self, opts=self._formerly, dest=self.name, action="store")
+
+
+class NumberType(click.IntRange):
+    """A whole number in a range. Help and errors call it a number; click calls it an integer range."""
+
+    name = "number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
+
+
 # -- completion -------------------------------------------------------------------------------------------------
 
 
@@ -154,8 +175,9 @@ timeout_option = click.option(
     "--timeout",
     default=FOLLOW_SECONDS,
     show_default=True,
-    type=click.IntRange(1),
-    help="Maximum time to follow, in seconds.",
+    type=NumberType(1),
+    metavar="SECONDS",
+    help="Maximum time to follow.",
 )
 
 
@@ -175,9 +197,7 @@ class TimeType(click.ParamType[str]):
 
 
 TIME = TimeType()
-limit = click.option(
-    "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
-)
+limit = click.option("--limit", default=20, show_default=True, type=NumberType(1, 1000), help="Maximum number of rows.")
 reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the audit trail; up to 500 characters.")
 
 # What a word in the usage of a declared command means. Every other word, such as NAME, is a plain argument.

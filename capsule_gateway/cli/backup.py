@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from capsule_gateway.cli.arguments import NumberType
 from capsule_gateway.cli.cells import Columns, Row, format_size, texts
 from capsule_gateway.cli.processes import load_settings
 from capsule_gateway.cli.service import ServiceRefusal, WrongUsage
@@ -73,7 +74,7 @@ any_author = click.option(
 @click.argument("words", nargs=-1, required=True, metavar="[list|verify] TARGET")
 @at_time
 @any_author
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Afterwards, remove all backups but the last N.")
+@click.option("--keep", type=NumberType(min=1), help="Afterwards, remove all backups but the last N.")
 @as_list
 def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | None) -> None:
     """Back up the service to TARGET, a folder or s3://bucket/prefix.
@@ -90,7 +91,7 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
     if (at or unauthenticated) and action != "verify":
         raise WrongUsage("--at and --unauthenticated are for verify")
     if action != "list" and not wants_table():
-        raise WrongUsage("--json and --output are for list")
+        raise WrongUsage("--json and --format are for list")
     if keep and action:
         raise WrongUsage("--keep is for a backup")
     settings, began = load_settings(), time.monotonic()

@@ -129,9 +129,7 @@ class Group(click.Group):
 
 
 def _make_argument(word: str) -> Decorator:
-    if not word.startswith("["):
-        return click.argument(word.lower(), metavar=word)
-    return click.argument(word[1:-1].lower(), metavar=word, default="", callback=lambda _, __, given: given or None)
+    return click.argument(word.lower(), metavar=word)
 
 
 def _fill_in(address: str, values: dict[str, Any]) -> str:

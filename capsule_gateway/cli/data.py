@@ -45,7 +45,7 @@ def _show_snapshot(answer: Row, **_: str) -> None:
 data.sends(
     "snapshot APP",
     f"POST {DATA}/snapshots",
-    "Make a snapshot of APP's data now, up to 6 times per hour. The app goes on.",
+    "Make a snapshot of APP's data now, up to 6 times per hour. The app keeps running.",
     Answer("id", _show_snapshot),
     seconds=ANSWER_SECONDS,
 )
@@ -91,7 +91,7 @@ data.sends(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
 def data_clear(app: str, yes: bool) -> None:
-    """Clear the data of APP, which starts again with an empty folder. They are kept as a snapshot first."""
+    """Clear the data of APP, after a snapshot. APP restarts with an empty folder."""
     if not yes:
         if not sys.stdin.isatty():
             raise WrongUsage("this clears all data of the app; add --yes to confirm it")

@@ -48,9 +48,9 @@ deploys = Group("deploys", help="Publish, list, follow, cancel and roll back dep
 
 
 @deploys.command("list")
-@click.option("--app", help="List only the deploys of this app.")
+@click.option("--app", metavar="APP", help="List only the deploys of this app.")
 @limit
-@click.option("--before", metavar="ID", help="List deploys older than this one (the next page).")
+@click.option("--before", metavar="ID", help="List only deploys older than this one (the next page).")
 @as_list
 def deploys_list(app: str | None, limit: int, before: str | None) -> None:
     """List deploys, newest first."""
@@ -177,7 +177,7 @@ def _format_phases(deploy: Row) -> str:
 def deploys_publish(
     app: str, source: Path, preview: str | None, message: str | None, follow: bool, timeout: int
 ) -> None:
-    """Deploy the source in DIR as APP's live version, or FILE: a page (.html), a .zip or a .tar.gz.
+    """Deploy a folder, a page (.html), a .zip or a .tar.gz as APP's live version.
 
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
     omits .git, node_modules, virtual environments, caches, and files of secrets such as .env.
@@ -253,7 +253,7 @@ deploys.sends(
 deploys.sends(
     "redeploy DEPLOY --follow --timeout",
     "POST /account/deploys/{deploy_id}/redeploy",
-    "Build the source of deploy ID again; of a repository, the latest commit of the branch.",
+    "Build the source of deploy ID again.\n\nFor a repository, this is the latest commit of the branch.",
     QUEUED,
 )
 deploys.sends(
@@ -266,7 +266,7 @@ deploys.sends(
 deploys.sends(
     "end-preview APP SLUG",
     "DELETE /account/apps/{app}/previews/{slug}",
-    "End the preview of APP whose host name has SLUG between '--p-' and the first dot.",
+    "End a preview of APP. SLUG is the part of its host name between '--p-' and the first dot.",
     done("Ended the preview {slug} of {app}.", "ended", "slug"),
 )
 deploys.sends(

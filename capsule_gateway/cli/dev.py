@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.arguments import MANIFEST
+from capsule_gateway.cli.arguments import MANIFEST, NumberType
 from capsule_gateway.cli.folders import read_manifest, write_template
 from capsule_gateway.cli.service import WrongUsage
 
@@ -36,7 +36,7 @@ class _ReadsEnvFile(click.Command):
     "--port",
     envvar="CAPSULE_PORT",
     default=8000,
-    type=click.IntRange(1024, 65531),
+    type=NumberType(1024, 65531),
     show_default=True,
     show_envvar=True,
     help="Port of the gateway. The next four ports are used too.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import TIME, app_argument, complete_variable
+from capsule_gateway.cli.arguments import TIME, NumberType, app_argument, complete_variable
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path, suggest
@@ -102,7 +102,7 @@ def _read_file(source: Path) -> dict[str, str | None]:
 @app_argument
 @click.option(
     "--tail",
-    type=click.IntRange(1, 10_000),
+    type=NumberType(1, 10_000),
     help="Number of lines from the end.  [default: 200; with --since or --until, all]",
 )
 @click.option("--since", metavar="TIME", type=TIME, help="Print only lines since this time, such as 1h.")

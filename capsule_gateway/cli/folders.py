@@ -123,7 +123,7 @@ def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
     metavar="[BRANCH]",
     is_flag=False,
     flag_value="",
-    help="Publish a preview, by default of git's branch; the live version stays. Put DIR before it.",
+    help="Publish a preview of BRANCH, by default git's; the live version stays. DIR comes before this option.",
 )
 @message_option
 @timeout_option

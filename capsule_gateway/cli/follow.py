@@ -50,7 +50,7 @@ def follow_rows(
 
 
 class _Output:
-    """Prints rows that are given newest first, as the options --json and --output say: JSON has an object per line."""
+    """Prints rows that are given newest first, as the options --json and --format say: JSON has an object per line."""
 
     def __init__(self, columns: Columns, **options: Any) -> None:
         self._table = Table(columns, **options)

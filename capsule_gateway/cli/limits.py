@@ -60,5 +60,5 @@ def _read_limit(name: str, value: str) -> str | int | None:
     if APP_LIMITS[name].is_money:
         return value
     if not re.fullmatch(r"[0-9]{1,15}", value):
-        raise WrongUsage(f"{value!r} is not a number of requests; use a whole number, or none")
+        raise WrongUsage(f"{APP_LIMITS[name].option}: {value!r} is not a whole number of requests, or none")
     return int(value)

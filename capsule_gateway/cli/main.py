@@ -225,7 +225,7 @@ def logout() -> None:
 
 @main.command()
 def mcp() -> None:
-    """Serve the MCP tools, with which agents publish and manage your apps, such as 'service_publish'.
+    """Serve the MCP tools, such as 'service_publish', with which agents publish and manage your apps.
 
     An MCP client starts this command and communicates with it over standard input and output.
     """

@@ -26,7 +26,7 @@ members.lists(
     "set MEMBER",
     "PUT /account/members/{email} role",
     "email",
-    click.argument("role", type=click.Choice(("owner", "developer", "viewer"))),
+    click.argument("role", metavar="ROLE", type=click.Choice(("owner", "developer", "viewer"))),
 )
 def set_member(member: Row, **_: str) -> None:
     """Invite somebody, or change the role of a member or of an invitation.

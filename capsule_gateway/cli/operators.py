@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from capsule_gateway.cli.api_keys import KEYS
-from capsule_gateway.cli.arguments import account_argument, reason
+from capsule_gateway.cli.arguments import NumberType, account_argument, reason
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -66,7 +66,7 @@ ACCOUNT = "/platform/accounts/{account}"
 
 accounts = Group(
     "accounts",
-    formerly={"key": "create-key", "revoke-key": "remove-key"},
+    formerly={"key": "create-key", "revoke-key": "remove-key", "delete": "remove"},
     help="Operators: list and create accounts and keys, change plans and caps, and suspend accounts.",
 )
 
@@ -138,7 +138,9 @@ accounts.sends(
 
 @accounts.command("set")
 @account_argument
-@click.option("--daily-euro", required=True, metavar="X", help="Spending per UTC day, such as 0.50; none: the plan's.")
+@click.option(
+    "--daily-euro", required=True, metavar="X", help="Euro per UTC day, such as 0.50, or none for the plan's cap."
+)
 @reason
 @as_json
 def accounts_set(account: str, daily_euro: str, reason: str | None) -> None:
@@ -163,9 +165,9 @@ accounts.sends(
     done("The suspension of {account} is lifted.", "resumed", "account"),
 )
 accounts.sends(
-    "delete ACCOUNT --reason",
+    "remove ACCOUNT --reason",
     f"DELETE {ACCOUNT}?now={{now}}",
-    "Delete an account with all apps and data, after the grace in which its holder can keep it.",
+    "Delete an account with all apps and data, after a grace period in which its holder can keep it.",
     sentence("{account} is stopped, and will be deleted at {deletesAt}.", "deletesAt"),
     click.option("--now", is_flag=True, help="Delete it at once."),
 )
@@ -196,7 +198,7 @@ def _format_operator(row: Row) -> str:
 @click.option("--reports", is_flag=True, help="Operators: list reports of watchdogs and deploy engines instead.")
 @click.option("--actor", metavar="WHO", help="Only changes by this key (its id), member or operator.")
 @click.option("--action", metavar="NAME", help="Only this action, such as create_key.")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
+@click.option("--limit", default=20, show_default=True, type=NumberType(1, 200), help="Maximum number of rows.")
 @as_list
 def audit(reports: bool, actor: str | None, action: str | None, limit: int) -> None:
     """List the changes of the account, newest first. With an operator token: the changes of operators."""
@@ -246,7 +248,7 @@ def _format_result(row: Row) -> Cell:
 
 
 @click.command()
-@click.argument("action", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
+@click.argument("action", metavar="ACTION", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
 @reason
 @as_json
 def inference(action: str, reason: str | None) -> None:

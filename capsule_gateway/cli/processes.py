@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from capsule_gateway.cli.arguments import NumberType
 from capsule_gateway.cli.service import ServiceRefusal
 from gateway.settings import BadSettings, Settings, find_unread, load
 
@@ -37,8 +38,8 @@ class UnusableData(ServiceRefusal):
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of processes.")
+@click.option("--port", default=8000, show_default=True, type=NumberType(1, 65535), help="Port to listen on.")
+@click.option("--workers", default=1, show_default=True, type=NumberType(1, 64), help="Number of processes.")
 @click.option("--check", is_flag=True, help="Check that the gateway on this host and port is ready, and exit.")
 def serve(host: str, port: int, workers: int, check: bool) -> None:
     """Run the gateway."""

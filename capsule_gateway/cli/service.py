@@ -249,7 +249,7 @@ class Service:
 
     def _call(self, method: str, path: str, query: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
         with self._map_failures():
-            answer = self._http.request(method, self.url + path, params=_given(query or {}), **options)
+            answer = self._http.request(method, self.url + path, params=_given(query or {}) or None, **options)
         if answer.is_success:
             return answer
         raise self._make_refusal(answer)

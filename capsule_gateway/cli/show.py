@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
+from capsule_gateway.cli.arguments import RenamedOption
 from capsule_gateway.cli.cells import Cell, Columns, Row, strip_controls, text_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ FORMAT = "format"  # in the context's meta
 
 def _note_format(context: click.Context, _: click.Parameter, name: str | None) -> None:
     if name and context.meta.setdefault(FORMAT, name) != name:
-        raise click.UsageError("give either --json or --output", context)
+        raise click.UsageError("give either --json or --format", context)
 
 
 as_json = click.option(
@@ -46,9 +47,10 @@ as_json = click.option(
     callback=lambda context, option, given: _note_format(context, option, "json" if given else None),
     help="Print the service's answer as JSON.",
 )
-_output_option = click.option(
-    "--output",
-    "-o",
+_format_option = click.option(
+    "--format",
+    cls=RenamedOption,
+    formerly=["--output", "-o"],
     type=click.Choice(["table", "json", "csv"]),
     expose_value=False,
     callback=_note_format,
@@ -57,8 +59,8 @@ _output_option = click.option(
 
 
 def as_list(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options --json and --output to a command that lists rows."""
-    return as_json(_output_option(command))
+    """Adds the options --json and --format to a command that lists rows."""
+    return as_json(_format_option(command))
 
 
 def _output_format() -> str:
@@ -121,7 +123,7 @@ def show_table(
     less: Collection[str] = (),
     empty: str,
 ) -> None:
-    """Prints the rows, without empty columns, or as the options --json and --output say.
+    """Prints the rows, without empty columns, or as the options --json and --format say.
 
     In a narrow terminal, the column `prose` is folded between words, values of the columns `cut` are cut, and the
     columns `less` are left out, beginning with the first.

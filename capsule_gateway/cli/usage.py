@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.arguments import TIME, complete_request, limit
+from capsule_gateway.cli.arguments import TIME, NumberType, RenamedOption, complete_request, limit
 from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, nested_row, text_of, texts
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
@@ -29,8 +29,7 @@ def usage_options(command: Callable[..., None]) -> Callable[..., None]:
     by = click.option("--by", "group", type=click.Choice(["app", "model"]), help="Show one row per app or model.")
     days = click.option(
         "--days",
-        metavar="N",
-        type=click.IntRange(1, 400),
+        type=NumberType(1, 400),
         help="Show the last N days by day, including today. The default is the last 24 hours, by hour.",
     )
     return days(by(command))
@@ -98,9 +97,25 @@ def _format_code(row: Row) -> str:
     "--outcome", type=click.Choice(["answered", "interrupted", "refused"]), help="List only requests with this outcome."
 )
 @click.option("--code", metavar="CODE", help="List only requests with this error code, such as TOKEN_INVALID.")
-@click.option("--from", "since", metavar="TIME", type=TIME, help="List only requests since this time, such as 1h.")
-@click.option("--to", "until", metavar="TIME", type=TIME, help="List only requests before this time.")
-@click.option("--before", metavar="ID", help="List only older requests than this one.")
+@click.option(
+    "--since",
+    "from",
+    cls=RenamedOption,
+    formerly=["--from"],
+    metavar="TIME",
+    type=TIME,
+    help="List only requests since this time, such as 1h.",
+)
+@click.option(
+    "--until",
+    "to",
+    cls=RenamedOption,
+    formerly=["--to"],
+    metavar="TIME",
+    type=TIME,
+    help="List only requests before this time.",
+)
+@click.option("--before", metavar="ID", help="List only requests older than this one (the next page).")
 @limit
 @follow_option
 @as_list
@@ -112,10 +127,9 @@ def requests(request_id: str | None, limit: int, follow: bool, **filters: str | 
     service = open_service()
     if request_id is not None:
         return _show_request(service.request_object("GET", path("account", "requests", request_id), having="limits"))
-    query = {{"since": "from", "until": "to"}.get(name, name): value for name, value in filters.items()}
 
     def fetch(count: int) -> list[dict[str, Any]]:
-        return service.list_rows("/account/requests", **query, limit=count)
+        return service.list_rows("/account/requests", **filters, limit=count)
 
     if follow:
         follow_rows(fetch, limit, "id", {**REQUEST_COLUMNS, "arrived": clock_of("at")}, **REQUEST_LAYOUT)
@@ -123,7 +137,7 @@ def requests(request_id: str | None, limit: int, follow: bool, **filters: str | 
     rows = fetch(limit)
     show_table(rows, REQUEST_COLUMNS, **REQUEST_LAYOUT, empty=empty)
     if rows and wants_table():
-        chosen = {name: value for name, value in query.items() if name != "before"}
+        chosen = {name: value for name, value in filters.items() if name != "before"}
         print_note(_sum_up(service.request_object("GET", "/account/requests/figures", query=chosen, having="matching")))
     print_next_page(rows, limit, "id")
 

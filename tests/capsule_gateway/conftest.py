@@ -1,3 +1,3 @@
-from tests.gateway.conftest import backend, building, gw, hosted, launch, provider, resolver, twin
+from tests.gateway.conftest import backend, building, gw, hosted, provider, resolver
 
-__all__ = ["backend", "building", "gw", "hosted", "launch", "provider", "resolver", "twin"]
+__all__ = ["backend", "building", "gw", "hosted", "provider", "resolver"]

@@ -32,6 +32,12 @@ def operator(gw: Gateway, tmp_path: Path) -> Tool:
 
 
 @pytest.fixture
+def offline(tmp_path: Path) -> Tool:
+    """Has no service."""
+    return Tool("", "", tmp_path)
+
+
+@pytest.fixture
 def quick_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets commands that follow a deploy ask often."""
     monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)

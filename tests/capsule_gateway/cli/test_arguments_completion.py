@@ -1,4 +1,4 @@
-"""Shell completion, with a running gateway and without one."""
+"""Shell completion, with a service and without one."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.fakes.server import Exchange, FakeServer, Script, answer
-from tests.support.accounts import App
 from tests.support.command_line import Tool
 from tests.support.redis_servers import free_port
 
@@ -23,18 +22,9 @@ async def complete_words(capsule: Tool, *words: str) -> list[str]:
     return [value.partition(",")[2] for value in run.out.splitlines() if value]
 
 
-async def test_names_and_ids(capsule: Tool, app: App) -> None:
-    hook = (await capsule("hooks", "create", app.name, "--name", "ci", "--json")).json
-    app.gateway.confidential.add(hook["url"].rpartition("/")[2])
-    assert await complete_words(capsule, "deploys", "publish", app.name[:5]) == [app.name]
-    assert await complete_words(capsule, "apps", "show", "nobodys") == []
-    assert await complete_words(capsule, "hooks", "remove", "hook_") == [hook["id"]]
-    assert await complete_words(capsule, "deploys", "show", "dep_") == []
-    assert await complete_words(capsule, "new", "notes", "--template", "s") == ["static"]
-    assert await complete_words(capsule, "keys", "re") == ["remove"]
-
-
 ROWS: dict[str, Any] = {
+    "/account/apps": [{"name": "shop"}, {"name": "notes"}],
+    "/account/hooks": [{"id": "hook_1"}],
     "/account/apps/shop/env": [{"name": "API_TOKEN"}, {"name": "API_URL"}, {"name": "OTHER"}],
     "/account/apps/shop/data": {"snapshots": [{"id": "snp_1"}, {"id": "snp_2"}], "state": "ok"},
     "/account/keys": [{"id": "key_1"}],
@@ -53,6 +43,11 @@ class Service(FakeServer):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
+        ("deploys publish sh", ["shop"]),
+        ("apps show nobodys", []),
+        ("hooks remove hook_", ["hook_1"]),
+        ("new notes --template s", ["static"]),
+        ("keys re", ["remove"]),
         ("env remove shop API_", ["API_TOKEN", "API_URL"]),
         ("env remove shop API_URL API_T", ["API_TOKEN"]),
         ("env set shop O", ["OTHER"]),
@@ -85,22 +80,23 @@ async def test_an_answer_that_cannot_be_read(tmp_path: Path) -> None:
                 assert await complete_words(tool, "data", "restore", "shop", "s") == []
 
 
-async def test_without_a_service_or_a_key(app: App, tmp_path: Path) -> None:
-    for url, key in ((f"http://127.0.0.1:{free_port()}", app.account.key), (app.gateway.address, "")):
-        assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "a") == []
+async def test_without_a_service_or_a_key(tmp_path: Path) -> None:
+    async with Service() as service:
+        for url, key in ((f"http://127.0.0.1:{free_port()}", "csk_key"), (service.address, "")):
+            assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "s") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-async def test_the_script_of_a_shell(capsule: Tool, shell: str) -> None:
-    script = (await capsule("completion", shell)).out
+async def test_the_script_of_a_shell(offline: Tool, shell: str) -> None:
+    script = (await offline("completion", shell)).out
     assert f"_CAPSULE_COMPLETE={shell}_complete" in script
-    assert (await capsule("completion", SHELL=f"/usr/bin/{shell}")).out == script
+    assert (await offline("completion", SHELL=f"/usr/bin/{shell}")).out == script
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
-async def test_an_unknown_shell(capsule: Tool) -> None:
+async def test_an_unknown_shell(offline: Tool) -> None:
     for shell in ("/bin/tcsh", None):
-        assert await capsule.refused("completion", code=2, SHELL=shell) == (
+        assert await offline.refused("completion", code=2, SHELL=shell) == (
             "name the shell: capsule completion bash|zsh|fish"
         )

@@ -48,10 +48,6 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
     with tarfile.open(stored) as tar:
         assert tar.getnames() == ["index.html"]
 
-    headings, row = (await capsule("deploys", "list")).rows
-    assert headings == ["ID", "APP", "STATE", "TRIGGER", "BY", "QUEUED", "RESULT"]
-    assert row[:5] == [published[1], hosted.name, "queued", "upload", "first"]
-    assert "you have no app called anothr; yours are " in await capsule.refused("deploys", "list", "--app", "anothr")
     shown = (await capsule("deploys", "show", published[1])).out
     assert published[1] in shown
     assert shown.endswith("\n\nNo log yet.\n")
@@ -110,10 +106,6 @@ async def test_rows_say_what_was_deployed_and_by_whom(capsule: Tool, hosted: App
     (folder / "new.html").touch()
     assert await publish("-m", "Try it") == {**described, "message": "Try it", "dirty": True}
     assert await publish("--preview", "other") == {**described, "branch": "other", "dirty": True, "kind": "preview"}
-    headings, row = (await capsule("deploys", "list")).rows[:2]
-    assert headings == ["ID", "APP", "STATE", "KIND", "TRIGGER", "BY", "COMMIT", "MESSAGE", "QUEUED", "RESULT"]
-    assert row[3:8] == ["preview", "upload", "first", f"other {checkout[:7]}*", message]
-    assert "live" not in (await capsule("deploys", "list")).out
 
 
 async def test_a_folder_without_a_commit(capsule: Tool, hosted: App, folder: Path) -> None:
@@ -130,43 +122,8 @@ async def test_a_preview(capsule: Tool, hosted: App, folder: Path) -> None:
     await report_phases(hosted.gateway, await find_queued(hosted), "build", "health")
     run = await asyncio.wait_for(following, 10)
     url = f"https://{hosted.name}--p-fix-the-cart.apps.localhost"
-    assert re.search(rf"^Preview at {re.escape(url)} after \d+ (ms|s)\.$", run.out, re.MULTILINE), run
+    assert re.search(rf"^Preview at {re.escape(url)} after [\d.]+ (ms|s)\.$", run.out, re.MULTILINE), run
     assert "put the folder first: capsule deploy . --preview" in (await capsule("deploy", "--preview", ".")).err
-    assert (await capsule("deploys", "end-preview", hosted.name, "fix-the-cart")).out == (
-        f"Ended the preview fix-the-cart of {hosted.name}.\n"
-    )
-    assert "NOT_FOUND" in await capsule.refused("deploys", "end-preview", hosted.name, "fix-the-cart")
-    assert "NO_DEPLOY_YET" in await capsule.refused("deploys", "preview", hosted.name, "main")
-
-
-@pytest.mark.usefixtures("quick_follow")
-async def test_after_a_failure_the_next_step_and_what_is_served(capsule: Tool, hosted: App, folder: Path) -> None:
-    (folder / "capsule.toml").write_text(f'name = "{hosted.name}"\n[build]\noutput = "."\n')
-
-    async def fail(reason: str) -> tuple[str, Run]:
-        following = asyncio.create_task(capsule("deploy", str(folder)))
-        deploy_id = await find_queued(hosted)
-        await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason=reason)
-        return deploy_id, await asyncio.wait_for(following, 10)
-
-    first, run = await fail("exit status 2")
-    assert f"Details: {hosted.gateway.address}/dashboard#/deploys/{first}\n" in run.out
-    assert run.err.splitlines() == [
-        "Served: nothing yet",
-        "Next: The log shows why the build failed. Correct it, and deploy again.",
-        f"capsule: {first} failed: build: exit status 2",
-    ]
-    live = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
-    await report_phases(hosted.gateway, live, "build", "health", "canary")
-    second, run = await fail("KeyError: 'DATABASE_URL'")
-    command = f"capsule env set {hosted.name} DATABASE_URL"
-    assert run.err.splitlines()[:2] == [
-        f"Served: {live}, as before",
-        f"Next: The log says that the variable DATABASE_URL is missing. Set it, and deploy again. {command}",
-    ]
-    shown = (await capsule("deploys", "show", second)).out
-    assert f"{live}, as before" in shown
-    assert command in shown
 
 
 async def find_queued(app: App) -> str:
@@ -178,36 +135,6 @@ async def find_queued(app: App) -> str:
 
     (deploy,) = await wait_until(queued)
     return deploy["id"]
-
-
-@pytest.mark.usefixtures("quick_follow")
-async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path) -> None:
-    following = asyncio.create_task(capsule("deploys", "publish", hosted.name, str(folder), "--follow"))
-    deploy_id = await find_queued(hosted)
-    await report_phases(hosted.gateway, deploy_id, "build", "health", "canary")
-    run = await asyncio.wait_for(following, 10)
-    assert run.code == 0
-    assert re.search(rf"^Live at https://{hosted.name}\.apps\.localhost after \d+ (ms|s)\.$", run.out, re.MULTILINE)
-
-
-@pytest.mark.usefixtures("quick_follow")
-async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path) -> None:
-    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
-    following = asyncio.create_task(capsule("deploys", "show", deploy_id, "--follow"))
-    await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason="exit status 2")
-    run = await asyncio.wait_for(following, 10)
-    assert run.code == 1
-    assert run.err.splitlines()[-1] == f"capsule: {deploy_id} failed: build: exit status 2"
-    run = await capsule("deploys", "show", deploy_id, "--follow", "--json")
-    assert run.code == 1
-    assert '"state": "failed"' in run.out
-
-
-async def test_following_has_an_end(capsule: Tool, hosted: App, folder: Path) -> None:
-    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
-    run = await capsule("deploys", "show", deploy_id, "--follow", "--timeout", "1")
-    assert (run.code, run.out) == (1, "── queued\n")
-    assert f"{deploy_id} is still queued after 1 s" in run.err
 
 
 class Slow(FakeServer):
@@ -225,9 +152,9 @@ def deploy(state: str, log: str, **fields: Any) -> Script:
     return answer(200, {"id": "dep_1", "state": state, "log": log, **fields})
 
 
-async def follow(tmp_path: Path, *answers: Script) -> Run:
+async def follow(tmp_path: Path, *answers: Script, options: tuple[str, ...] = ()) -> Run:
     async with Slow(*answers) as service:
-        return await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow")
+        return await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow", *options)
 
 
 @pytest.mark.usefixtures("quick_follow")
@@ -263,6 +190,13 @@ async def test_a_log_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_follow")
+async def test_following_has_an_end(tmp_path: Path) -> None:
+    run = await follow(tmp_path, deploy("queued", ""), options=("--timeout", "1"))
+    assert (run.code, run.out) == (1, "── queued\n")
+    assert "dep_1 is still queued after 1 s" in run.err
+
+
+@pytest.mark.usefixtures("quick_follow")
 async def test_a_service_that_stays_away(tmp_path: Path) -> None:
     run = await follow(tmp_path, deploy("building", ""), answer(503, b""))
     assert run.code == 1
@@ -282,25 +216,3 @@ async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], 
     assert "\x1b[2J" not in seen
     assert "x" * 200 in seen
     assert "Live at https://shop.example.com after 900 ms." in seen
-
-
-async def test_a_table_folds_prose_between_words(tmp_path: Path) -> None:
-    rows = [
-        {
-            "id": "dep_" + "2" * 21,
-            "app": "shop",
-            "state": "failed",
-            "error": "build: " + "the command ended badly " * 9,
-        },
-        {"id": "dep_" + "1" * 21, "app": "shop", "state": "live", "url": "https://shop.apps.example.com"},
-    ]
-    async with Slow(answer(200, rows)) as service:
-        capsule = Tool(service.address, "csk_key", tmp_path)
-        seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "list", columns=90, NO_COLOR="1")
-        piped = await capsule("deploys", "list")
-    lines = seen.splitlines()
-    assert lines[0].split() == ["ID", "APP", "STATE", "RESULT"]
-    assert len(lines) > 4
-    assert max(map(len, lines)) <= 90
-    assert lines[-1].split() == ["dep_" + "1" * 21, "shop", "live", "https://shop.apps.example.com"]
-    assert len(piped.out.splitlines()) == 3

@@ -1,9 +1,7 @@
 """`capsule env` and `capsule logs`."""
 
 import asyncio
-import json
 import os
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 
 from gateway.deploys.line_times import stamp_line
 from gateway.ids import now_iso
+from tests.fakes.server import FakeServer
 from tests.support.accounts import App
 from tests.support.command_line import Tool
 from tests.support.deploys import publish, report_phases
@@ -24,49 +23,27 @@ def capsule(hosted: App, tmp_path: Path) -> Tool:
     return Tool(hosted.gateway.address, hosted.account.key, tmp_path)
 
 
-async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) -> None:
-    secret = secrets.token_hex(12)
-    hosted.gateway.confidential.add(secret)
-    assert (await capsule("env", "list", hosted.name)).line.startswith("No variables yet.")
-    run = await capsule("env", "set", hosted.name, "TOKEN", given=secret + "\n")
-    assert run.out == f"Set TOKEN for {hosted.name}, effective from the next deploy.\n"
+async def test_a_file_of_variables(tmp_path: Path) -> None:
     file = tmp_path / "variables"
-    file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n", encoding="utf-16")
-    assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0
-    run = await capsule("env", "list", hosted.name, "--json")
-    assert [each["name"] for each in json.loads(run.out)] == ["A", "B", "C", "TOKEN"]
-    assert (await capsule("env", "remove", hosted.name, "A", "TOKEN")).code == 0
-    run = await capsule("env", "list", hosted.name)
-    assert "TOKEN" not in run.out
-    assert secret not in run.out + run.err
+    file.write_text("# a comment\nexport A = one\n\nB='two words'\n", encoding="utf-16")
+    async with FakeServer() as service:
+        run = await Tool(service.address, "csk_key", tmp_path)("env", "set", "shop", "--file", str(file), "--json")
+        assert run.json == {"set": ["A", "B"]}
+        assert service.exchanges[0].json == {"A": "one", "B": "two words"}
 
 
-async def test_remove_names_what_is_not_set(capsule: Tool, hosted: App) -> None:
-    """A typo in the name of a secret must not pass as its removal."""
-    set_ = await capsule("env", "set", hosted.name, "API_TOKEN", "--json", given="x")
-    assert set_.json == {"set": ["API_TOKEN"]}
-    said = await capsule.refused("env", "remove", hosted.name, "API_TOKEN", "API_TOKNE")
-    assert said == f"{hosted.name} has no variable API_TOKNE (did you mean API_TOKEN?); nothing was removed"
-    assert "API_TOKEN" in (await capsule("env", "list", hosted.name)).out
-    assert (await capsule("env", "remove", hosted.name, "API_TOKEN", "--json")).json == {"removed": ["API_TOKEN"]}
-
-
-async def test_wrong_usage(capsule: Tool, hosted: App, tmp_path: Path) -> None:
+async def test_wrong_usage(offline: Tool, tmp_path: Path) -> None:
     file = tmp_path / "variables"
     file.write_text("GOOD=1\na secret line\n")
     for arguments, words in (
-        (("set", hosted.name, "TOKEN=on-the-line"), "keep the value off the command line"),
-        (("set", hosted.name), "either a NAME or --file"),
-        (("set", hosted.name, "--file", str(file)), "line 2: use NAME=value"),
+        (("TOKEN=on-the-line",), "keep the value off the command line"),
+        ((), "either a NAME or --file"),
+        (("--file", str(file)), "line 2: use NAME=value"),
     ):
-        run = await capsule("env", *arguments)
-        assert run.code == 2
-        assert words in run.err
-        assert "on-the-line" not in run.err
-        assert "secret" not in run.err
-    run = await capsule("env", "set", hosted.name, "PORT", given="1")
-    assert run.code == 1
-    assert "REQUEST_MALFORMED" in run.err
+        said = await offline.refused("env", "set", "shop", *arguments, code=2)
+        assert words in said
+        assert "on-the-line" not in said
+        assert "secret" not in said
 
 
 async def test_logs_are_printed_and_followed(capsule: Tool, hosted: App) -> None:

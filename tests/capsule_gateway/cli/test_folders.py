@@ -26,11 +26,6 @@ async def account(hosted: App) -> Account:
     return await hosted.gateway.account()
 
 
-@pytest.fixture
-def offline(tmp_path: Path) -> Tool:
-    return Tool("", "", tmp_path)
-
-
 @pytest.mark.parametrize(("options", "named"), [((), "node server.ts"), (("--template", "static"), "")])
 async def test_new(offline: Tool, tmp_path: Path, options: tuple[str, ...], named: str) -> None:
     folder = tmp_path / "my notes"

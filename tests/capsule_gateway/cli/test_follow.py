@@ -82,7 +82,7 @@ def test_for_programs(play: Callable[..., tuple[Result, list[int]]]) -> None:
     pages = ([], rows(1), rows(1, 2))
     result, _ = play(*pages, arguments=("--json",))
     assert [json.loads(line)["id"] for line in result.stdout.splitlines() if line] == ["row_1", "row_2"]
-    result, _ = play(*pages, arguments=("-o", "csv"))
+    result, _ = play(*pages, arguments=("--format", "csv"))
     assert [line for line in result.stdout.splitlines() if line] == [
         "id,at,app",
         "row_1,2026-07-02T10:00:00.000Z,notes",

@@ -10,11 +10,6 @@ from tests.support.command_line import Tool, run_in_terminal
 from tests.support.frameworks import PROJECTS, Project
 
 
-@pytest.fixture
-def offline(tmp_path: Path) -> Tool:
-    return Tool("", "", tmp_path)
-
-
 def write(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -111,18 +111,14 @@ async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: s
 NEWER = f"The data are of layout 1000, and this version knows {LAYOUT}: start the newer version that wrote them, or"
 
 
-@pytest.mark.parametrize("command", [["serve"], ["serve", "--workers", "2"], ["worker", "webhooks"], ["worker"]])
-@pytest.mark.parametrize("restart", [False, True])
-async def test_data_of_a_newer_version(command: list[str], restart: bool, redis_url: str, tmp_path: Path) -> None:
-    if restart and command[0] == "serve":
-        return
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "serve --workers 2", "worker webhooks", "worker", "worker webhooks --restart", "worker --restart"],
+)
+async def test_data_of_a_newer_version(command: str, redis_url: str, tmp_path: Path) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set("layout", 1000)
-        arguments = [
-            *command,
-            *(["--restart"] if restart else []),
-            *(["--port", str(free_port())] * ("serve" in command)),
-        ]
+        arguments = [*command.split(), *(["--port", str(free_port())] if "serve" in command else [])]
         environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url, "GATEWAY_DATA_DIR": str(tmp_path)}
         run = subprocess.run(
             [sys.executable, "-m", "capsule_gateway", *arguments],
