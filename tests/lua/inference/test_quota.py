@@ -159,22 +159,6 @@ def test_spare_budget_is_returned_for_waiting_requests(provider: Provider) -> No
     assert (one.budget.requests.spare, one.budget.tokens.spare) == (0, 0)
 
 
-def test_unused_tokens_are_free_again(provider: Provider) -> None:
-    (one,) = processes(provider, 1, tokens=10_000)
-    one.enqueue("a", 6_000, count=3)
-    one.call()
-    assert len(one.running) == 1
-    one.end(used=500)
-    one.call()  # returns the unused tokens
-    assert len(one.running) == 1
-    one.end(used=6_000)
-    one.call()
-    assert (len(one.running), one.call().free_tokens) == (0, 3_500)
-    advance(provider, 61)
-    one.call()
-    assert len(one.running) == 1
-
-
 def test_a_request_that_needs_many_tokens_stays_first(provider: Provider) -> None:
     one, two = processes(provider, 2, tokens=10_000)
     one.enqueue("small", 2_000, count=4)
@@ -256,20 +240,6 @@ def test_without_a_quota_calls_and_keys_leave_it_out(provider: Provider) -> None
     assert answer is not None
     assert answer.budget is None
     assert not provider.client.exists("{provider}:quota", "{provider}:spent")
-
-
-def test_the_estimated_time_until_a_request_can_start(provider: Provider) -> None:
-    (one,) = processes(provider, 1, requests=20)
-    for _ in range(20):
-        one.enqueue("a")
-        one.call()
-        advance(provider, 1)
-    one.enqueue("a")
-    quota = one.call()
-    for ahead in (0, 5, 19, 20, 39, 45):
-        expected = one.budget.time_until_free(quota, ahead, 0)
-        cycles, position = divmod(ahead, 20)
-        assert expected == pytest.approx(40 + position + cycles * 60, abs=2.5), ahead
 
 
 @pytest.mark.parametrize("seed", range(6))
