@@ -28,7 +28,7 @@ class Rated:
         self.waiting: dict[str, deque[int]] = {}  # account -> tokens of its requests
         self.running: list[Request] = []
         self.started = started
-        self.answer: LeaseAnswer | None = None
+        self.answer: LeaseAnswer  # of the last call
         self.scarce = False
 
     def send(self, *, spares: int = 0, leave: bool = False) -> tuple[LeaseCall, LeaseAnswer | None]:
@@ -60,7 +60,6 @@ class Rated:
 
     def call(self, **options: Any) -> BudgetAnswer:
         self.receive(*self.send(**options))
-        assert self.answer is not None
         assert self.answer.budget is not None
         return self.answer.budget
 
@@ -122,7 +121,6 @@ def test_a_spent_request_is_free_again_after_a_minute(provider: Provider) -> Non
     advance(provider, 59.9)
     one.call()
     assert len(one.started) == 3
-    assert one.answer
     assert one.answer.budget
     advance(provider, one.answer.budget.outlook[0][0])
     one.call()

@@ -141,16 +141,6 @@ async def test_a_redirect_is_not_followed(alone: Verifier) -> None:
         assert elsewhere.exchanges == []
 
 
-async def test_a_slow_backend_slows_only_its_app(gw: Gateway, app: App) -> None:
-    async with own(gw) as slow:
-        slow.backend.gate.clear()
-        waiting = asyncio.create_task(slow.ask("x"))
-        await wait_until(lambda: slow.backend.fetches)
-        assert (await asyncio.wait_for(app.ask("x"), 2)).status_code == 200
-        slow.backend.gate.set()
-        assert (await waiting).status_code == 200
-
-
 @pytest.mark.parametrize("name", READ)
 async def test_a_key_that_is_read(alone: Verifier, name: str) -> None:
     """Keys that are left out do no harm, nor does another one of the same `kid`."""

@@ -116,16 +116,6 @@ async def test_a_failure_after_a_keep_alive_is_an_event(
     assert await app.account.settled() == 0
 
 
-async def test_whole_answers_have_no_keep_alive(
-    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app = await lively.app(backend)
-    slow, hanging = provider.plays(ROLE, 0.5, tokens("x")), provider.plays(HANG)
-    response, late = await asyncio.gather(app.ask(slow), app.ask(hanging))
-    assert json.loads(response.content)["text"] == "x"
-    refused(late, 504, "PROVIDER_TIMEOUT")
-
-
 async def test_the_openai_keep_alive_is_an_empty_delta(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:

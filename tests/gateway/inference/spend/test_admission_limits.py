@@ -43,13 +43,6 @@ async def test_requests_that_do_not_count(app: App) -> None:
     assert counted(await app.ask("x"))[1] == 19
 
 
-async def test_faulty_requests_count(app: App) -> None:
-    for body in (b"", b"{", b'{"prompt":""}', b'{"prompt":"x","model":"gpt-5"}', b"x" * 102_401):
-        assert 400 <= (await app.post(content=body, headers=app.headers())).status_code < 423
-    assert counted(await app.ask("x"))[1] == 14
-    assert (await app.account.spend())["reserved"] == 0
-
-
 @pytest.mark.parametrize(("plan", "cap"), [("free", 0.05), ("starter", 0.5), ("maker", 2), ("max", 10)])
 async def test_caps_of_plans(gw: Gateway, plan: str, cap: float) -> None:
     spend = await (await gw.account(plan)).spend()
