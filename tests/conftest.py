@@ -34,7 +34,6 @@ LONG = (  # tests that `make test` leaves out
     "gateway/api/test_openapi.py::test_no_undocumented_status",
     "gateway/inference/test_availability_outages",
     "gateway/inference/test_handler_backbone",
-    "gateway/inference/test_handler_chaos",
     "gateway/inference/test_upstream",
     "gateway/operations/test_layout_versions",
     "gateway/test_app_cluster",

@@ -84,7 +84,7 @@ class Process:
         self.provider, self.name = provider, name
         self.lease = PermitLease(LEASE)
         self.granted: list[str] = []
-        self.answer: Answer | None = None
+        self.answer: Answer  # of the last call
 
     def call(
         self,

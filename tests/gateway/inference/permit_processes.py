@@ -42,10 +42,9 @@ class Process(Permits):
     async def wait_for_permit(self, account: str, app: str, weight: float, tokens: int = 0) -> Permit:
         return await self.ask(account, app, weight, tokens).wait(self._longest)
 
-    def fail_waiting(self, error: ServiceError, app: str | None = None) -> None:
-        for waiter, _, of in self._queue.items():
-            if app in (None, of):
-                waiter.leave(error)
+    def fail_waiting(self, error: ServiceError) -> None:
+        for waiter, *_ in self._queue.items():
+            waiter.leave(error)
 
 
 class Provider:
@@ -90,6 +89,7 @@ class Quota:
         self.window = window
         self.starts: list[tuple[float, str]] = []
         self.uses: list[list[float]] = []  # time and tokens; the reserved ones until the request has ended
+        self.running = self.most_running = 0
 
     def most(self) -> int:
         """Returns the requests of the fullest window."""
@@ -107,7 +107,10 @@ class Quota:
         use: list[float] = [now(), tokens]
         self.uses.append(use)
         permits.mark_sent(permit)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         await asyncio.sleep(seconds)
+        self.running -= 1
         use[1] = used
         permits.release(permit, tokens=used)
 

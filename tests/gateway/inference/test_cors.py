@@ -7,7 +7,6 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import answer, tokens
 from tests.support.accounts import DOMAIN, App
 from tests.support.gateway_process import Gateway
-from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -69,14 +68,6 @@ async def test_the_apps_own_page_reads_errors(app: App, provider: FakeProvider) 
         assert limited.status_code == 400
     readable(limited, app.origin)
     refused(limited, 429, "USER_RATE_LIMITED")
-
-
-async def test_the_openai_format(app: App) -> None:
-    body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "x"}]}
-    readable(await post(app, app.origin, body, "/chat/completions"), app.origin)
-    models = await app.gateway.http.get(app.path + "/models", headers=app.headers(Origin=app.origin))
-    assert models.status_code == 200
-    readable(models, app.origin)
 
 
 async def test_without_an_origin(app: App) -> None:
@@ -154,24 +145,6 @@ async def test_custom_domains(gw: Gateway, backend: FakeAppBackend) -> None:
         response = await post(app, origin)
         refused(response, 403, "ORIGIN_NOT_ALLOWED")
         unreadable(response)
-
-
-async def test_a_verification_takes_effect(gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend, customDomain="new.example.org", customDomainVerified=False)
-    origin = "https://new.example.org"
-    refused(await post(app, origin), 403, "ORIGIN_NOT_ALLOWED")
-    body = {
-        "account": app.account.id,
-        "auth": {"kind": "jwks", "url": backend.jwks_url},
-        "customDomain": "new.example.org",
-        "customDomainVerified": True,
-    }
-    assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code < 300
-
-    async def takes_effect() -> bool:
-        return (await post(app, origin)).status_code == 200
-
-    await wait_until(takes_effect, PATIENCE_SECONDS, 0.1)
 
 
 @pytest.mark.parametrize("path", ["", "/chat/completions", "/models"])

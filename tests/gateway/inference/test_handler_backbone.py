@@ -154,16 +154,6 @@ async def test_a_first_token_that_waits_for_the_settlement_counts_the_wait(
         assert 600 < (await gw.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
 
 
-async def test_redis_without_the_scripts(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    async with durable(provider, tmp_path) as gw:
-        app = await gw.app(backend)
-        for _ in range(2):
-            with gw.redis.client() as client:
-                client.script_flush()
-            answered(await app.ask(provider.plays(tokens("x", usage=(1, 1)))))
-        assert await app.account.settled() == 2 * cost(1, 1)
-
-
 async def test_redis_that_refuses_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     """Redis refuses writes (out of memory, or a replica after a failover): earlier reservations are settled later."""
     async with durable(provider, tmp_path) as gw:

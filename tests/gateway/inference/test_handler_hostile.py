@@ -1,12 +1,9 @@
 """Hostile requests, which do not affect other clients."""
 
-import asyncio
-
 import pytest
 
 from tests.support.accounts import App
-from tests.support.polling import wait_until
-from tests.support.raw_http import bearer, error_of, is_healthy, request, send
+from tests.support.raw_http import bearer, error_of, request, send
 from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,12 +22,6 @@ async def test_several_tokens(app: App) -> None:
     for headers in ((good, bad), (bad, good), (good, "Authorization: Bearer " + app.token("ben"))):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', *headers))
         assert error_of(reply) == (401, "TOKEN_INVALID")
-
-
-async def test_an_empty_token(app: App) -> None:
-    for header in ("Authorization:", "Authorization: Bearer ", "Authorization:   Bearer  "):
-        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', header))
-        assert error_of(reply) == (401, "TOKEN_MISSING")
 
 
 async def test_several_origins(app: App) -> None:
@@ -120,11 +111,3 @@ async def test_a_request_id_from_the_client_is_ignored(app: App) -> None:
         response = await app.post({"prompt": ""}, headers=app.headers(**{"X-Request-Id": evil}))
         error = refused(response, 400, "REQUEST_MALFORMED")
         assert error["requestId"] != evil
-
-
-async def test_a_hundred_tokens_without_a_valid_signature(app: App) -> None:
-    """Invalid tokens neither slow other requests down nor count against limits."""
-    bad = [app.ask("x", token=f"a.b.{n}") for n in range(100)]
-    assert {r.status_code for r in await asyncio.gather(*bad)} == {401}
-    assert await is_healthy(app)
-    await wait_until(lambda: is_healthy(app))

@@ -14,7 +14,6 @@ import pytest
 from gateway.outbound.addresses import BlockedAddress
 from gateway.outbound.client import Client, ResponseTooLarge
 from tests.gateway.outbound.origins import OK, Handler, Names, Recorder, Serve, answering, failure, forever, until
-from tests.support.background import cancel
 
 
 async def test_a_call_and_its_kept_connection(serve: Serve, client: Client) -> None:
@@ -225,18 +224,6 @@ async def test_canceled_calls_release_their_slots(serve: Serve) -> None:
         for _ in range(8):
             await client.fetch("GET", healthy_url, tenant="acc", budget=1, max_bytes=9)
         await until(lambda: open_connections == 0)
-
-
-async def test_origins_that_hang_leave_room_for_other_tenants(serve: Serve, client: Client) -> None:
-    """Sixteen origins of one account hang, and calls of other accounts get a connection at once."""
-    hanging = [f"http://127.0.0.1:{await serve(answering(then=forever))}/" for _ in range(16)]
-    calls = [asyncio.create_task(failure(client, url, budget=3)) for url in hanging for _ in range(40)]
-    await asyncio.sleep(0.2)
-    healthy = f"http://127.0.0.1:{await serve(Recorder())}/"
-    for number in range(20):
-        tenant = f"other-{number}"
-        assert (await client.fetch("GET", healthy, tenant=tenant, budget=0.5, max_bytes=9)).status == 200
-    await cancel(*calls)
 
 
 @pytest.mark.parametrize("url", ["http://example.com/", "https://127.1/", "https://[::1]/", "ftp://example.com/"])

@@ -180,13 +180,6 @@ async def test_a_look_up_that_hangs_is_in_the_budget() -> None:
     assert time.monotonic() - began < PATIENCE_SECONDS
 
 
-async def test_all_addresses_of_a_name_are_tried(receiver: FakeReceiver) -> None:
-    names = Names({"three.example.com": [["127.0.0.2", "::1", "127.0.0.1"]]})
-    async with Client(allow_private=True, resolve=names.resolve) as client:
-        assert await post(client, receiver.url(host="three.example.com")) == 204
-    assert receiver.exchanges[0].header("host") == f"three.example.com:{receiver.port}"
-
-
 async def test_only_names_under_the_operators_domain_are_the_operators() -> None:
     """Customers' names must not take the lookup slots of hosted apps."""
     asked: dict[str, tuple[object, object]] = {}

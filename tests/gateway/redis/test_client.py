@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,18 +93,6 @@ async def test_a_connection_that_uvloop_has_closed_is_a_fault(redis_url: str) ->
     )
 
 
-async def test_a_subscription_that_is_not_confirmed_is_given_up(redis_url: str, proxy: Proxy) -> None:
-    """The network swallows the attempt. Its connection stays open, and waits for messages without a deadline."""
-    proxy.swallowing = True
-    async with opened(proxy.url, command_seconds=0.3) as store, asyncio.timeout(5):
-        with pytest.raises(BackboneUnavailable):
-            async with store.subscription(CHANGES_CHANNEL):
-                pass
-        proxy.swallowing = False
-        async with store.subscription(CHANGES_CHANNEL) as subscription:
-            assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
-
-
 def test_our_own_errors_are_not_mapped() -> None:
     with pytest.raises(RuntimeError), map_redis_errors():
         raise RuntimeError
@@ -154,21 +141,6 @@ async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
             await scripts.list_expired_reservations(store, "{p09}", 1)
 
 
-async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServer) -> None:
-    """It answers with an error, because its memory is full or it is a replica."""
-    async with opened(redis_url) as store:
-        await store.client.config_set("maxmemory", "1")
-        try:
-            with pytest.raises(BackboneUnavailable):
-                await compare_and_set(store, "app:shop", "{}")
-            admission = Admission(Settings(), store, Metrics())
-            account = Account(id="acc", name="", plan="free", createdAt="")
-            with pytest.raises(BackboneUnavailable):
-                await admission.admit(App(id="a", name="a", account="acc", createdAt=""), account, "ana", lambda _: 1)
-        finally:
-            await store.client.config_set("maxmemory", "0")
-
-
 async def write(store: Store) -> None:
     with map_redis_errors():
         await store.client.set("written", 1, ex=60)
@@ -198,21 +170,6 @@ async def test_connections_leave_a_demoted_primary(tmp_path: Path) -> None:
     finally:
         old.stop()
         new.stop()
-
-
-async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
-    with RedisServer("valkey", folder=tmp_path) as server:
-        async with opened(server.url) as store:
-            await compare_and_set(store, "app:shop", "{}")
-            await scripts.list_expired_reservations(store, "{p09}", 1)
-            server.kill()
-            with pytest.raises(BackboneUnavailable):
-                await store.get("app:shop")
-            with pytest.raises(BackboneUnavailable):
-                await scripts.list_expired_reservations(store, "{p09}", 1)
-            server.start()
-            assert await store.get("app:shop") == "{}"
-            assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
 
 
 # -- a patient view ----------------------------------------------------------------------------------------------
@@ -282,27 +239,6 @@ async def following(url: str, **options: Any) -> AsyncIterator[Registry]:
 def of_every_partition() -> list[Account]:
     by_tag = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(500)}
     return [Account(id=by_tag[each], name="", plan="free", createdAt="") for each in PARTITION_TAGS]
-
-
-async def test_admission_in_a_cluster(nodes: str) -> None:
-    async with opened(nodes) as store:
-        admission = Admission(Settings(), store, Metrics())
-        seconds, _ = await store.client.time()
-        for account in of_every_partition():
-            app = App(id=f"app-of-{account.id}".replace("_", "-"), name="x", account=account.id, createdAt="")
-            admitted = await admission.admit(app, account, "ana", lambda _: 40_000_000)
-            assert admitted.reservation
-            with pytest.raises(SpendCapReached):
-                await admission.admit(app, account, "ana", lambda _: 40_000_000)
-            await admission.settle(admitted.reservation, 7)
-            await admission.settle(admitted.reservation, admitted.reservation.max_cost)
-            day = time.strftime("%Y-%m-%d", time.gmtime(seconds))
-            assert await store.client.hmget(spend_key(account.id, day), "settled", "reserved") == ["7", "0"]
-
-
-async def test_a_process_can_subscribe_before_any_command(nodes: str) -> None:
-    async with opened(nodes) as store, store.subscription(CHANGES_CHANNEL) as subscription:
-        assert (await subscription.get_message(timeout=2))["type"] == "subscribe"
 
 
 async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:

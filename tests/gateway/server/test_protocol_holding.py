@@ -35,6 +35,14 @@ async def port(site: Site, times: ConnectionTimes) -> AsyncIterator[int]:
         yield port
 
 
+async def ask(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects, and returns after the response to a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await reader.readuntil(b"ok")
+    return reader, writer
+
+
 async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
     """Sends `drip` again and again. Returns the seconds until the server closes the connection."""
     loop = asyncio.get_running_loop()
@@ -51,9 +59,7 @@ async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float 
 @short_limits
 @pytest.mark.parametrize("drip", [b"\r\n", b"\n", b"G"], ids=["crlf", "lf", "letter"])
 async def test_bytes_after_a_response_that_are_not_a_request(port: int, drip: bytes) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(GET)
-    await reader.readuntil(b"ok")
+    _, writer = await ask(port, GET)
     await hold(writer, drip=drip)
 
 
@@ -72,9 +78,7 @@ async def test_a_connection_without_a_further_request(port: int) -> None:
 
 @short_keep_alive
 async def test_after_a_late_end_of_a_body_there_is_time_for_the_next_request(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n")
-    await reader.readuntil(b"ok")
+    reader, writer = await ask(port, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n")
     for _ in range(12):
         writer.write(b"x")
         await asyncio.sleep(0.1)
@@ -86,9 +90,7 @@ async def test_after_a_late_end_of_a_body_there_is_time_for_the_next_request(por
 
 @short_keep_alive
 async def test_a_response_may_take_longer_than_the_keep_alive(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(GET)
-    await reader.readuntil(b"ok")
+    reader, writer = await ask(port, GET)
     writer.write(HANG)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reader.read(), 1.5)
@@ -97,18 +99,14 @@ async def test_a_response_may_take_longer_than_the_keep_alive(port: int) -> None
 
 @short_limits
 async def test_one_line_break_after_a_response(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(GET)
-    await reader.readuntil(b"ok")
+    _, writer = await ask(port, GET)
     writer.write(b"\r\n")
     await hold(writer)
 
 
 @short_limits
 async def test_a_body_that_ends_soon_after_its_response(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\na")
-    await reader.readuntil(b"ok")
+    _, writer = await ask(port, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\na")
     writer.write(b"b")
     await hold(writer)
 
@@ -139,9 +137,7 @@ async def test_connections_with_upgrades_are_answered_and_closed(
     port: int, protocol: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: %b\r\n\r\n" % protocol)
-    await reader.readuntil(b"ok")
+    _, writer = await ask(port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: %b\r\n\r\n" % protocol)
     await hold(writer, drip=b"\x81\x85")
     assert "WebSocket" not in caplog.text
 
@@ -193,9 +189,7 @@ async def test_endless_bytes_outside_heads_and_bodies(port: int, stream: Iterato
 
 async def test_trailers_do_not_become_headers(port: int, site: Site) -> None:
     """They could replace headers that a proxy has checked."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(CHUNKED + b"1\r\nx\r\n0\r\nx-forwarded-for: 192.0.2.1\r\n\r\n")
-    await reader.readuntil(b"ok")
+    _, writer = await ask(port, CHUNKED + b"1\r\nx\r\n0\r\nx-forwarded-for: 192.0.2.1\r\n\r\n")
     assert b"x-forwarded-for" not in dict(site.headers[0])
     writer.close()
 

@@ -10,24 +10,11 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.support.accounts import App
-from tests.support.background import cancel
 from tests.support.polling import PATIENCE_SECONDS
 from tests.support.prices import cost, max_cost
 from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [["X-Big: " + "x" * 100_000], ["Cookie: " + "x" * 2_000_000], ["X-Many: x"] * 10_000],
-    ids=["big", "huge", "many"],
-)
-async def test_oversized_headers(app: App, headers: list[str]) -> None:
-    reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
-    # A hundred kilobytes may be accepted or refused, but two megabytes must be refused.
-    assert reply is None or reply.status in ((200, 400, 431) if len(headers[0]) < 10**6 else (400, 431))
-    assert await is_healthy(app)
 
 
 @pytest.mark.parametrize(
@@ -97,43 +84,6 @@ async def test_a_content_length_above_the_limit(app: App) -> None:
     assert error_of(reply) == (413, "REQUEST_TOO_LARGE")
 
 
-async def test_a_body_that_drips(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("x"))
-    body = json.dumps({"prompt": prompt}).encode()
-    chunks = [b"1\r\n%c\r\n" % byte for byte in body] + [b"0\r\n\r\n"]
-    head = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
-    reply = await send(app.gateway.port, head, *chunks, pause=0.005)
-    assert reply
-    assert reply.status == 200
-    assert json.loads(reply.body)["text"] == "x"
-
-
-async def test_incomplete_requests_do_not_delay_others(app: App) -> None:
-    """A hundred incomplete requests do not delay a complete one."""
-    half = request(app.path, b"", bearer(app), "Content-Length: 500") + b'{"prompt":'
-    slow = [asyncio.create_task(send(app.gateway.port, half, timeout=60)) for _ in range(100)]
-    await asyncio.sleep(0.2)
-    assert await is_healthy(app)
-    assert not any(each.done() for each in slow)
-    await cancel(*slow)
-    assert (await app.account.spend())["reserved"] == 0
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_pipelined_requests(app: App, provider: FakeProvider, stream: bool) -> None:
-    prompts = [provider.plays(tokens(word)) for word in ("one", "two")]
-    bodies = [json.dumps({"prompt": p, "stream": stream}).encode() for p in prompts]
-    reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
-    writer.write(b"".join(request(app.path, body, bearer(app)) for body in bodies))
-    received = bytearray()
-    while received.count(b'"finishReason"') < 2:
-        received += await asyncio.wait_for(reader.read(4096), 5)
-    writer.close()
-    await writer.wait_closed()
-    assert received.index(b'"one"') < received.index(b'"two"')
-    assert received.count(b"HTTP/1.1 200") == 2
-
-
 async def test_garbage_in_the_middle_of_a_stream(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("a"), HANG)
     body = json.dumps({"prompt": prompt, "stream": True}).encode()
@@ -178,13 +128,3 @@ async def test_a_client_that_expects_100_continue(app: App) -> None:
             assert b"200" in await asyncio.wait_for(reader.readuntil(b" 200 "), 5)
         writer.close()
         await writer.wait_closed()
-
-
-async def test_upgrades_are_ignored(app: App) -> None:
-    for protocol in ("websocket", "h2c"):
-        headers = (bearer(app), "Connection: Upgrade", f"Upgrade: {protocol}", "Sec-WebSocket-Version: 13")
-        for method in ("GET", "POST"):
-            asked = request(app.path, b'{"prompt":"x"}' if method == "POST" else b"", *headers, method=method)
-            reply = await send(app.gateway.port, asked, timeout=3)
-            assert reply is None or reply.status in (200, 400, 404, 405, 426, 501)
-    assert await is_healthy(app)

@@ -15,50 +15,6 @@ def noon(scripts: Scripts) -> None:
     scripts.set_clock(at(f"{DAY}T12:00:00"))
 
 
-@pytest.mark.parametrize(
-    ("cost", "settled"), [(0, 0), (1, 1), (99, 99), (100, 100), (101, 100), (10**15, 100), (-1, 100)]
-)
-def test_the_cost_is_never_above_the_maximum(scripts: Scripts, cost: int, settled: int) -> None:
-    scripts.admit(100, reservation="r")
-    assert scripts.settle("r", cost) == settled
-    assert scripts.spend(DAY) == (settled, 0)
-    assert not scripts.reservations()
-    assert not scripts.expirations()
-
-
-@pytest.mark.parametrize("first", [0, 40, -1])
-@pytest.mark.parametrize("second", [0, 40, -1, 100])
-def test_a_second_end_changes_nothing(scripts: Scripts, first: int, second: int) -> None:
-    scripts.admit(100, reservation="r")
-    scripts.settle("r", first)
-    after = scripts.spend(DAY)
-    assert scripts.settle("r", second) == -1
-    assert scripts.spend(DAY) == after
-
-
-def test_an_unknown_reservation_writes_nothing(client: Any, scripts: Scripts) -> None:
-    assert scripts.settle("never-made", 40) == -1
-    assert not scripts.expirations()
-
-
-def test_released_money_can_be_reserved_again(scripts: Scripts) -> None:
-    for n in range(3):
-        assert scripts.admit(1000, reservation=str(n), cap=1000).verdict == "ok"
-        assert scripts.admit(1, cap=1000).verdict == "cap"
-        assert scripts.settle(str(n), 0) == 0
-    assert scripts.spend(DAY) == (0, 0)
-
-
-def test_other_accounts_are_not_affected(scripts: Scripts) -> None:
-    for account in ("acc_1", "acc_12"):
-        scripts.admit(100, reservation=f"r_{account}", account=account)
-    assert scripts.settle("r_acc_1", 30) == 30
-    assert scripts.spend(DAY, "acc_1") == (30, 0)
-    assert scripts.spend(DAY, "acc_12") == (0, 100)
-    assert scripts.reservations() == {"r_acc_12": ("acc_12", DAY, 100)}
-    scripts.settle("r_acc_12", -1)
-
-
 @pytest.mark.parametrize("lost", ["nothing", "the spend", "all"])
 def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scripts: Scripts, lost: str) -> None:
     """This also holds if the settlement restores money that a failover lost."""

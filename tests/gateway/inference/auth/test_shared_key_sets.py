@@ -53,6 +53,16 @@ async def shared(users: Users) -> None:
     await task
 
 
+async def with_keys(hosts: Hosts, store: Store, count: int, seconds: float = 60) -> list[Users]:
+    """Returns processes whose keys are so old."""
+    users = [process(hosts, store) for _ in range(count)]
+    for each in users:
+        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+        await shared(users[0])
+        age(each, seconds)
+    return users
+
+
 async def age_copy(store: Store, seconds: int) -> None:
     """Makes the shared copy older."""
     copy = key_set_keys(APP.account, APP.id)[0]
@@ -134,12 +144,7 @@ async def test_a_rotated_key_is_found_at_once(hosts: Hosts, store: Store) -> Non
 
 async def test_a_replaced_key_is_fetched_once_for_all(hosts: Hosts, store: Store) -> None:
     """The new key has the `kid` of the old one."""
-    users = [process(hosts, store) for _ in range(3)]
-    for each in users:
-        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
-        await shared(users[0])
-    for each in users:
-        age(each, 60)
+    users = await with_keys(hosts, store, 3)
     await age_copy(store, 60)
     hosts.keys[HOST] = private_key("ES256")
     for each in users:
@@ -152,11 +157,7 @@ async def test_a_replaced_key_is_fetched_once_for_all(hosts: Hosts, store: Store
 
 
 async def test_all_processes_together_fetch_unknown_keys_once_in_ten_seconds(hosts: Hosts, store: Store) -> None:
-    users = [process(hosts, store) for _ in range(3)]
-    for each in users:
-        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
-        await shared(users[0])
-        age(each, 60)
+    users = await with_keys(hosts, store, 3)
     for n in range(30):
         with pytest.raises(TokenInvalid):
             await users[n % 3].verify(APP, token(private_key("ES256"), "m", f"unknown-{n}"))
@@ -247,13 +248,8 @@ async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:
 
 
 async def test_keys_are_refreshed_once_for_all(hosts: Hosts, store: Store) -> None:
-    users = [process(hosts, store) for _ in range(4)]
-    for each in users:
-        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
-        await shared(users[0])
+    users = await with_keys(hosts, store, 4, 301)
     await store.client.delete(key_set_keys(APP.account, APP.id)[0])  # it has expired
-    for each in users:
-        age(each, 301)
     for each in users:
         await each.verify(APP, token(hosts.keys[HOST], "ben", HOST))
     await wait_until(lambda: all(key_set(each).fresh_until > time.monotonic() for each in users))

@@ -81,11 +81,6 @@ async def test_it_ends_with_the_app(app: App, gw: Gateway) -> None:
     assert (await ask(app, await issue(app))).status_code == 200
 
 
-async def test_only_its_account_gets_one(app: App, gw: Gateway) -> None:
-    stranger = await gw.account()
-    refused(await stranger.call("POST", f"/account/apps/{app.name}/test-token"), 404, "NOT_FOUND")
-
-
 async def test_a_changed_one_is_refused(app: App) -> None:
     head, payload, signature = (await issue(app)).split(".")
     claims = json.loads(base64.urlsafe_b64decode(payload + "=="))

@@ -6,13 +6,8 @@ from msgspec.structs import replace
 from gateway.accounts.records import JwksAuth
 from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference.auth.users import UserLimits, Users
-from tests.fakes import FakeAppBackend
 from tests.fakes.backend import private_key
-from tests.fakes.server import answer
 from tests.gateway.inference.key_hosts import Hosts, an_app, token
-from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
-from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -56,22 +51,3 @@ async def test_a_verified_token_ends_with_its_app(users: Users, hosts: Hosts, ch
     for each in (known, token(key, "ben", "keys.example")):
         with pytest.raises(TokenInvalid):
             await users.verify(replace(app, **change), each)
-
-
-async def test_an_app_that_is_created_again_has_its_new_owners_keys(gw: Gateway) -> None:
-    async with FakeAppBackend() as backend:
-        old = await gw.app(backend)
-        known = old.token("known")
-        assert (await old.ask("x", token=known)).status_code == 200
-        assert (await gw.platform("DELETE", f"apps/{old.name}")).status_code == 204
-        account = await gw.account()
-        backend.jwks = answer(200, {"keys": []})
-        body = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
-        assert (await gw.platform("PUT", f"apps/{old.name}", body)).status_code == 200
-
-        async def new_app_answers() -> bool:
-            return (await old.ask("x", token=known)).status_code != 404
-
-        await wait_until(new_app_answers)
-        for each in (known, old.token("another")):
-            refused(await old.ask("x", token=each), 401, "TOKEN_INVALID")

@@ -188,11 +188,16 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def pop(self) -> None:
-        self.take(self.queue.pop())
+        first = self.queue.first()
+        item = self.queue.pop()
+        assert item == first
+        self.take(item)
 
     @rule(account=names)
     def pop_of(self, account: str) -> None:
+        first = self.queue.first_of(account)
         item = self.queue.pop_of(account)
+        assert item == first
         if item is None:
             assert all(a != account for a, _ in self.waiting.values())
         else:
@@ -232,15 +237,3 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-
-
-def test_the_first_item_is_the_one_that_is_popped() -> None:
-    queue = fill({"ana": 1, "ben": 3}, 5)
-    assert queue.first_of("cid") is None
-    for _ in range(4):
-        first = queue.first_of("ana")
-        assert first is not None
-        assert queue.pop_of("ana") == first
-    while first := queue.first():
-        assert queue.pop() == first
-    assert len(queue) == 0

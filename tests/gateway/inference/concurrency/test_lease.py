@@ -25,20 +25,6 @@ def test_a_lease_is_counted_from_the_moment_before_the_call(lease: PermitLease) 
     assert not lease.take(138.0)
 
 
-def test_an_answer_after_the_end_renews_nothing(lease: PermitLease) -> None:
-    call = lease.call(110.0)
-    assert not lease.renew(call, 138.0)
-    assert lease.ends <= 138.0
-
-
-def test_permits_that_a_call_gives_back_cannot_be_taken(lease: PermitLease) -> None:
-    call = lease.call(101.0, give_back=3)
-    assert (call.granted, call.returned, call.used) == (4, 3, 0)
-    assert lease.take(101.0)
-    assert not lease.take(101.0)
-    assert lease.call(102.0, give_back=9).returned == 3
-
-
 def test_a_new_epoch_holds_the_permits_in_use(lease: PermitLease) -> None:
     assert lease.take(101.0)
     assert lease.take(101.0)
@@ -52,20 +38,6 @@ def test_a_new_epoch_holds_the_permits_in_use(lease: PermitLease) -> None:
     assert lease.renew(call, 128.2)
     assert lease.take(128.3)
     assert lease.accept(1, 4, ["acc"], 128.3) == []
-
-
-def test_without_a_lease_grants_are_ignored(lease: PermitLease) -> None:
-    assert lease.accept(1, 4, ["acc"], 128.0) == []
-    assert lease.granted == 4
-
-
-def test_each_grant_is_accepted_once_and_in_order(lease: PermitLease) -> None:
-    assert lease.accept(1, 5, ["b"], 101.0) is None
-    assert lease.accept(1, 4, ["a"], 101.0) == ["a"]
-    assert lease.accept(1, 4, ["a"], 101.0) == []
-    assert lease.accept(1, 4, ["a", "b", "c"], 101.0) == ["b", "c"]
-    assert lease.accept(1, 5, ["b"], 101.0) == []
-    assert lease.spare == 7
 
 
 def test_answers() -> None:

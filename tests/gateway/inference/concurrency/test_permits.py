@@ -133,94 +133,6 @@ async def test_a_freed_permit_is_used_at_once_in_another_process(simulated: Simu
 
 
 @virtual_time
-async def test_a_crowd_does_not_delay_the_others(simulated: SimulatedRedis) -> None:
-    """An account fills its queue in eight processes; twenty accounts send about one request per second each."""
-    provider, limit = Provider(), 40
-    processes = [simulated.start(limit=limit) for _ in range(8)]
-    end = now() + 4
-    served = 0  # of the crowd
-
-    async def ask(permits: Process, account: str) -> int:
-        """Returns how many requests of the crowd were served first."""
-        nonlocal served
-        before = served
-        permit = permits.take_now(account) or await permits.wait_for_permit(account, "app", 1)
-        passed = served - before
-        served += account == "crowd"
-        await provider.serve(permits, permit, random.uniform(0.5, 1))
-        return passed
-
-    async def crowd(permits: Process) -> None:
-        while now() < end:
-            try:
-                await ask(permits, "crowd")
-            except ProviderQuotaExhausted:
-                await asyncio.sleep(0.2)
-
-    async def visit(n: int) -> list[int]:
-        await asyncio.sleep(1 + n / 20)
-        passed = []
-        while now() < end:
-            passed.append(await ask(processes[n % 8], f"acc{n}"))
-            await asyncio.sleep(0.25)
-        return passed
-
-    many = [asyncio.create_task(crowd(p)) for p in processes for _ in range(15)]
-    passed = [each for ones in await asyncio.gather(*(visit(n) for n in range(20))) for each in ones]
-    await asyncio.gather(*many)
-    assert len(passed) >= 40
-    assert sorted(passed)[len(passed) // 2] < 10, "in the order of arrival it would be the crowd's 60"
-    assert provider.most == limit
-
-
-@virtual_time
-async def test_a_weight_is_a_share(simulated: SimulatedRedis) -> None:
-    provider, processes = Provider(), [simulated.start(limit=4) for _ in range(2)]
-    served = {"light": 0, "heavy": 0}
-    end = now() + 2
-
-    async def ask(permits: Process, account: str, weight: float) -> None:
-        while now() < end:
-            permit = permits.take_now(account) or await permits.wait_for_permit(account, "app", weight)
-            served[account] += 1
-            await provider.serve(permits, permit, 0.02)
-
-    tasks = [ask(p, a, w) for p in processes for a, w in (("light", 1), ("heavy", 3)) for _ in range(10)]
-    await asyncio.gather(*tasks)
-    assert served["heavy"] / served["light"] == pytest.approx(3, rel=0.2)
-
-
-@virtual_time
-async def test_an_account_holds_no_more_than_its_share_while_others_wait(simulated: SimulatedRedis) -> None:
-    """An account whose requests last ten times as long as the others' does not hold nearly all permits."""
-    processes = [simulated.start(limit=10) for _ in range(2)]
-    held = {"long": 0, "short": 0}
-    most, end = 0, now() + 6
-
-    async def ask(permits: Process, account: str, seconds: float) -> None:
-        nonlocal most
-        while now() < end:
-            permit = permits.take_now(account) or await permits.wait_for_permit(account, "app", 1)
-            held[account] += 1
-            if end - 4 < now() < end:
-                most = max(most, held["long"])
-            await asyncio.sleep(seconds)
-            held[account] -= 1
-            permits.release(permit)
-
-    both = [("long", 0.5), ("short", 0.05)]
-    await asyncio.gather(*(ask(p, account, seconds) for p in processes for account, seconds in both for _ in range(15)))
-    assert 4 <= most <= 6
-
-
-@virtual_time
-async def test_a_burst_within_the_free_permits_is_served(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=1000)
-    await settle_down()
-    assert len(await asyncio.wait_for(asyncio.gather(*(take(permits, 1) for _ in range(500))), 1)) == 500
-
-
-@virtual_time
 async def test_a_burst_beyond_the_free_permits_waits_within_its_limit(simulated: SimulatedRedis) -> None:
     permits = simulated.start(limit=100)
     await take(permits, 1)
@@ -298,34 +210,6 @@ async def test_a_request_canceled_at_the_moment_of_its_grant_loses_nothing(
     assert waiting.cancelled()
     assert (permits.used, permits.spare, permits.waiting) == (0, 1, 0)
     assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1), 1)
-
-
-@virtual_time
-async def test_thousands_of_canceled_requests_leave_nothing_behind(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=2)
-    held = await take(permits, 2)
-    waiting = [asyncio.create_task(permits.wait_for_permit(f"acc{n}", "app", 1)) for n in range(5000)]
-    await asyncio.sleep(0.1)
-    for task in waiting:
-        task.cancel()
-    for permit in held:
-        permits.release(permit)
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert (permits.used, permits.waiting) == (0, 0)
-    assert len(await take(permits, 2)) == 2
-
-
-@virtual_time
-async def test_the_waiting_requests_of_one_app_fail_alone(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=1)
-    (held,) = await take(permits, 1)
-    gone, stays = (asyncio.create_task(permits.wait_for_permit("acc", app, 1)) for app in ("gone", "stays"))
-    await asyncio.sleep(0.02)
-    permits.fail_waiting(InferenceDisabled(), app="gone")
-    with pytest.raises(InferenceDisabled):
-        await gone
-    permits.release(held)
-    assert await stays
 
 
 # -- refusals --------------------------------------------------------------------------------------------------

@@ -5,23 +5,17 @@ import random
 from typing import Any
 
 import pytest
-from redis.crc import key_slot
 
 from gateway.errors import BackboneUnavailable
-from gateway.inference.concurrency.permits import ANSWERS
 from tests.gateway.inference.permit_processes import (
     LATENCY_SECONDS,
     Process,
-    Processes,
     Provider,
     SimulatedRedis,
     now,
-    real_processes,
     settle_down,
     take,
 )
-from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, replicated_cluster
 from tests.support.virtual_time import virtual_time
 
 
@@ -83,24 +77,6 @@ async def test_grants_arrive_with_the_next_answers_if_all_messages_are_lost(simu
     assert max(waits) < 4
 
 
-async def test_a_lost_subscription_is_renewed(processes: Processes, valkey: RedisServer) -> None:
-    one, two = processes.start(limit=2), processes.start(limit=2)
-    held = await take(one, 2)
-
-    def subscriptions() -> int:
-        with valkey.client() as client:
-            return len(client.pubsub_channels(f"permits:{two.name}"))
-
-    await wait_until(subscriptions)
-    with valkey.client() as client:
-        client.execute_command("CLIENT KILL TYPE pubsub")
-    waiting = asyncio.create_task(two.wait_for_permit("acc", "app", 1))
-    await asyncio.sleep(0.01)
-    one.release(held[0])
-    await asyncio.wait_for(waiting, 1)
-    await wait_until(subscriptions)
-
-
 @virtual_time
 async def test_redis_away_for_a_while(simulated: SimulatedRedis) -> None:
     """Freed permits go to the process's own waiting requests. The limit holds before, during and after the outage."""
@@ -129,33 +105,6 @@ async def test_redis_away_for_a_while(simulated: SimulatedRedis) -> None:
     assert provider.most == limit
     assert used_meanwhile > 0.6
     assert used_afterwards > 0.85
-
-
-async def test_the_node_of_the_permits_fails_over() -> None:
-    """One node of Redis Cluster has all permits. While it is away they stay in use, and the limit always holds."""
-    with replicated_cluster() as servers:
-        cluster, provider, limit = real_processes(servers.url), Provider(), 12
-        processes = [cluster.start(limit=limit) for _ in range(3)]
-        stopping = False
-
-        async def ask(permits: Process, account: str) -> None:
-            while not stopping:
-                await provider.request(permits, account, random.uniform(0.03, 0.1))
-
-        tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(8)]
-        await wait_until(lambda: provider.running == limit)
-        node = servers.owner(key_slot(b"provider"))
-        servers.primaries[node].kill()
-        await asyncio.sleep(1)
-        assert provider.running > 0
-        await asyncio.to_thread(servers.fail_over, node)
-        for permits in processes:
-            await wait_until(lambda permits=permits: permits.redis_state is ANSWERS, timeout=10)
-        await wait_until(lambda: provider.running == limit, timeout=10)
-        stopping = True
-        await asyncio.gather(*tasks)
-        await cluster.kill_all()
-        assert provider.most == limit
 
 
 @virtual_time

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
-from tests.fakes.server import HANG, Head
+from tests.fakes.server import HANG
 from tests.support.accounts import App
 from tests.support.background import cancel
 from tests.support.fixtures import module_fixture
@@ -89,15 +89,6 @@ async def test_a_request_that_waits_too_long_is_refused_and_costs_nothing(
         assert await other.account.spend() | {"settled": 0, "reserved": 0} == await other.account.spend()
 
 
-async def test_a_freed_permit_goes_to_a_waiting_request(
-    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app, other = await narrow.app(backend), await narrow.app(backend)
-    async with busy(narrow, app, provider):
-        ask = await waiting(narrow, other, provider.plays(tokens("Guten", " Tag")))
-    assert (await ask).json()["text"] == "Guten Tag"
-
-
 async def test_a_client_that_leaves_leaves_the_queue(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
@@ -117,59 +108,40 @@ async def test_a_client_that_leaves_leaves_the_queue(
     assert not provider.asked(prompt)
 
 
-async def test_the_emergency_off_file_ends_waits(
-    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+async def suspend(app: App) -> None:
+    await app.gateway.platform("PUT", f"apps/{app.name}/suspension", {"reason": "test"})
+
+
+async def delete(app: App) -> None:
+    await app.gateway.platform("DELETE", f"apps/{app.name}")
+
+
+async def switch_off(app: App) -> None:
+    app.gateway.off_file.touch()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [(switch_off, 503, "INFERENCE_DISABLED"), (delete, 404, "APP_NOT_FOUND"), (suspend, 403, "APP_SUSPENDED")],
+)
+async def test_a_change_ends_waits(
+    narrow: Gateway,
+    backend: FakeAppBackend,
+    provider: FakeProvider,
+    change: Callable[[App], Awaitable[None]],
+    status: int,
+    code: str,
 ) -> None:
     app, other = await narrow.app(backend), await narrow.app(backend)
-    file = Path(narrow.environment["GATEWAY_EMERGENCY_OFF_FILE"])
     async with busy(narrow, app, provider):
         ask = await waiting(narrow, other, provider.plays(tokens("never")))
-        file.touch()
         try:
-            refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), 503, "INFERENCE_DISABLED")
+            await change(other)
+            refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), status, code)
         finally:
-            file.unlink()
-    assert await other.account.settled() == 0
-
-
-async def test_the_requests_of_a_deleted_app_stop_waiting(
-    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app, other = await narrow.app(backend), await narrow.app(backend)
-    async with busy(narrow, app, provider):
-        ask = await waiting(narrow, other, provider.plays(tokens("never")))
-        await narrow.platform("DELETE", f"/apps/{other.name}")
-        refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), 404, "APP_NOT_FOUND")
-
-
-async def test_the_requests_of_a_suspended_app_stop_waiting(
-    narrow: Gateway, provider: FakeProvider, backend: FakeAppBackend
-) -> None:
-    app, other = await narrow.app(backend), await narrow.app(backend)
-    async with busy(narrow, app, provider):
-        ask = await waiting(narrow, other, provider.plays(tokens("never")))
-        await narrow.platform("PUT", f"apps/{other.name}/suspension", {"reason": "test"})
-        refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), 403, "APP_SUSPENDED")
-
-
-async def test_a_429_without_a_quota_halves_the_limit(
-    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app = await narrow.app(backend)
-
-    async def permits_are(count: int) -> bool:
-        return await metric(narrow, 'gateway_provider_permits{provider="default"}') == count
-
-    refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
-    await wait_until(lambda: permits_are(1))
-    await wait_until(lambda: permits_are(2))
-    refused(
-        await app.ask(provider.plays(Head(429), b'{"error":{"code":"insufficient_quota"}}')),
-        503,
-        "PROVIDER_QUOTA_EXHAUSTED",
-    )
-    await asyncio.sleep(0.5)
-    assert await permits_are(2)
+            narrow.off_file.unlink(missing_ok=True)
+    if change is switch_off:
+        assert await other.account.settled() == 0
 
 
 async def test_waiting_requests_end_with_the_drain(

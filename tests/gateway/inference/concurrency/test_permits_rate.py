@@ -5,7 +5,6 @@ test_permits_handler.py shows how callers experience it.
 
 import asyncio
 import collections
-import itertools
 import random
 
 import pytest
@@ -19,7 +18,6 @@ from tests.gateway.inference.permit_processes import (
     SimulatedRedis,
     now,
     real_processes,
-    settle_down,
 )
 from tests.support.background import cancel
 from tests.support.polling import wait_until
@@ -63,27 +61,6 @@ async def test_tokens_of_any_minute_are_within_the_quota(simulated: SimulatedRed
     await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(5)))
     assert quota.most_tokens() <= 100_000
     assert len(quota.starts) > 110, "with all reserved tokens spent they would be 40"
-
-
-@virtual_time
-async def test_the_budget_of_a_dead_process_counts_as_used(simulated: SimulatedRedis) -> None:
-    """It may have used all its spare budget until its lease ended."""
-    rate, quota = ProviderRate(requests=30), Quota()
-    one, two = (simulated.start(limit=1000, rate=rate, max_wait=300) for _ in range(2))
-    await settle_down()
-    for _ in range(4):
-        await quota.request(one, "a")
-    await simulated.kill(one)
-    end = now() + 240
-
-    async def ask(n: int) -> None:
-        while now() < end:
-            await quota.request(two, f"acc{n}")
-
-    await asyncio.gather(*map(ask, range(10)))
-    assert quota.most() <= 30
-    late = [at for at, _ in quota.starts if end - quota.window < at <= end]
-    assert len(late) >= 29, "its budget is free again"
 
 
 @virtual_time
@@ -136,16 +113,6 @@ async def test_a_request_beyond_the_whole_quota_is_refused_at_once(simulated: Si
 
 
 @virtual_time
-async def test_a_request_that_was_not_sent_uses_nothing(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(rate=ProviderRate(requests=20, tokens=100_000))
-    await settle_down()
-    for _ in range(200):
-        permit = permits.take_now("acc", 2_000)
-        assert permit
-        permits.release(permit, served=False)
-
-
-@virtual_time
 async def test_a_quota_without_a_limit_of_permits(simulated: SimulatedRedis) -> None:
     permits, quota = simulated.start(limit=0, rate=ProviderRate(requests=200)), Quota()
     asks = [asyncio.create_task(quota.request(permits, f"acc{n % 50}", 5.0)) for n in range(300)]
@@ -154,21 +121,14 @@ async def test_a_quota_without_a_limit_of_permits(simulated: SimulatedRedis) -> 
     await cancel(*asks)
 
 
-@virtual_time
-async def test_a_waiting_request_is_served_when_the_quota_frees(simulated: SimulatedRedis) -> None:
-    permits, quota = simulated.start(limit=100, rate=ProviderRate(requests=1), max_wait=300), Quota()
-    await settle_down()
-    for _ in range(4):
-        await quota.request(permits, "acc")
-    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(quota.starts)]
-    assert all(quota.window <= gap < quota.window + 1.1 for gap in gaps), "usage is counted by the second"
+async def test_the_limit_and_the_quota_hold_across_a_failover() -> None:
+    """One node of Redis Cluster has all permits, and its replica may lack the last calls.
 
-
-async def test_the_quota_holds_across_a_failover() -> None:
-    """A replica may lack the last calls; each process reports again what it was granted and has spent."""
+    Each process reports again what it was granted and has spent.
+    """
     with replicated_cluster() as servers:
         cluster, rate, quota = real_processes(servers.url), ProviderRate(requests=40), Quota(SHORT_WINDOW)
-        processes = [cluster.start(limit=1000, rate=rate, window=SHORT_WINDOW) for _ in range(3)]
+        processes = [cluster.start(limit=12, rate=rate, window=SHORT_WINDOW) for _ in range(3)]
         stopping = False
 
         async def ask(permits: Process, account: str) -> None:
@@ -186,3 +146,4 @@ async def test_the_quota_holds_across_a_failover() -> None:
         await asyncio.gather(*tasks)
         await cluster.kill_all()
         assert quota.most() <= 40
+        assert quota.most_running <= 12

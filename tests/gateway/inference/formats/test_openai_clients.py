@@ -8,18 +8,17 @@ import json
 import os
 from typing import Any, NamedTuple
 
-import openai
 import pytest
 
 from tests.browser import packages
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, call_part, calls, chunk, tokens
+from tests.gateway.inference.formats.chat import MODEL, sdk
 from tests.support.accounts import App
 from tests.support.prices import cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-MODEL = "gpt-oss-120b"
 NODE_SECONDS = 100
 
 
@@ -58,10 +57,6 @@ in_each_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 def question(provider: FakeProvider, dialect: str) -> Question:
     prompt = provider.plays(calls(*DIALECTS[dialect]))
     return Question(prompt, provider.plays(tokens("It", " rains.")))
-
-
-def sdk(app: App) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0)
 
 
 async def completed(app: App, provider: FakeProvider, *questions: Question) -> None:

@@ -24,9 +24,60 @@ HELLO = delta(content="Hel") + delta(content="lo")
 END = delta("stop") + usage(5, 7) + DONE
 BROKE, CUT = "broke", "cut"
 
+REPORT = {"prompt_tokens": 5, "completion_tokens": 7}
+# Ways to send "Hello", the finish reason "stop" and a usage of 5 and 7 tokens.
+HELLOS: dict[str, str] = {
+    "plain": HELLO + END,
+    "no done": HELLO + delta("stop") + usage(5, 7),
+    "done with blanks": HELLO + delta("stop") + usage(5, 7) + "data:  [DONE] \n\n",
+    "garbage after the end": HELLO + delta("stop") + usage(5, 7) + "data: <eof>\n\n",
+    "text after the end": HELLO + delta("stop") + HELLO + usage(5, 7) + DONE,
+    "empty usage after a good one": HELLO + delta("stop") + usage(5, 7) + usage() + DONE,
+    "nulls after a good one": HELLO + delta("stop") + usage(5, 7) + usage(None, None) + DONE,
+    "zeros after a good one": HELLO + delta("stop") + usage(5, 7) + usage(0, 0) + DONE,
+    "whole floats": HELLO + delta("stop") + usage(5.0, 7.0) + DONE,
+    "usage beside the finish": HELLO + data({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": REPORT}),
+    "keep-alives": "data: \n\ndata:\n\ndata: null\n\n"
+    + HELLO
+    + "event: ping\ndata: ping\n\ndata: ping\n\n: x\n\n"
+    + END,
+    "a ping with data": 'event: ping\ndata: {"type": "ping"}\n\n' + HELLO + END,
+    "no space after the colon": (HELLO + END).replace("data: ", "data:"),
+    "comments within events": (HELLO + END).replace("data: ", ": hush\ndata: "),
+    "event, id and retry fields": (HELLO + END).replace("data: ", "event: message\nid: 1\nretry: 10\ndata: "),
+    "more blank lines": (HELLO + END).replace("\n\n", "\n\n\n\n"),
+    "unknown fields": (HELLO + END).replace('{"choices"', '{"system_fingerprint": null, "x": [{}], "choices"'),
+    **{
+        f"the error {empty}": data(f'{{"error": {empty}, "choices": [{{"delta": {{"content": "Hello"}}}}]}}') + END
+        for empty in ("{}", "false", '""', "null")
+    },
+    "no message": data({"message": None}) + HELLO + END,
+    "content as parts": delta(content=[{"type": "text", "text": "Hello"}]) + END,
+    "a number that is none": data('{"choices":[{"delta":{"content":"Hello"}}],"x":NaN}') + END,
+    "another choice": data({"choices": [{"index": 1, "delta": {"content": "x"}}]}) + HELLO + END,
+    "wrong types": data({"choices": [{"delta": {"content": "Hello", "refusal": 7}}], "model": 3}) + END,
+    "a whole answer": json.dumps(
+        {
+            "choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}],
+            "usage": REPORT,
+        },
+        indent=1,
+    ),
+}
+# What the provider sends as the text of a delta, in JSON, and the text.
+TEXTS: dict[str, tuple[str, str]] = {
+    "characters as themselves": ('{"content":"世界 ☀"}', "世界 ☀"),
+    "half a pair": ('{"content":"a\\ud83d"}', "a\ufffd"),
+    "half a pair in a refusal": ('{"refusal":"a\\ude00"}', "a\ufffd"),
+    "a refusal": ('{"refusal":"No."}', "No."),
+}
 # What the provider sends, the text, the finish reason (or how it failed), and the usage.
 TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
-    "plain": (HELLO + END, "Hello", "stop", (5, 7)),
+    **{name: (sent, "Hello", "stop", (5, 7)) for name, sent in HELLOS.items()},
+    **{
+        name: (data(f'{{"choices":[{{"delta":{sent}}}]}}') + END, text, "stop", (5, 7))
+        for name, (sent, text) in TEXTS.items()
+    },
     **{
         f"finish {word}": (HELLO + delta(word) + usage(5, 7) + DONE, "Hello", finish, (5, 7))
         for finish, words in {
@@ -62,15 +113,7 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
     "done alone": (DONE, "", CUT, None),
     "empty finish reasons": (delta("", content="Hello"), "Hello", CUT, None),
     "the word null": (delta("null", content="Hello") + DONE, "Hello", CUT, None),
-    "no done": (HELLO + delta("stop") + usage(5, 7), "Hello", "stop", (5, 7)),
-    "done with blanks": (HELLO + delta("stop") + usage(5, 7) + "data:  [DONE] \n\n", "Hello", "stop", (5, 7)),
-    "garbage after the end": (HELLO + delta("stop") + usage(5, 7) + "data: <eof>\n\n", "Hello", "stop", (5, 7)),
     "an error after the end": (HELLO + delta("stop") + data({"error": {"code": 500}}) + DONE, "Hello", "stop", None),
-    "text after the end": (HELLO + delta("stop") + HELLO + usage(5, 7) + DONE, "Hello", "stop", (5, 7)),
-    "empty usage after a good one": (HELLO + delta("stop") + usage(5, 7) + usage() + DONE, "Hello", "stop", (5, 7)),
-    "nulls after a good one": (HELLO + delta("stop") + usage(5, 7) + usage(None, None) + DONE, "Hello", "stop", (5, 7)),
-    "zeros after a good one": (HELLO + delta("stop") + usage(5, 7) + usage(0, 0) + DONE, "Hello", "stop", (5, 7)),
-    "whole floats": (HELLO + delta("stop") + usage(5.0, 7.0) + DONE, "Hello", "stop", (5, 7)),
     "half tokens": (HELLO + delta("stop") + usage(5.5, 7) + DONE, "Hello", "stop", None),
     **{
         f"{completion} tokens and a total of {total}": (
@@ -80,42 +123,10 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
             reported,
         )
         for completion, total, reported in (
-            (7, 12, (5, 7)),
-            (2, 14, (5, 9)),
-            (0, 14, (5, 9)),
-            (2, 14.0, (5, 9)),
-            (7, 3, (5, 7)),
-            (7, -3, (5, 7)),
-            (7, 14.5, (5, 7)),
-            (7, None, (5, 7)),
-            (7, "14", (5, 7)),
-            (-2, 14, None),
+            *((7, total, (5, 7)) for total in (12, 3, -3, 14.5, None, "14")),
+            *((2, 14, (5, 9)), (0, 14, (5, 9)), (2, 14.0, (5, 9)), (-2, 14, None)),
         )
     },
-    "keep-alives": (
-        "data: \n\ndata:\n\ndata: null\n\n" + HELLO + "event: ping\ndata: ping\n\ndata: ping\n\n: x\n\n" + END,
-        "Hello",
-        "stop",
-        (5, 7),
-    ),
-    "a ping with data": ('event: ping\ndata: {"type": "ping"}\n\n' + HELLO + END, "Hello", "stop", (5, 7)),
-    **{
-        f"the error {empty}": (
-            data(f'{{"error": {empty}, "choices": [{{"delta": {{"content": "Hello"}}}}]}}') + END,
-            "Hello",
-            "stop",
-            (5, 7),
-        )
-        for empty in ("{}", "false", '""', "null")
-    },
-    "no message": (data({"message": None}) + HELLO + END, "Hello", "stop", (5, 7)),
-    "content as parts": (delta(content=[{"type": "text", "text": "Hello"}]) + END, "Hello", "stop", (5, 7)),
-    "a number that is none": (
-        data('{"choices":[{"delta":{"content":"Hello"}}],"x":NaN}') + END,
-        "Hello",
-        "stop",
-        (5, 7),
-    ),
     "a split pair": (
         data('{"choices":[{"delta":{"content":"a\\ud83d"}}]}')
         + data('{"choices":[{"delta":{"content":"\\ude00b"}}]}')
@@ -124,16 +135,9 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
         "stop",
         (5, 7),
     ),
-    "half a pair": (data('{"choices":[{"delta":{"content":"a\\ud83d"}}]}') + END, "a\ufffd", "stop", (5, 7)),
     "half a pair before text": (
         data('{"choices":[{"delta":{"content":"a\\ud83d"}}]}') + delta(content="b") + END,
         "a\ufffdb",
-        "stop",
-        (5, 7),
-    ),
-    "half a pair in a refusal": (
-        data('{"choices":[{"delta":{"refusal":"a\\ude00"}}]}') + END,
-        "a\ufffd",
         "stop",
         (5, 7),
     ),
@@ -143,31 +147,6 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
         + END,
         "",
         "tool_calls",
-        (5, 7),
-    ),
-    "another choice": (
-        data({"choices": [{"index": 1, "delta": {"content": "x"}}]}) + HELLO + END,
-        "Hello",
-        "stop",
-        (5, 7),
-    ),
-    "wrong types": (
-        data({"choices": [{"delta": {"content": "Hello", "refusal": 7}}], "model": 3}) + END,
-        "Hello",
-        "stop",
-        (5, 7),
-    ),
-    "a refusal": (delta(refusal="No.") + END, "No.", "stop", (5, 7)),
-    "a whole answer": (
-        json.dumps(
-            {
-                "choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 5, "completion_tokens": 7},
-            },
-            indent=1,
-        ),
-        "Hello",
-        "stop",
         (5, 7),
     ),
 }

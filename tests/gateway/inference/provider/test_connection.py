@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
+from tests.fakes.provider import DONE, joined, tokens
 from tests.fakes.server import CLOSE, HANG, Head, Raw, Script
 from tests.support.accounts import App
 from tests.support.prices import cost
@@ -52,27 +51,6 @@ async def test_allowed(app: App, provider: FakeProvider, case: str) -> None:
     assert await app.account.settled() == 4 * cost(2, 1)
 
 
-FORBIDDEN: dict[str, Script] = {
-    "compressed": [Head(200, {**EVENTS, "Content-Encoding": "gzip"}), b"\x1f\x8b\x08\0\0\0\0\0", BODY],
-    "a bad chunk": [Raw(CHUNKED + b"zz\r\nhello\r\n"), CLOSE],
-    "a negative chunk": [Raw(CHUNKED + b"-5\r\nhello\r\n"), CLOSE],
-    "an endless chunk length": [Raw(CHUNKED + b"f" * 100_000 + b"\r\n"), CLOSE],
-    "a huge header": [Head(200, {**EVENTS, "X-Huge": "y" * 2_000_000}), BODY],
-    "a bad status": [Raw(CHUNKED.replace(b"200", b"2x0") + chunks(BODY)), CLOSE],
-    "another protocol": [Raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n" + BODY), CLOSE],
-    "a short body": [Head(200, {**EVENTS, "Content-Length": "100000"}), ROLE, CLOSE],
-}
-
-
-@pytest.mark.parametrize("case", FORBIDDEN)
-async def test_forbidden(app: App, provider: FakeProvider, case: str) -> None:
-    prompt = provider.plays(FORBIDDEN[case])
-    for stream in (True, False):
-        refused(await app.ask(prompt, stream=stream), 502, "PROVIDER_ERROR")
-    assert await app.account.settled() == 0
-    assert answered(await app.ask(provider.plays(tokens("fine"))))["text"] == "fine"
-
-
 STOLEN = CHUNKED + chunks(joined(tokens("stolen")))
 END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
 LATE: dict[str, Script] = {
@@ -101,18 +79,6 @@ async def test_surplus_bytes_never_become_an_answer(app: App, provider: FakeProv
         assert answered(response)["text"] == "yours"
 
 
-async def test_done_without_the_end_of_the_message(app: App, provider: FakeProvider) -> None:
-    """After `[DONE]`, the answer is complete, whatever the connection does next."""
-    for tail in ([HANG], [0.3, CLOSE], [CLOSE]):
-        prompt = provider.plays(tokens("fine", usage=(2, 1)), *tail)
-        began = time.monotonic()
-        events = await app.events(prompt)
-        assert (text_of(events), events[-1].event) == ("fine", "done")
-        assert time.monotonic() - began < 1.5
-    assert await app.account.settled() == 3 * cost(2, 1)
-    assert answered(await app.ask(provider.plays(tokens("next"))))["text"] == "next"
-
-
 async def test_connections_that_died_while_idle(app: App, provider: FakeProvider) -> None:
     """The provider may close idle connections at any time. The next request uses another one."""
     dying = provider.plays(tokens("x"), Raw(b"0\r\n\r\n"), 0.05, CLOSE)
@@ -129,27 +95,3 @@ async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) 
     words = [str(n) * 50_000 for n in range(10)]
     events = await app.events(provider.plays(tokens(*words)))
     assert [json.loads(e.data)["token"] for e in events[:-1]] == words
-
-
-async def test_chunks_of_two_requests_are_not_mixed_up(app: App, provider: FakeProvider) -> None:
-    """The rest of a canceled answer never reaches another request."""
-    for _ in range(5):
-        slow = provider.plays(ROLE, chunk("old"), 0.02, chunk("old"), chunk(finish="stop"), DONE)
-        async with app.stream(slow) as source:
-            await anext(source.aiter_sse())
-        assert text_of(await app.events(provider.plays(tokens("new")))) == "new"
-
-
-@pytest.mark.parametrize("fault", [b"zz\r\n", b"0\r\n\r\n!", b"0\r\n\r\n0\r\n\r\n"])
-@pytest.mark.parametrize("pause", [[], [0.05]], ids=["in one segment", "in two"])
-async def test_a_fault_after_the_answer_changes_nothing(
-    app: App, provider: FakeProvider, fault: bytes, pause: Script
-) -> None:
-    body = BODY.removesuffix(DONE)
-    for stream in (True, False):
-        head = CHUNKED + b"%x\r\n%b\r\n" % (len(body), body)
-        script = [Raw(head), *pause, Raw(fault), CLOSE] if pause else [Raw(head + fault), CLOSE]
-        answered(await app.ask(provider.plays(script), stream=stream)) if not stream else ended(
-            await app.events(provider.plays(script))
-        )
-    assert await app.account.settled() == 2 * cost(2, 1)

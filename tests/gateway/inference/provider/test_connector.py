@@ -107,20 +107,9 @@ async def connect(url: str, addresses: list[Address], **settings: Any) -> tuple[
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def test_a_first_address_that_is_a_black_hole(run: Run) -> None:
+def test_addresses_that_are_black_holes(run: Run) -> None:
     """The next address is tried soon, so the provider is reached."""
 
-    async def scenario() -> None:
-        async with FakeProvider() as provider:
-            with black_hole() as hole:
-                failure, passed = await connect("http://model.test/v1", [hole, ("127.0.0.1", provider.port)])
-        assert failure is None
-        assert 0.2 < passed < 1.5
-
-    run(scenario())
-
-
-def test_several_black_holes(run: Run) -> None:
     async def scenario() -> None:
         async with FakeProvider() as provider:
             with black_hole() as one, black_hole() as two:

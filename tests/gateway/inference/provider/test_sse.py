@@ -1,4 +1,7 @@
-"""The reader of server-sent events, on bytes alone. It does not matter how the network splits them."""
+"""The reader of server-sent events, on bytes alone. It does not matter how the network splits them.
+
+test_dialects.py has the ways in which providers write an answer.
+"""
 
 import json
 from typing import Any
@@ -220,17 +223,6 @@ def test_an_answer_without_an_end_is_truncated() -> None:
     assert not reader.complete
 
 
-def test_an_answer_may_end_with_its_finish_reason() -> None:
-    text, reader = read(token("a", "stop"))
-    assert (text, reader.failure, reader.complete) == ("a", None, True)
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_nothing_is_read_after_the_end(together: bool) -> None:
-    text, reader = read(token("a"), DONE, token("ghost"), b"data: {]\n\n", together=together)
-    assert (text, reader.failure, reader.complete) == ("a", None, True)
-
-
 def test_an_answer_ends_once() -> None:
     _, complete = read(DONE)
     complete.fail(ProviderFailed(), ProviderSignal.FAILED)
@@ -411,23 +403,3 @@ def test_whatever_json_a_provider_sends_is_read_or_fails(events: list[tuple[Any,
     assert logged == []
     assert reader.complete != isinstance(reader.failure, ServiceError)
     encode_everywhere(deltas, reader)
-
-
-@pytest.mark.parametrize("finish", ["abort", "ERROR", "cancelled", "insufficient_system_resource"])
-def test_an_answer_that_broke_is_not_complete(finish: str) -> None:
-    usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})
-    for end in ([DONE], []):
-        _, reader = read(token("a"), token(None, finish), usage, *end)
-        assert (reader.complete, type(reader.failure), reader.usage) == (False, ProviderFailed, Usage(3, 4))
-
-
-@pytest.mark.parametrize("finish", ["", "null"])
-def test_an_empty_finish_reason_is_none(finish: str) -> None:
-    _, reader = read(token("a", finish))
-    assert (reader.complete, type(reader.failure)) == (False, ProviderFailed)
-
-
-@pytest.mark.parametrize("data", [b"data: \n\n", b"data: null\n\n", b"data:\n\n"])
-def test_events_without_data_are_keep_alives(data: bytes) -> None:
-    text, reader = read(token("a"), data, token("b", "stop"), b"data: [DONE] \n\n")
-    assert (text, reader.complete) == ("ab", True)

@@ -1,7 +1,6 @@
 """Faults of Redis, the network and the caller, and failovers: money moves once, and none stays reserved."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -12,11 +11,9 @@ from gateway.keys import partition_tag
 from gateway.redis import client as store_module
 from gateway.settings.prices import TARIFFS
 from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
-from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
-from workers.monitors.run import settle_overdue
 
 
 async def test_a_redis_that_does_not_answer(remote: AdmissionProcess, proxy: Proxy, books: Books) -> None:
@@ -201,60 +198,6 @@ async def test_a_partition_that_refuses_does_not_delay_the_others(
     assert await books.spend() == (10 * stuck, 0)
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_a_bad_network_neither_loses_nor_doubles_money(
-    proxy: Proxy, remote: AdmissionProcess, books: Books, seed: int
-) -> None:
-    """Connections break at any moment and requests are canceled. In the end, the sums agree to the nano-euro."""
-    chance = random.Random(seed)
-    admitted: set[str] = set()
-    ended: dict[str, int] = {}
-
-    async def request(n: int) -> None:
-        await asyncio.sleep(chance.random())
-        try:
-            reservation = await remote.reserve(1000, user=f"u{n}")
-        except BackboneUnavailable:
-            return
-        admitted.add(reservation.id)
-        await asyncio.sleep(chance.random() / 2)
-        cost = chance.choice([0, n, 1000, 10**15])
-        ended[reservation.id] = min(cost, 1000)
-        await remote.settle(reservation, cost)
-
-    async def disturb() -> None:
-        while True:
-            await asyncio.sleep(chance.random() / 20)
-            match chance.randrange(4):
-                case 0:
-                    proxy.cut()
-                case 1:
-                    proxy.lose_answer = EVALSHA
-                case 2:
-                    proxy.go_down()
-                    await asyncio.sleep(0.05)
-                    proxy.down = False
-
-    disturbing = asyncio.create_task(disturb())
-    requests = [asyncio.create_task(request(n)) for n in range(150)]
-    await asyncio.sleep(0.6)
-    for each in requests:
-        if chance.random() < 0.3:
-            each.cancel()
-    outcomes = await asyncio.gather(*requests, return_exceptions=True)
-    await cancel(disturbing)
-    proxy.down, proxy.lose_answer = False, None
-    assert all(each is None or isinstance(each, asyncio.CancelledError) for each in outcomes)
-    await wait_until(lambda: not remote.admission.pending)
-    # Only requests that were canceled between their admission and their settlement are still open.
-    left = admitted - ended.keys()
-    assert set(await books.open()) == left
-    assert await books.spend() == (sum(ended.values()), 1000 * len(left))
-    for reservation in left:
-        await remote.settle(Reservation(reservation, "acc_one", 1000, TARIFFS[0]), 0)
-    assert await books.closed()
-
-
 @pytest.mark.parametrize("admission_options", [{"max_pending": 2}], ids=["2"])
 async def test_an_overflow_during_a_repetition_does_not_stop_the_queue(
     proxy: Proxy, remote: AdmissionProcess, books: Books
@@ -349,48 +292,6 @@ async def test_a_lost_reservation_is_settled_once(pair: Pair, paired: AdmissionP
     assert paired.counted("gateway_reservations_lost_total") == 1
 
 
-@on_redis
-async def test_a_lost_answer_after_a_failover_counts_once(pair: Pair, paired: AdmissionProcess) -> None:
-    await pair.replicated()
-    pair.link.go_down()
-    lost = await paired.reserve(2_000_033)
-    pair.fail_over()
-    pair.gateway.lose_answer = EVALSHA
-    await paired.settle(lost, 1_234_567)
-    await wait_until(lambda: paired.retries() >= 1 and not paired.admission.pending)
-    assert await Books(paired.store.client).spend() == (1_234_567, 0)
-
-
-@on_redis
-async def test_a_lost_settlement_is_written_again(pair: Pair, paired: AdmissionProcess) -> None:
-    """The failover loses the settlement with its answer, but keeps the reservation."""
-    reservation = await paired.reserve(2_000_033)
-    await pair.replicated()
-    pair.link.go_down()
-    pair.gateway.lose_answer = EVALSHA
-    await paired.settle(reservation, 1_234_567)
-    pair.fail_over()  # before it is repeated
-    books = Books(paired.store.client)
-    await wait_until(books.closed)
-    await wait_until(lambda: not paired.admission.pending)
-    assert await books.spend() == (1_234_567, 0)
-
-
-@on_redis
-async def test_a_settlement_lost_after_its_answer_costs_the_maximum(pair: Pair, paired: AdmissionProcess) -> None:
-    """The gateway has forgotten it, so the monitors worker settles the reservation when it has expired."""
-    paired.admission._life = 50
-    reservation = await paired.reserve(2_000_033)
-    await pair.replicated()
-    pair.link.go_down()
-    await paired.settle(reservation, 1_234_567)
-    pair.fail_over()
-    await wait_until(lambda: settle_overdue(paired.store))
-    await settle_overdue(paired.store)
-    await paired.settle(reservation, 1_234_567)
-    assert await Books(paired.store.client).spend() == (2_000_033, 0)
-
-
 # -- GATEWAY_REDIS_WAIT --------------------------------------------------------------------------------------
 
 
@@ -450,14 +351,6 @@ async def test_without_a_replica_a_full_cap_is_still_the_reason_of_a_refusal(
 ) -> None:
     pair.replica.kill()
     assert isinstance(await careful.refusal(CAP + 1), SpendCapReached)
-
-
-@on_redis
-async def test_missing_scripts_are_sent_again(pair: Pair, careful: AdmissionProcess) -> None:
-    await careful.settle(await careful.reserve(1), 0)
-    with pair.primary.client() as client:
-        client.script_flush()
-    await careful.settle(await careful.reserve(1), 0)
 
 
 @on_redis

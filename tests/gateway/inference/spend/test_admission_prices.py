@@ -82,14 +82,3 @@ async def test_a_model_only_in_the_file(tmp_path: Path, provider: FakeProvider, 
         assert "<code>small-1</code><td class=number>€0.002<td class=number>€2.50" in (await gw.http.get("/")).text
         (row,) = await wait_until(lambda: requests_of(app))
         assert (row["model"], row["nanoEuro"]) == ("small-1", 25_200)
-
-
-async def test_the_model_that_answers_is_charged_at_its_price_in_the_file(
-    tmp_path: Path, provider: FakeProvider, backend: FakeAppBackend
-) -> None:
-    settings = write_prices(tmp_path, ("small-1", 0.001, 0.002, 0))
-    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
-        app = await gw.app(backend)
-        prompt = provider.plays(tokens("x", usage=(100, 10), model="small-1"))
-        assert answered(await app.ask(prompt))["model"] == "small-1"
-        assert await spent(app) == 100 * 1 + 10 * 2

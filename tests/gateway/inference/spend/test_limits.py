@@ -111,11 +111,3 @@ async def test_rates_of_an_app_and_its_users(app: accounts.App) -> None:
     response = await app.ask("x")
     refused(response, 429, "APP_RATE_LIMITED")
     assert counted(response)[:2] == (0, 0)
-
-
-@session
-async def test_operators_can_raise_the_rates(gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend, limits={"requestsPerMinute": 45, "userRequestsPerMinute": 22})
-    for left in range(21, -1, -1):
-        assert counted(await app.ask("x"))[:2] == (22, left)
-    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
