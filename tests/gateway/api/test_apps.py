@@ -156,14 +156,6 @@ async def test_a_plans_apps(gw: Gateway, plan: str, limit: int) -> None:
     assert full(await create(account, a_name()))
 
 
-async def test_fifty_concurrent_creations_in_two_processes(gw: Gateway, twin: Gateway) -> None:
-    account = await gw.account("maker")
-    answers = await asyncio.gather(*[create(account, a_name(), at=(gw, twin)[n % 2]) for n in range(50)])
-    assert Counter(answer.status_code for answer in answers) == {201: 10, 429: 40}
-    assert all(full(answer) for answer in answers if answer.status_code == 429)
-    assert sorted(await names(account)) == sorted(a.json()["name"] for a in answers if a.status_code == 201)
-
-
 async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, twin: Gateway) -> None:
     """A late deletion must not remove the app that was created after it from the account's list."""
     account, name = await gw.account("free"), a_name()
@@ -182,10 +174,13 @@ async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, tw
 
 async def test_the_number_of_changes_per_minute_is_limited(hosting: Gateway) -> None:
     account, other = await hosting.account(), await hosting.account()
-    for _ in range(TRIED // 2):
+    for _ in range(TRIED // 3):
         name = await created(account)
+        assert (await call(account, "PATCH", f"/{name}", {"build": {"output": "out"}})).status_code == 200
         assert (await call(account, "DELETE", f"/{name}")).status_code == 204
-    refused(await create(account, a_name()), 429, "RATE_LIMITED")
+    answer = await create(account, a_name())
+    refused(answer, 429, "RATE_LIMITED")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
     await created(other)
 
 
@@ -225,12 +220,8 @@ async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) 
 @pytest.mark.parametrize(
     "body",
     [
-        {"account": "acc_1"},
-        {"name": "other"},
-        {"customDomain": "a.example"},
-        {"customDomainVerified": True},
-        {"limits": {}},
-        {"auth": {"kind": "none"}},
+        *({"account": "acc_1"}, {"name": "other"}, {"customDomain": "a.example"}, {"customDomainVerified": True}),
+        *({"limits": {}}, {"auth": {"kind": "none"}}),
         {"auth": {"kind": "secret", "secret": "short"}},
         {"build": {"output": "../.."}},
         {"build": {"command": "a\0b"}},
@@ -252,14 +243,6 @@ async def test_addresses_inside_the_services_network(strict: Gateway, url: str) 
     name = await created(account)
     answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
     assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
-
-
-async def test_another_accounts_app_is_not_found(gw: Gateway, app: App) -> None:
-    stranger = await gw.account()
-    for method, path, body in (("PATCH", "", {"build": None}), ("DELETE", "", None), ("GET", "/settings", None)):
-        refused(await call(stranger, method, f"/{app.name}{path}", body), 404, "NOT_FOUND")
-        assert (await gw.http.request(method, f"/account/apps/{app.name}{path}", json=body)).status_code == 401
-    assert await names(app.account) == [app.name]
 
 
 async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> None:
@@ -377,12 +360,3 @@ async def test_a_late_deletion_spares_the_next_owner(gw: Gateway, twin: Gateway)
         if any(answer.status_code == 201 for answer in answers):
             assert name in await names(other)
             assert (await call(other, "GET", f"/{name}/settings")).status_code == 200
-
-
-async def test_changes_are_limited(hosting: Gateway) -> None:
-    account = await hosting.account("maker")
-    app = await created(account)
-    answers = [await call(account, "PATCH", f"/{app}", {"build": {"output": f"d{n}"}}) for n in range(TRIED)]
-    assert [answer.status_code for answer in answers] == [200] * (TRIED - 1) + [429]
-    refused(answers[-1], 429, "RATE_LIMITED")
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60

@@ -87,8 +87,7 @@ async def check_current(hosted: App) -> None:
 async def test_one_key_leaves_streams_of_logs_to_others(gw: Gateway, backend: FakeAppBackend) -> None:
     account = await gw.account()
     app = await account.app(backend, build={"command": "make", "start": "./serve"})
-    reader = (await account.call("POST", "/account/keys", {"name": "reader", "scope": "read"})).json()["key"]
-    gw.confidential.add(reader)
+    reader = (await account.add_key(scope="read")).key
     statuses = []
     async with AsyncExitStack() as streams:
         for key in [reader] * (LOGS.limit_of_account // 2 + 1) + [account.key]:
