@@ -6,14 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.records import App as AppRecord
 from gateway.accounts.registry import Registry
-from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
 from gateway.deploys.hooks import Hooks
 from gateway.errors import NotFound
@@ -84,9 +82,7 @@ class Population:
         name = f"Name-{secrets.token_hex(6)}"
         await self.call("PATCH", "/account", {"name": name})
         for key in ("ci", "laptop"):
-            made = await self.call("POST", "/account/keys", {"name": key, "scope": "read", "app": app.name})
-            gw.confidential.add(made["key"])
-            self.words.add(made["id"])
+            self.words.add((await account.add_key(key, scope="read", app=app.name)).key_id)
         hook = await self.call("POST", f"/account/apps/{app.name}/hooks", {"name": "hook"})
         gw.confidential.add(hook["url"].rpartition("/")[2])
         await self.account.set_webhook("http://127.0.0.1:9/hook")
@@ -95,6 +91,7 @@ class Population:
         visitor = Visitor(gw)
         await visitor.join(account, email, "viewer")
         assert (await visitor.call("GET", "/account")).status_code == 200
+        await visitor.log_in(account.key)
         await visitor.http.aclose()
         invited = f"{secrets.token_hex(6)}@example.com"
         await self.call("PUT", f"/account/members/{invited}", {"role": "viewer"})
@@ -106,12 +103,6 @@ class Population:
         assert published.status_code == 202, published.text
         answered(await app.ask("Hello?"))
         await account.settled()
-        async with httpx.AsyncClient(base_url=gw.address, trust_env=False) as browser:
-            opened = await browser.post(
-                "/dashboard/session", json={"apiKey": account.key}, headers={"Origin": gw.address}
-            )
-            assert opened.status_code == 204
-            gw.confidential.add(browser.cookies[ACCOUNT])
         await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "once"})
         await gw.platform("DELETE", f"accounts/{account.id}/suspension")
         async with stores.opened(gw.redis.url) as store:
@@ -228,9 +219,7 @@ async def test_without_a_grace(launch: Launch, backend: FakeAppBackend, tmp_path
 
 @session
 async def test_only_owners_leave(gw: Gateway, app: App) -> None:
-    made = (await app.account.call("POST", "/account/keys", {"name": "x", "scope": "read"})).json()
-    gw.confidential.add(made["key"])
-    reader = Account(gw, app.account.id, made["key"])
+    reader = await app.account.add_key(scope="read")
     name = (await reader.get()).json()["name"]
     refused(await reader.call("POST", "/account/deletion", {"name": name}), 403, "NOT_PERMITTED")
     refused(await gw.platform("DELETE", "accounts/acc_none?now=true"), 404, "NOT_FOUND")
