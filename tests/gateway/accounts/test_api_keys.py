@@ -18,6 +18,7 @@ from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import LastKey
 from gateway.ids import now_iso
 from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
+from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account
 from tests.support.background import cancel
 from tests.support.gateway_process import Gateway
@@ -135,6 +136,18 @@ async def test_only_an_accounts_own_keys_can_be_revoked(account: Account, gw: Ga
     for wrong in (gone.key_id, key["id"], "key_none", "%2e%2e", "*", "a%20b"):
         refused(await revoke(account, wrong), 404, "NOT_FOUND")
     assert (len(await list_keys(other)), len(await list_keys(account))) == (1, 1)
+
+
+@session
+async def test_a_key_for_one_app_loses_its_right_when_the_app_moves(
+    account: Account, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await account.app(backend)
+    reader = await account.add_key(scope="read", app=app.name)
+    assert (await reader.get(f"/account/apps/{app.name}")).status_code == 200
+    assert (await gw.platform("PUT", f"apps/{app.name}", {"account": (await gw.account()).id})).is_success
+    for path in ("/account/apps", f"/account/apps/{app.name}", "/account/deploys"):
+        refused(await reader.get(path), 403, "NOT_PERMITTED")
 
 
 @session

@@ -18,6 +18,7 @@ from tests.support.accounts import Account, App
 from tests.support.deployment import packed
 from tests.support.deploys import report_phases
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.key_leaks import find_keys
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -59,26 +60,6 @@ async def names(account: Account) -> list[str]:
 
 def full(answer: httpx.Response) -> bool:
     return (answer.status_code, answer.json()["error"]["code"]) == (429, "APP_LIMIT_REACHED")
-
-
-def keys_with(gw: Gateway, part: str) -> list[str]:
-    """Returns the keys whose name or value contains the text."""
-    found = []
-    with gw.redis.client() as client:
-        for key in client.scan_iter(count=1000):
-            kind = client.type(key)
-            value: Any = b""
-            if kind == b"hash":
-                value = client.hgetall(key)
-            elif kind == b"set":
-                value = client.smembers(key)
-            elif kind == b"zset":
-                value = client.zrange(key, 0, -1)
-            elif kind == b"string":
-                value = client.get(key)
-            if part in key.decode() or part in repr(value):
-                found.append(key.decode())
-    return sorted(found)
 
 
 # -- creating ------------------------------------------------------------------------------------------------
@@ -291,7 +272,8 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBacke
         assert (await account.get("/account/hooks")).json() == []
         refused(await call(account, "GET", f"/{name}/settings"), 404, "NOT_FOUND")
         refused(await call(account, "DELETE", f"/{name}"), 404, "NOT_FOUND")
-        history = [key for key in keys_with(gw, app_id) if ":deploy:" not in key and ":builds" not in key]
+        with gw.redis.client() as client:
+            history = [key for key in find_keys(client, app_id) if ":deploy:" not in key and ":builds" not in key]
         withheld = {"former-name:" + name, f"{partition_tag(account.id)}:former-names:{account.id}"}
         allowed = withheld if app_id == name else set()
         assert {key for key in history if not any(word in key for word in (":events", ":deliveries"))} <= allowed
