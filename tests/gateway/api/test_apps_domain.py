@@ -118,18 +118,6 @@ async def test_from_nothing_to_verified_and_back(app: App, resolver: DnsServer, 
     assert not claimed(app, domain)
 
 
-async def test_another_domain_is_not_verified(app: App, resolver: DnsServer, domain: str) -> None:
-    await prove(app, resolver, domain)
-    other = f"other.{domain}"
-    assert not (await put(app, other))["verified"]
-    assert not await may_ask(app, domain)
-    assert not await may_ask(app, other)
-    first, second = [(await put(app, name))["records"][0]["value"] for name in (domain, other)]
-    assert first != second
-    resolver.sets(f"_capsule.{other}", first)
-    assert "another value" in (await verify(app))["problem"]
-
-
 async def test_a_domain_belongs_to_the_app_that_verified_it(
     app: App, gw: Gateway, backend: FakeAppBackend, resolver: DnsServer, domain: str
 ) -> None:

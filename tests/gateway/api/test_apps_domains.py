@@ -75,7 +75,10 @@ async def test_apex_and_www(app: App, gw: Gateway, resolver: DnsServer, apex: st
     second = await put(app, www)
     assert (second["primary"], second["verified"]) == (False, False)
     assert await listed(app) == [first, second]
+    # The record of one proves nothing for the other.
     assert first["records"][0]["value"] != second["records"][0]["value"]
+    resolver.sets(f"_capsule.{www}", first["records"][0]["value"])
+    assert "another value" in (await call(app, "POST", www, verify=True)).json()["problem"]
     # One is verified after the other, and each is served and may ask once it is.
     for domain, verified in ((apex, [True, False]), (www, [True, True])):
         await prove(app, resolver, domain)
