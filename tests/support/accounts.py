@@ -21,8 +21,8 @@ DOMAIN = "apps.localhost"
 
 
 class Account:
-    def __init__(self, gateway: Gateway, account_id: str, key: str) -> None:
-        self.gateway, self.id, self.key = gateway, account_id, key
+    def __init__(self, gateway: Gateway, account_id: str, key: str, key_id: str = "") -> None:
+        self.gateway, self.id, self.key, self.key_id = gateway, account_id, key, key_id
 
     async def call(
         self, method: str, path: str, body: Any = None, *, at: Gateway | None = None, **options: Any
@@ -33,6 +33,13 @@ class Account:
 
     async def get(self, path: str = "/account") -> httpx.Response:
         return await self.call("GET", path)
+
+    async def add_key(self, name: str = "other", **fields: Any) -> Account:
+        """Returns the account with a new key."""
+        response = await self.call("POST", "/account/keys", {"name": name, **fields})
+        assert response.status_code == 201, response.text
+        self.gateway.confidential.add(response.json()["key"])
+        return Account(self.gateway, self.id, response.json()["key"], response.json()["id"])
 
     async def set_webhook(self, url: str) -> str:
         """Returns the signing secret of a new receiver."""

@@ -21,6 +21,27 @@ ENDLESS = [key.name for key in KEYS if not key.ends[0].isdigit() and key.name no
 EXPLAINED = re.compile("|".join(map(pattern, ENDLESS)))
 
 
+def find_keys(client: redis.Redis, *words: str, lasting: bool = False) -> dict[str, str]:
+    """Returns the contents, as text, of the keys that contain one of the words, in their name or anywhere.
+
+    `lasting`: without those that expire.
+    """
+    reads = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"set": client.smembers,
+        b"stream": client.xrange,
+        b"zset": lambda key: client.zrange(key, 0, -1),
+        b"list": lambda key: client.lrange(key, 0, -1),
+    }
+    found = {}
+    for key in client.scan_iter(count=1000):
+        kind = client.type(key)
+        if kind in reads and not (lasting and client.ttl(key) >= 0):  # some expire meanwhile
+            found[key.decode()] = repr(reads[kind](key))
+    return {name: text for name, text in found.items() if any(word in name or word in text for word in words)}
+
+
 def find_leaks(client: redis.Redis) -> list[str]:
     names = [key.decode() for key in client.scan_iter(count=1000)]
     return sorted(name for name in names if client.ttl(name) == -1 and not EXPLAINED.fullmatch(name))

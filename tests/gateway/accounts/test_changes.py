@@ -19,7 +19,6 @@ from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
 from tests.support.virtual_time import virtual_time
-from tests.support.visitor import Visitor
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -106,15 +105,6 @@ async def test_findings_and_crashes_of_an_app_are_reported(gw: Gateway, app: App
 
 
 @session
-async def test_the_switch_of_inference_is_reported(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch() as gw:
-        account = await gw.account()
-        async with watching(account) as seen:
-            await gw.switch(enabled=False)
-            await seen.reports("service")
-
-
-@session
 async def test_a_switch_that_is_back_before_the_next_read_is_reported(launch: Launch, backend: FakeAppBackend) -> None:
     """A viewer may have seen the status in between, for another reason."""
     async with launch({"gateway.accounts.changes.READ_SECONDS": 4.0}) as gw:
@@ -151,26 +141,10 @@ async def test_a_suspended_account_may_watch(gw: Gateway, app: App) -> None:
 
 
 @session
-async def test_it_needs_a_credential(gw: Gateway) -> None:
-    refused(await gw.http.get("/account/changes"), 401, "UNAUTHORIZED")
-
-
-@session
-async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
-    account = await gw.account()
-    await visitor.call("POST", "/dashboard/session", {"apiKey": account.key})
-    async with visitor.http.stream("GET", "/account/changes") as response:
-        assert response.status_code == 200
-        assert await anext(response.aiter_lines()) == "event: ready"
-
-
-@session
 async def test_one_caller_leaves_streams_to_others_of_its_account(gw: Gateway) -> None:
     """A key that may only read cannot keep the account's owner from following it."""
     account, half = await gw.account(), CHANGES.limit_of_account // 2
-    reader = (await account.call("POST", "/account/keys", {"name": "reader", "scope": "read"})).json()
-    gw.confidential.add(reader["key"])
-    headers = {"Authorization": f"Bearer {reader['key']}"}
+    headers = {"Authorization": f"Bearer {(await account.add_key(scope='read')).key}"}
     async with AsyncExitStack() as viewers:
         for _ in range(half):
             response = await viewers.enter_async_context(gw.http.stream("GET", "/account/changes", headers=headers))
@@ -181,23 +155,6 @@ async def test_one_caller_leaves_streams_to_others_of_its_account(gw: Gateway) -
             pass
         await wait_until(partial(count_viewers, gw), holds=lambda count: count == half + 1)
     await wait_until(partial(count_viewers, gw), holds=lambda count: count == 0)
-
-
-@session
-async def test_accounts_without_a_stream_always_get_one(launch: Launch) -> None:
-    """However many streams 25 accounts ask for, each with two keys."""
-    async with launch() as gw, AsyncExitStack() as viewers:
-        opened = 0
-        for account in [await gw.account() for _ in range(25)]:
-            second = (await account.call("POST", "/account/keys", {"name": "second"})).json()["key"]
-            gw.confidential.add(second)
-            for key in (account.key, second) * (CHANGES.limit_of_account // 2):
-                headers = {"Authorization": f"Bearer {key}"}
-                response = await viewers.enter_async_context(gw.http.stream("GET", "/account/changes", headers=headers))
-                opened += response.status_code == 200
-        assert 25 <= opened <= CHANGES.limit // 2
-        for _ in range(3):
-            await viewers.enter_async_context(watching(await gw.account(), gw))
 
 
 async def count_viewers(gw: Gateway) -> float:

@@ -151,20 +151,6 @@ async def test_a_quiet_subscription_is_not_considered_lost(local: Registry) -> N
     assert local.cache._copies == copies
 
 
-async def test_copies_are_not_used_while_redis_is_away(local: Registry, proxy: Proxy) -> None:
-    """Their records may have changed."""
-    async with process(proxy.url) as peer:
-        await local.put_app(an_app(), None)
-        assert await peer.app("shop")
-        proxy.go_down()
-        await wait_until(lambda: not peer.cache.is_current, timeout=1)
-        with pytest.raises(BackboneUnavailable):
-            await peer.app("shop")
-        proxy.down = False
-        await wait_until(lambda: peer.cache.is_current, timeout=3)
-        assert await peer.app("shop") == an_app()
-
-
 async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str) -> None:
     async with process(redis_url, command_seconds=0.5) as registry:
         await registry.put_app(an_app(), None)
@@ -303,10 +289,6 @@ async def test_a_switch_that_cannot_be_read_drops_no_copies(
         proxy.let_go()
         await wait_until(lambda: not is_unknown())
         assert availability.status() == "disabled"
-
-
-async def _no_probe() -> None:
-    raise AssertionError("nothing is wrong with the provider")
 
 
 async def test_a_record_is_read_again_in_case_a_message_was_lost(local: Registry, raw: redis.asyncio.Redis) -> None:

@@ -1,26 +1,25 @@
 """Accounts and their keys as the registry creates them, and names that it never looks up."""
 
 import pytest
-import redis.asyncio
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import NotFound
+from tests.support.key_leaks import find_keys
+from tests.support.redis_servers import RedisServer
 from tests.support.registries import KEY
 from tests.support.stores import change_plan, opened
 
 
-async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, raw: redis.asyncio.Redis) -> None:
+async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, valkey: RedisServer) -> None:
     account, api_key = await local.create_account("One", "starter")
     assert api_key.startswith("csk_")
     key = await local.api_keys.identify(api_key)
     assert key is not None
     assert key.account == account.id
-    written = list(await raw.keys("*"))
-    reads = {"string": raw.get, "hash": raw.hgetall}
-    written += [str(await reads[kind](name)) for name in written if (kind := await raw.type(name)) in reads]
-    assert all(api_key not in each and api_key[4:] not in each for each in written)
-    digests = [name.removeprefix("key:") for name in written if name.startswith("key:")]
+    with valkey.client() as client:
+        assert find_keys(client, api_key[4:]) == {}
+        digests = [name.decode().removeprefix("key:") for name in client.keys("key:*")]
     for wrong in ("", api_key[:-1], api_key + "A", api_key.upper(), *digests, "é", "*"):
         assert await local.api_keys.identify(wrong) is None
 

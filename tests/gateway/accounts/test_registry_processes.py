@@ -60,34 +60,6 @@ async def test_another_auth(gw: Gateway, twin: Gateway, backend: FakeAppBackend)
         await wait_for_status(app, twin, newer.token(), 200)
 
 
-async def test_a_deleted_app(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend)
-    token = app.token()
-    await wait_for_status(app, twin, token, 200)
-    assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
-    await wait_for_status(app, twin, token, 404)
-
-
-async def test_a_new_app_that_had_requests_before(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
-    """Its absence is not cached."""
-    account = await gw.account()
-    soon = App(account, "soon-to-be", backend)
-    await wait_for_status(soon, twin, soon.token(), 404)
-    body = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
-    assert (await gw.platform("PUT", "apps/soon-to-be", body)).status_code in (200, 201)
-    await wait_for_status(soon, twin, soon.token(), 200)
-
-
-async def test_a_smaller_plan(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend, "max")
-    big = {"prompt": "z" * 60_000, "model": "llama-3.3-70b-instruct"}
-    assert (await app.at(twin).post(big)).status_code == 200
-    assert (await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})).status_code == 200
-    await wait_until(
-        lambda: app.at(twin).post(big), PATIENCE_SECONDS, 0.1, holds=lambda answer: answer.status_code == 402
-    )
-
-
 async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
     """One script admits and one settles. The app's record is cached."""
     tap = app.gateway.wiretap

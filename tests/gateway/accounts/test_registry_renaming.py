@@ -37,25 +37,6 @@ async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(local: Registry
     assert await local.find_app("store") is None
 
 
-async def test_a_deleted_app_leaves_nothing(local: Registry, raw: redis.asyncio.Redis) -> None:
-    first, second = an_app(), an_app(name="store", id="shop")
-    await local.put_app(first, None)
-    await local.put_app(second, first)
-    await local.delete_app(second)
-    assert {*await raw.keys("*")} == ACCOUNT_KEYS
-    assert await local.find_app("shop") is await local.find_app("store") is None
-
-
-async def test_an_app_moves_to_another_account(local: Registry, peer: Registry) -> None:
-    before, after = an_app(), an_app(account="acc_two")
-    await local.put_app(before, None)
-    assert await peer.list_apps("acc_one") == [before]
-    await local.put_app(after, before)
-    await wait_for_change(peer, after)
-    assert await peer.list_apps("acc_one") == []
-    assert await peer.list_apps("acc_two") == [after]
-
-
 async def test_the_digest_of_cached_tokens_includes_the_secret(local: Registry) -> None:
     """So a token that was verified with the old secret is not accepted with the new one, or at another app."""
     digests = [

@@ -45,12 +45,6 @@ async def test_only_a_hash_of_the_token_is_stored_and_expires(gw: Gateway, visit
     refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
 
 
-async def test_a_wrong_key_opens_no_session(visitor: Visitor) -> None:
-    response = await visitor.log_in("csk_wrong")
-    refused(response, 401, "UNAUTHORIZED")
-    assert "set-cookie" not in response.headers
-
-
 async def test_a_forged_cookie_is_refused(visitor: Visitor, account: Account) -> None:
     for token in ("x", "", account.id, "operator"):
         visitor.http.cookies.set(ACCOUNT, token)
@@ -116,6 +110,7 @@ async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visit
     answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_LOGINS.limit)))
     statuses = [answer.status_code for answer in answers]
     assert (statuses.count(401), statuses.count(429)) == (FAILED_LOGINS.limit, 2 * FAILED_LOGINS.limit)
+    assert not any("set-cookie" in answer.headers for answer in answers)
     refused(await visitor.log_in(account.key), 429, "LOGINS_LIMITED")
     with gw.redis.client() as client:
         counters = list(client.scan_iter("logins:*", count=1000))
@@ -123,11 +118,6 @@ async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visit
         assert all(client.ttl(key) != -1 and client.ttl(key) <= 60 for key in counters)
         assert visitor.headers["X-Forwarded-For"].split()[1] not in str(counters)
     assert (await visitor.log_in(account.key, **{"X-Forwarded-For": "203.0.113.9"})).status_code == 204
-
-
-async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: Account) -> None:
-    for _ in range(FAILED_LOGINS.limit + 2):
-        assert (await visitor.log_in(account.key)).status_code == 204
 
 
 async def test_failed_log_ins_are_counted_by_network(visitor: Visitor, account: Account) -> None:
@@ -205,7 +195,7 @@ async def test_a_page_without_tls_is_foreign_to_a_service_with_it(base: str, ori
 
 async def test_a_key_has_at_most_twenty_sessions(visitor: Visitor, account: Account) -> None:
     tokens = []
-    for _ in range(25):
+    for _ in range(25):  # more than the failed log-ins that an address may have: those that succeed do not count
         assert (await visitor.log_in(account.key)).status_code == 204
         tokens.append(visitor.token)
     visitor.http.cookies.clear()

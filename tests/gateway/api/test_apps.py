@@ -18,6 +18,7 @@ from tests.support.accounts import Account, App
 from tests.support.deployment import packed
 from tests.support.deploys import report_phases
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.key_leaks import find_keys
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -59,26 +60,6 @@ async def names(account: Account) -> list[str]:
 
 def full(answer: httpx.Response) -> bool:
     return (answer.status_code, answer.json()["error"]["code"]) == (429, "APP_LIMIT_REACHED")
-
-
-def keys_with(gw: Gateway, part: str) -> list[str]:
-    """Returns the keys whose name or value contains the text."""
-    found = []
-    with gw.redis.client() as client:
-        for key in client.scan_iter(count=1000):
-            kind = client.type(key)
-            value: Any = b""
-            if kind == b"hash":
-                value = client.hgetall(key)
-            elif kind == b"set":
-                value = client.smembers(key)
-            elif kind == b"zset":
-                value = client.zrange(key, 0, -1)
-            elif kind == b"string":
-                value = client.get(key)
-            if part in key.decode() or part in repr(value):
-                found.append(key.decode())
-    return sorted(found)
 
 
 # -- creating ------------------------------------------------------------------------------------------------
@@ -156,14 +137,6 @@ async def test_a_plans_apps(gw: Gateway, plan: str, limit: int) -> None:
     assert full(await create(account, a_name()))
 
 
-async def test_fifty_concurrent_creations_in_two_processes(gw: Gateway, twin: Gateway) -> None:
-    account = await gw.account("maker")
-    answers = await asyncio.gather(*[create(account, a_name(), at=(gw, twin)[n % 2]) for n in range(50)])
-    assert Counter(answer.status_code for answer in answers) == {201: 10, 429: 40}
-    assert all(full(answer) for answer in answers if answer.status_code == 429)
-    assert sorted(await names(account)) == sorted(a.json()["name"] for a in answers if a.status_code == 201)
-
-
 async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, twin: Gateway) -> None:
     """A late deletion must not remove the app that was created after it from the account's list."""
     account, name = await gw.account("free"), a_name()
@@ -182,10 +155,13 @@ async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, tw
 
 async def test_the_number_of_changes_per_minute_is_limited(hosting: Gateway) -> None:
     account, other = await hosting.account(), await hosting.account()
-    for _ in range(TRIED // 2):
+    for _ in range(TRIED // 3):
         name = await created(account)
+        assert (await call(account, "PATCH", f"/{name}", {"build": {"output": "out"}})).status_code == 200
         assert (await call(account, "DELETE", f"/{name}")).status_code == 204
-    refused(await create(account, a_name()), 429, "RATE_LIMITED")
+    answer = await create(account, a_name())
+    refused(answer, 429, "RATE_LIMITED")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
     await created(other)
 
 
@@ -225,12 +201,8 @@ async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) 
 @pytest.mark.parametrize(
     "body",
     [
-        {"account": "acc_1"},
-        {"name": "other"},
-        {"customDomain": "a.example"},
-        {"customDomainVerified": True},
-        {"limits": {}},
-        {"auth": {"kind": "none"}},
+        *({"account": "acc_1"}, {"name": "other"}, {"customDomain": "a.example"}, {"customDomainVerified": True}),
+        *({"limits": {}}, {"auth": {"kind": "none"}}),
         {"auth": {"kind": "secret", "secret": "short"}},
         {"build": {"output": "../.."}},
         {"build": {"command": "a\0b"}},
@@ -252,14 +224,6 @@ async def test_addresses_inside_the_services_network(strict: Gateway, url: str) 
     name = await created(account)
     answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
     assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
-
-
-async def test_another_accounts_app_is_not_found(gw: Gateway, app: App) -> None:
-    stranger = await gw.account()
-    for method, path, body in (("PATCH", "", {"build": None}), ("DELETE", "", None), ("GET", "/settings", None)):
-        refused(await call(stranger, method, f"/{app.name}{path}", body), 404, "NOT_FOUND")
-        assert (await gw.http.request(method, f"/account/apps/{app.name}{path}", json=body)).status_code == 401
-    assert await names(app.account) == [app.name]
 
 
 async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> None:
@@ -308,7 +272,8 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBacke
         assert (await account.get("/account/hooks")).json() == []
         refused(await call(account, "GET", f"/{name}/settings"), 404, "NOT_FOUND")
         refused(await call(account, "DELETE", f"/{name}"), 404, "NOT_FOUND")
-        history = [key for key in keys_with(gw, app_id) if ":deploy:" not in key and ":builds" not in key]
+        with gw.redis.client() as client:
+            history = [key for key in find_keys(client, app_id) if ":deploy:" not in key and ":builds" not in key]
         withheld = {"former-name:" + name, f"{partition_tag(account.id)}:former-names:{account.id}"}
         allowed = withheld if app_id == name else set()
         assert {key for key in history if not any(word in key for word in (":events", ":deliveries"))} <= allowed
@@ -377,12 +342,3 @@ async def test_a_late_deletion_spares_the_next_owner(gw: Gateway, twin: Gateway)
         if any(answer.status_code == 201 for answer in answers):
             assert name in await names(other)
             assert (await call(other, "GET", f"/{name}/settings")).status_code == 200
-
-
-async def test_changes_are_limited(hosting: Gateway) -> None:
-    account = await hosting.account("maker")
-    app = await created(account)
-    answers = [await call(account, "PATCH", f"/{app}", {"build": {"output": f"d{n}"}}) for n in range(TRIED)]
-    assert [answer.status_code for answer in answers] == [200] * (TRIED - 1) + [429]
-    refused(answers[-1], 429, "RATE_LIMITED")
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60

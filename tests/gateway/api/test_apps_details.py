@@ -1,4 +1,4 @@
-"""The details of an app over HTTP, on the command line, and through the agent tool."""
+"""The details of an app over HTTP and on the command line."""
 
 import json
 import time
@@ -12,7 +12,6 @@ from gateway.ids import day_of
 from gateway.keys import certificate_key, health_days_key, health_key, partition_tag, site_key
 from gateway.monitors import history
 from tests.support.accounts import App
-from tests.support.agents import Connect, call, over_http, over_stdio, refused
 from tests.support.command_line import Tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -84,13 +83,6 @@ async def test_an_app_after_a_bad_week(app: App) -> None:
     assert (oldest["reason"], oldest["exitCode"]) == ("exit", 3)
 
 
-async def test_another_account_cannot_read_it(app: App) -> None:
-    stranger = await app.gateway.account()
-    for path in ("", "/findings", "/crashes"):
-        answer = await stranger.get(f"/account/apps/{app.name}{path}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
-
-
 async def test_the_command_line_shows_it(app: App, tmp_path: Path) -> None:
     await live_through_a_bad_week(app)
     capsule = Tool(app.gateway.address, app.account.key, tmp_path)
@@ -106,15 +98,3 @@ async def test_the_command_line_shows_it(app: App, tmp_path: Path) -> None:
     assert "1 day monitored, down 1 min 0 s\n" in (await capsule("apps", "show", app.name)).out
     assert (await capsule("apps", "show", app.name, "--json")).json.keys() >= {"healthDays", "findings", "crashes"}
     assert "NOT_FOUND" in await capsule.refused("apps", "show", "somebody-elses")
-
-
-@pytest.mark.parametrize("connect", [over_stdio, over_http()], ids=["stdio", "http"])
-async def test_agents_see_it(connect: Connect, app: App) -> None:
-    await live_through_a_bad_week(app)
-    async with connect(app.gateway.address, app.account.key) as client:
-        listed = (await call(client, "service_app", action="list", app=""))["apps"]
-        assert app.name in [each["name"] for each in listed]
-        shown = (await call(client, "service_app", action="show", app=app.name))["app"]
-        assert (len(shown["findings"]), len(shown["crashes"]), len(shown["healthDays"])) == (3, 2, 90)
-        assert "NOT_FOUND" in await refused(client, "service_app", action="show", app="somebody-elses")
-        assert "needs app" in await refused(client, "service_app", action="show")

@@ -16,19 +16,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NONE = {"dailyEuro": None, "userDailyEuro": None, "requestsPerMinute": None, "userRequestsPerMinute": None}
 
 
-async def put(app: App, body: Any, account: Account | None = None) -> httpx.Response:
-    return await (account or app.account).call("PUT", f"/account/apps/{app.name}/limits", body)
+async def put(app: App, body: Any) -> httpx.Response:
+    return await app.account.call("PUT", f"/account/apps/{app.name}/limits", body)
 
 
 async def limits(app: App) -> dict[str, Any]:
     response = await app.account.get(f"/account/apps/{app.name}/limits")
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def replace(app: App, **fields: Any) -> dict[str, Any]:
-    """As an operator does."""
-    response = await app.gateway.platform("PUT", f"apps/{app.name}", {"account": app.account.id, **fields})
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -73,40 +66,6 @@ async def test_refused_limits(gw: Gateway, backend: FakeAppBackend, body: Any, m
     error = refused(await put(app, body), 400, "REQUEST_MALFORMED")
     assert error["message"].startswith(message), error
     assert await limits(app) == NONE
-
-
-async def test_only_the_apps_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
-    other = await gw.app(backend)
-    refused(await put(app, {"dailyEuro": "0"}, other.account), 404, "NOT_FOUND")
-    for route in ("limits", "spend"):
-        refused(await other.account.get(f"/account/apps/{app.name}/{route}"), 404, "NOT_FOUND")
-        refused(await app.account.get(f"/account/apps/nowhere/{route}"), 404, "NOT_FOUND")
-    refused(await put(app, {"dailyEuro": "0"}, Account(gw, "", "csk_none")), 401, "UNAUTHORIZED")
-    assert await limits(app) == NONE
-
-
-async def test_limits_survive_a_put_and_a_rename_but_not_a_move(app: App, gw: Gateway) -> None:
-    assert (await put(app, {"dailyEuro": "0.5", "userRequestsPerMinute": 3})).status_code == 200
-    kept = {**NONE, "dailyEuro": "0.5", "userRequestsPerMinute": 3}
-    await replace(app, limits={"requestsPerMinute": 100})
-    assert await limits(app) == kept
-    record = await replace(app, name=f"{app.name}-renamed")
-    assert record["limits"] is None  # the operators' limits: a field that is left out is reset
-    assert await limits(app) == kept
-    app.name = record["name"]
-    assert await limits(app) == kept
-    app.account = await gw.account()
-    await replace(app)
-    assert await limits(app) == NONE
-
-
-async def test_concurrent_changes_are_all_kept(app: App) -> None:
-    """The account holder changes several fields while an operator puts the record."""
-    fields = {"dailyEuro": "0.5", "userDailyEuro": "0.1", "requestsPerMinute": 9, "userRequestsPerMinute": 4}
-    changes = [put(app, {name: value}) for name, value in fields.items()]
-    answers = await asyncio.gather(*changes, *[replace(app, customDomain=f"d{n}.example.com") for n in range(3)])
-    assert [answer.status_code for answer in answers[:4]] == [200] * 4
-    assert await limits(app) == fields
 
 
 async def test_operators_limit_the_values(gw: Gateway, backend: FakeAppBackend) -> None:

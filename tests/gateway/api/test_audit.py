@@ -47,10 +47,6 @@ async def test_every_writing_route_is_recorded(gw: Gateway, method: str, path: s
     assert record["operator"] == "operator"
 
 
-async def test_there_are_writing_routes() -> None:
-    assert len(writing_routes()) >= 12
-
-
 async def test_a_record_names_operator_action_target_and_outcome(launch: Launch) -> None:
     named = ",".join(f"{name}={token}" for name, token in NAMED.items())
     async with launch(GATEWAY_OPERATOR_TOKENS=named) as gw:
@@ -111,7 +107,8 @@ async def test_reports_of_machines_have_their_own_trail(gw: Gateway) -> None:
 
 async def test_requests_without_an_operator_are_not_recorded(gw: Gateway) -> None:
     before = await trail(gw, limit=1)
-    refused(await gw.http.put("/platform/inference", json={"enabled": False}), 401, "UNAUTHORIZED")
+    answer = await gw.http.put("/platform/inference", headers={"X-Reason": "x"}, json={"enabled": False})
+    refused(answer, 401, "UNAUTHORIZED")
     refused(await gw.http.get("/platform/audit"), 401, "UNAUTHORIZED")
     assert await trail(gw, limit=1) == before
 
@@ -126,71 +123,50 @@ async def with_reason(gw: Gateway, *reasons: str, path: str = "inference", metho
     return await gw.http.request(method, f"/platform/{path}", headers=headers, json={"enabled": True})
 
 
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        ("Load test is over", "Load test is over"),
-        ("%20padded%20", "padded"),
-        ("%C3%9Cberlastung%3A%20100%25", "Überlastung: 100%"),
-        ("100% sure", "100% sure"),
-        ("x" * 500, "x" * 500),
-        ("%C3%A9" * 500, "é" * 500),
-    ],
-    ids=["ascii", "padded", "encoded", "plain-percent", "longest", "longest-encoded"],
-)
-async def test_a_reason_is_recorded(gw: Gateway, header: str, reason: str) -> None:
+# What the header has, and the reason in the record.
+REASONS = {
+    "ASCII": ("Load test is over", "Load test is over"),
+    "padded": ("%20padded%20", "padded"),
+    "encoded": ("%C3%9Cberlastung%3A%20100%25", "Überlastung: 100%"),
+    "a plain percent sign": ("100% sure", "100% sure"),
+    "the longest": ("x" * 500, "x" * 500),
+    "the longest, encoded": ("%C3%A9" * 500, "é" * 500),
+}
+
+
+@pytest.mark.parametrize("form", REASONS)
+async def test_a_reason_is_recorded(gw: Gateway, form: str) -> None:
+    header, reason = REASONS[form]
     answer = await with_reason(gw, header)
     assert answer.status_code == 200, answer.text
     (record, *_) = await trail(gw)
     assert (record["requestId"], record["reason"]) == (answer.headers["X-Request-Id"], reason)
 
 
-@pytest.mark.parametrize(
-    "reasons",
-    [
-        [""],
-        ["%20"],
-        ["x" * 501],
-        ["%C3%A9" * 501],
-        ["two%0Alines"],
-        ["%1B%5B31mred"],
-        ["%E2%80%AEbackwards"],
-        ["%FF"],
-        ["one", "two"],
-        ["leaked csk_abcdefghijklmnop"],
-        ["leaked%20whsec_abcdefgh"],
-        ["https://api.example.com/hooks/deploy/abc"],
-        [f"leaked {OPERATOR}"],
-    ],
-    ids=[
-        "empty",
-        "blank",
-        "long",
-        "long-encoded",
-        "newline",
-        "escape",
-        "bidi",
-        "not-utf8",
-        "twice",
-        "key",
-        "signing-secret",
-        "hook",
-        "token",
-    ],
-)
-async def test_an_invalid_reason_refuses_the_change(gw: Gateway, reasons: list[str]) -> None:
-    answer = await with_reason(gw, *reasons, path="apps/nobody-has-this", method="DELETE")
+INVALID_REASONS = {
+    "empty": [""],
+    "blank": ["%20"],
+    "long": ["x" * 501],
+    "long, encoded": ["%C3%A9" * 501],
+    "a line break": ["two%0Alines"],
+    "an escape": ["%1B%5B31mred"],
+    "another direction": ["%E2%80%AEbackwards"],
+    "no UTF-8": ["%FF"],
+    "twice": ["one", "two"],
+    "a key": ["leaked csk_abcdefghijklmnop"],
+    "a signing secret": ["leaked%20whsec_abcdefgh"],
+    "a hook": ["https://api.example.com/hooks/deploy/abc"],
+    "a token": [f"leaked {OPERATOR}"],
+}
+
+
+@pytest.mark.parametrize("fault", INVALID_REASONS)
+async def test_an_invalid_reason_refuses_the_change(gw: Gateway, fault: str) -> None:
+    answer = await with_reason(gw, *INVALID_REASONS[fault], path="apps/nobody-has-this", method="DELETE")
     refused(answer, 400, "REQUEST_MALFORMED")
     (record, *_) = await trail(gw)
     assert record["requestId"] == answer.headers["X-Request-Id"]
     assert (record["reason"], record["code"]) == ("", "REQUEST_MALFORMED")
-
-
-async def test_a_reason_of_an_unknown_caller_is_not_recorded(gw: Gateway) -> None:
-    (before, *_) = await trail(gw)
-    answer = await gw.http.put("/platform/inference", headers={"X-Reason": "x"}, json={"enabled": False})
-    refused(answer, 401, "UNAUTHORIZED")
-    assert (await trail(gw))[0] == before
 
 
 async def test_records_are_chosen(gw: Gateway) -> None:

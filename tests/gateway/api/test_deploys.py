@@ -44,7 +44,7 @@ async def test_pages_of_deploys(hosted: App) -> None:
 
 
 async def test_lists_after_an_operator_has_renamed_an_app(hosted: App) -> None:
-    """Hooks have its present name. Deploys are found by the new name, the former one and the id."""
+    """Hooks have its present name, and end with it. Deploys are found by the new name, the former one and the id."""
     await a_hook(hosted.account, hosted.name)
     queued = await publish(hosted.account, hosted.name)
     body = {"account": hosted.account.id, "name": f"{hosted.name}-2"}
@@ -53,6 +53,8 @@ async def test_lists_after_an_operator_has_renamed_an_app(hosted: App) -> None:
     for name in (hosted.name, f"{hosted.name}-2"):
         assert [row["id"] for row in await listed(hosted, f"app={name}")] == [queued.json()["deployId"]]
     assert await listed(hosted, "app=another") == []
+    assert (await hosted.gateway.platform("DELETE", f"apps/{hosted.name}-2")).is_success
+    assert (await hosted.account.get("/account/hooks")).json() == []
 
 
 async def test_a_preview_of_a_branch_without_a_repository(hosted: App) -> None:
@@ -87,8 +89,7 @@ async def check_current(hosted: App) -> None:
 async def test_one_key_leaves_streams_of_logs_to_others(gw: Gateway, backend: FakeAppBackend) -> None:
     account = await gw.account()
     app = await account.app(backend, build={"command": "make", "start": "./serve"})
-    reader = (await account.call("POST", "/account/keys", {"name": "reader", "scope": "read"})).json()["key"]
-    gw.confidential.add(reader)
+    reader = (await account.add_key(scope="read")).key
     statuses = []
     async with AsyncExitStack() as streams:
         for key in [reader] * (LOGS.limit_of_account // 2 + 1) + [account.key]:

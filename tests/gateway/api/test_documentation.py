@@ -24,6 +24,9 @@ async def test_a_page(gw: Gateway, address: str) -> None:
     assert "https://api.example.com" not in response.text
     assert response.text.count("<h1") == 1
     assert not re.findall(r"<script(?! type=\"module\" src=)|\sstyle=|\son\w+=\"", response.text)
+    for file in re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="([^"#]+)"', response.text):
+        assert file.startswith("/"), file
+    assert (await gw.http.get(f"{address}/nothing")).status_code == 404
 
 
 async def test_links_lead_to_pages_and_headings(gw: Gateway) -> None:

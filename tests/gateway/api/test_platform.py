@@ -22,18 +22,6 @@ from tests.support.responses import answered, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_only_operators_enter(gw: Gateway) -> None:
-    account = await gw.account()
-    calls = [("POST", "accounts"), ("PATCH", f"accounts/{account.id}"), ("PUT", "apps/x"), ("GET", "apps/x")]
-    calls += [("DELETE", "apps/x"), ("PUT", "inference")]
-    wrong = ["", "Bearer", f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}", f"Bearer {account.key}", OPERATOR]
-    for method, path in calls:
-        for authorization in wrong:
-            headers = {"Authorization": authorization} if authorization else {}
-            response = await gw.http.request(method, f"/platform/{path}", json={}, headers=headers)
-            refused(response, 401, "UNAUTHORIZED")
-
-
 async def test_without_an_operator_token_the_api_is_closed(launch: Launch) -> None:
     async with launch(GATEWAY_OPERATOR_TOKEN="") as gw:
         for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}", "Bearer null"):
@@ -86,20 +74,10 @@ async def test_an_account(gw: Gateway) -> None:
 async def test_malformed_accounts(gw: Gateway, body: dict[str, Any], field: str) -> None:
     error = refused(await gw.platform("POST", "accounts", body), 400, "REQUEST_MALFORMED")
     assert field in error["message"]
-
-
-async def test_unknown_accounts(gw: Gateway) -> None:
-    refused(await gw.platform("PATCH", "accounts/acc_nobody", {"plan": "free"}), 404, "NOT_FOUND")
-    account = await gw.account()
-    error = refused(await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "gold"}), 400, "REQUEST_MALFORMED")
-    assert "plan" in error["message"]
-
-
-@pytest.mark.parametrize("credential", ["", "Bearer ", "Bearer csk_nonsense", "Basic x", "Bearer " + "x" * 5000])
-async def test_invalid_keys(gw: Gateway, credential: str) -> None:
-    headers = {"Authorization": credential.strip()} if credential else {}
-    for path in ("/account", "/account/apps"):
-        refused(await gw.http.get(path, headers=headers), 401, "UNAUTHORIZED")
+    if field == "plan":
+        account = await gw.account()
+        changed = await gw.platform("PATCH", f"accounts/{account.id}", {"plan": body["plan"]})
+        assert field in refused(changed, 400, "REQUEST_MALFORMED")["message"]
 
 
 async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:

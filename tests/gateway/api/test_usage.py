@@ -27,16 +27,8 @@ from tests.support.responses import refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QWEN = "qwen3.6-35b-a3b"
-COUNTS = (
-    "requests",
-    "refused",
-    "failed",
-    "interrupted",
-    "inputTokens",
-    "outputTokens",
-    "nanoEuro",
-    "interruptedNanoEuro",
-)
+COUNTS = ("requests", "refused", "failed", "interrupted", "inputTokens", "outputTokens")
+COUNTS += ("nanoEuro", "interruptedNanoEuro")
 
 
 async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
@@ -194,25 +186,6 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert await detail(stranger.headers["X-Request-Id"]) == {"reservedNanoEuro": 0, "waitedMs": 0, "limits": {}}
 
 
-async def test_requests_to_two_processes_up_to_the_rate_limit(
-    gw: Gateway, twin: Gateway, app: App, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    other = await app.account.app(backend)
-    for n in range(12):
-        assert (await app.at(twin if n % 2 else gw).ask("x")).status_code == 200
-    assert (await other.at(twin).ask("x")).status_code == 200
-    while (last := await app.ask("x")).status_code == 200:
-        pass
-    refused(last, 429, "USER_RATE_LIMITED")
-    rows = await requests_of(app.account, 22)
-    assert len({row["id"] for row in rows}) == 22
-    assert [row["code"] for row in rows].count("USER_RATE_LIMITED") == 1
-    by_app = await usage_of(app.account, by="day", group="app")
-    assert total(by_app, app=app.name)["requests"] == 21
-    assert total(by_app, app=app.name)["refused"] == 1
-    assert total(by_app)["nanoEuro"] == await app.account.settled() == 21 * cost(7, 3)
-
-
 async def test_the_log_is_in_the_order_of_time_over_all_processes(twin: Gateway, app: App) -> None:
     """Whichever process writes its batch last."""
     sent: list[str] = []
@@ -253,14 +226,6 @@ async def test_the_wait_for_a_permit(launch: Launch, backend: FakeAppBackend) ->
         assert 1000 <= shown["waitedMs"] <= shown["durationMs"]
         shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
         assert shown["waitedMs"] < 1000
-
-
-async def test_a_request_of_another_account_is_not_found(gw: Gateway, app: App) -> None:
-    await app.ask("x")
-    (row,) = await requests_of(app.account, 1)
-    assert (await app.account.get(f"/account/requests/{row['id']}")).json()["id"] == row["id"]
-    refused(await (await gw.account()).get(f"/account/requests/{row['id']}"), 404, "NOT_FOUND")
-    refused(await app.account.get("/account/requests/unknown"), 404, "NOT_FOUND")
 
 
 async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
@@ -345,38 +310,17 @@ async def test_usage_as_csv(app: App, hours: int) -> None:
     assert rows[-1] == [now_iso(hours), "notes", "1", *["0"] * 7]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "from=yesterday",
-        "to=",
-        "by=minute",
-        "group=user",
-        "from=2026-07-02&to=2026-07-01",
-        "from=2026-07-02&to=2026-07-02",
-    ],
-)
-async def test_invalid_ranges_are_refused(app: App, query: str) -> None:
+RANGES = ("from=yesterday", "to=", "from=2026-07-02&to=2026-07-01", "from=2026-07-02&to=2026-07-02", "from=noon")
+LIMITS, CODES = ("limit=0", "limit=1001", "limit=x"), ("code=", "code=token", "code=TOKEN-INVALID")
+
+
+@pytest.mark.parametrize("query", [*RANGES, "by=minute", "group=user"])
+async def test_invalid_ranges_of_usage_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/usage?{query}"), 400, "REQUEST_MALFORMED")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0",
-        "limit=1001",
-        "limit=x",
-        "outcome=lost",
-        "code=",
-        "code=token",
-        "code=TOKEN-INVALID",
-        "before=unknown",
-        "before=",
-        "from=noon",
-        "from=2026-07-02&to=2026-07-02",
-    ],
-)
-async def test_invalid_filters_are_refused(app: App, query: str) -> None:
+@pytest.mark.parametrize("query", [*RANGES, *LIMITS, *CODES, "outcome=lost", "before=unknown", "before="])
+async def test_invalid_filters_of_requests_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
 
 
@@ -426,6 +370,4 @@ async def test_an_account_sees_only_its_own_usage(gw: Gateway, app: App) -> None
     await app.ask("x")
     hours = (await (await gw.account()).get("/account/usage")).json()
     assert all(hour["requests"] == 0 for hour in hours)
-    for path in ("usage", "requests"):
-        assert (await gw.http.get(f"/account/{path}")).status_code == 401
     assert (await (await gw.account()).get("/account/requests")).json() == []

@@ -16,11 +16,7 @@ from tests.support.stores import opened
 
 @folder_fixture
 async def external(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    settings = {
-        "GATEWAY_DEPLOY_ENGINE": "external",
-        "GATEWAY_DEPLOY_QUOTAS": "free=4",
-        "GATEWAY_REGISTRATIONS_PER_DAY": "2",
-    }
+    settings = {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_DEPLOY_QUOTAS": "free=4"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("external"), **settings) as running:
         yield running
 

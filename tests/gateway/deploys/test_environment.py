@@ -21,7 +21,6 @@ async def names(account: Account, app: str) -> list[str]:
 
 
 async def test_names_are_shown_and_values_never(gw: Gateway, account: Account, app: str) -> None:
-    stranger = await gw.account()
     value = secrets.token_hex(20)
     gw.confidential.add(value)
     path = f"/account/apps/{app}/env"
@@ -33,31 +32,15 @@ async def test_names_are_shown_and_values_never(gw: Gateway, account: Account, a
     assert value not in put.text
     put = await account.call("PUT", path, {"A": None, "UNKNOWN": None, "C": "1"})
     assert [each["name"] for each in put.json()] == ["C", "TOKEN", "_B2"]
-    for method in ("GET", "PUT"):
-        assert (await stranger.call(method, path, {"A": "b"})).status_code == 404
     with gw.redis.client() as client:
         [key] = client.keys("*:environment:*")
         assert value.encode() not in client.get(key)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lower",
-        "1A",
-        "A-B",
-        "",
-        "A B",
-        "É",
-        "GATEWAY_X",
-        "PORT",
-        "VITE_SERVICE_AI_URL",
-        "PATH",
-        "LD_PRELOAD",
-        "GLIBC_TUNABLES",
-        "A\n",
-    ],
-)
+RESERVED = ("GATEWAY_X", "PORT", "VITE_SERVICE_AI_URL", "PATH", "LD_PRELOAD", "GLIBC_TUNABLES")
+
+
+@pytest.mark.parametrize("name", ["lower", "1A", "A-B", "", "A B", "É", "A\n", *RESERVED])
 async def test_names_that_are_refused(name: str, account: Account, app: str) -> None:
     answer = await account.call("PUT", f"/account/apps/{app}/env", {"GOOD": "x", name: "the value"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")

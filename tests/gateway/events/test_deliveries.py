@@ -126,14 +126,6 @@ async def test_an_unknown_delivery(holder: Holder, unknown: str) -> None:
     refused(await holder.call("GET", f"{DELIVERIES}/{unknown}"), 404, "NOT_FOUND")
 
 
-async def test_another_accounts_delivery(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
-    event_id = await holder.test()
-    [row] = await holder.logged(1)
-    other = Holder(await holder.account.gateway.account(), receiver)
-    for delivery in (event_id, row["attempt"]):
-        refused(await other.call("GET", f"{DELIVERIES}/{delivery}"), 404, "NOT_FOUND")
-
-
 # The list
 
 

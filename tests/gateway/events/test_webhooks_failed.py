@@ -152,15 +152,6 @@ async def test_extreme_times(holder: Holder, since: str) -> None:
     assert await redeliver(holder, since) == 0
 
 
-async def test_another_accounts_events_are_not_redelivered(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
-    write_deliveries(holder.account, ("evt_mine", "failed"))
-    body = {"since": LONG_AGO, "outcome": "failed"}
-    refused(await gw.http.post(REDELIVER, json=body), 401, "UNAUTHORIZED")
-    other = Holder(await gw.account(), receiver)
-    assert await redeliver(other) == 0
-    assert queued(holder) == []
-
-
 # With a worker
 
 

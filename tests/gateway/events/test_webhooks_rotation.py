@@ -10,7 +10,6 @@ from gateway.events.webhooks import OVERLAP_SECONDS
 from gateway.keys import previous_secret_key, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Exchange, Raw
-from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
 from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
 from tests.support.worker_process import Worker
@@ -129,12 +128,3 @@ async def test_both_secrets_are_encrypted_and_neither_is_logged(
         sealed = (redis.get(previous_secret_key(holder.id)) or b"").decode()
     assert sealed
     assert "whsec_" not in record["secret"] + sealed
-
-
-async def test_another_accounts_secret_is_not_rotated(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
-    """Without a key nothing happens. With another account's key, that account's webhook is meant."""
-    await holder.set()
-    refused(await gw.http.post(f"{WEBHOOK}/rotate"), 401, "UNAUTHORIZED")
-    other = Holder(await gw.account(), receiver)
-    refused(await other.call("POST", f"{WEBHOOK}/rotate"), 404, "NOT_FOUND")
-    assert "previousSecretUntil" not in (await holder.call("GET")).json()

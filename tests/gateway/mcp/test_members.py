@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.agents import Connect, call, over_http, refused
+from tests.support.agents import Connect, call, refused
 from tests.support.gateway_process import Gateway
 from tests.support.visitor import Visitor
 
@@ -26,12 +26,3 @@ async def test_list_invite_and_remove(connect: Connect, gw: Gateway) -> None:
         assert await call(client, TOOL, action="remove", email="Bob@example.com") == {"removed": "bob@example.com"}
     trail = [(each["action"], each["target"]) for each in (await account.get("/account/audit")).json()]
     assert trail[:2] == [("remove_member", "Bob@example.com"), ("set_member", "bob@example.com")]
-
-
-async def test_a_removal_ends_the_members_sessions(gw: Gateway) -> None:
-    account, visitor = await gw.account(), Visitor(gw)
-    async with visitor.http, over_http()(gw.address, account.key) as client:
-        await visitor.join(account, EMAIL, "viewer")
-        assert (await visitor.call("GET", "/account")).status_code == 200
-        await call(client, TOOL, action="remove", email=EMAIL)
-        assert (await visitor.call("GET", "/dashboard/session")).status_code == 401

@@ -11,7 +11,6 @@ from gateway.operations import audit
 from gateway.operations.audit import AuditTrail, describe_body, read_response
 from gateway.redis.client import Store
 from tests.support.logs import captured
-from tests.support.redis_servers import cluster
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -62,15 +61,6 @@ async def test_a_change_that_cannot_be_recorded_is_refused(proxy: Proxy) -> None
             await AuditTrail(store).finish_record("changes", record)
         (line,) = [line for line in lines if line["event"] == "audit.unfinished"]
         assert line["record"]["target"] == "acc_1"
-
-
-async def test_in_a_cluster() -> None:
-    with cluster("valkey") as url:
-        async with opened(url) as store:
-            record = await AuditTrail(store).begin_record("reports", ANA, "report_crash", "shop", "request")
-            record.status = 202
-            await AuditTrail(store).finish_record("reports", record)
-            assert [each.status for each in await AuditTrail(store).list_records("reports", 10, None)] == [202]
 
 
 async def test_a_record_has_the_fields_that_are_not_secret() -> None:

@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.records import App as AppRecord
 from gateway.accounts.registry import Registry
-from gateway.accounts.sessions import ACCOUNT
+from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
 from gateway.deploys.hooks import Hooks
 from gateway.errors import NotFound
@@ -28,6 +27,7 @@ from tests.gateway.conftest import Launch
 from tests.support import stores
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
+from tests.support.key_leaks import find_keys
 from tests.support.polling import wait_until
 from tests.support.responses import answered, refused
 from tests.support.visitor import Visitor
@@ -36,30 +36,6 @@ from workers.monitors.run import make_leaving
 
 session = pytest.mark.asyncio(loop_scope="session")
 SOON = {"gateway.operations.leaving.WAIT_MS": 300, "workers.monitors.run.DELETION_SECONDS": 0.2}
-
-
-def search(client: redis.Redis, words: set[str], *, lasting: bool = False) -> list[str]:
-    """Returns the keys that contain one of the words, in their name or anywhere in their value.
-
-    `lasting`: without those that expire.
-    """
-    found = []
-    for key in client.scan_iter(count=1000):
-        kind = client.type(key).decode()
-        if kind == "none" or (lasting and client.ttl(key) >= 0):  # it has just expired, or will
-            continue
-        reads: dict[str, Any] = {
-            "string": client.get,
-            "hash": client.hgetall,
-            "set": client.smembers,
-            "zset": lambda name: client.zrange(name, 0, -1),
-            "list": lambda name: client.lrange(name, 0, -1),
-            "stream": client.xrange,
-        }
-        text = repr((key, reads[kind](key)))
-        if any(word in text for word in words):
-            found.append(text)
-    return found
 
 
 def search_files(folder: Path, words: set[str]) -> list[Path]:
@@ -84,9 +60,7 @@ class Population:
         name = f"Name-{secrets.token_hex(6)}"
         await self.call("PATCH", "/account", {"name": name})
         for key in ("ci", "laptop"):
-            made = await self.call("POST", "/account/keys", {"name": key, "scope": "read", "app": app.name})
-            gw.confidential.add(made["key"])
-            self.words.add(made["id"])
+            self.words.add((await account.add_key(key, scope="read", app=app.name)).key_id)
         hook = await self.call("POST", f"/account/apps/{app.name}/hooks", {"name": "hook"})
         gw.confidential.add(hook["url"].rpartition("/")[2])
         await self.account.set_webhook("http://127.0.0.1:9/hook")
@@ -95,6 +69,7 @@ class Population:
         visitor = Visitor(gw)
         await visitor.join(account, email, "viewer")
         assert (await visitor.call("GET", "/account")).status_code == 200
+        await visitor.log_in(account.key)
         await visitor.http.aclose()
         invited = f"{secrets.token_hex(6)}@example.com"
         await self.call("PUT", f"/account/members/{invited}", {"role": "viewer"})
@@ -106,12 +81,6 @@ class Population:
         assert published.status_code == 202, published.text
         answered(await app.ask("Hello?"))
         await account.settled()
-        async with httpx.AsyncClient(base_url=gw.address, trust_env=False) as browser:
-            opened = await browser.post(
-                "/dashboard/session", json={"apiKey": account.key}, headers={"Origin": gw.address}
-            )
-            assert opened.status_code == 204
-            gw.confidential.add(browser.cookies[ACCOUNT])
         await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "once"})
         await gw.platform("DELETE", f"accounts/{account.id}/suspension")
         async with stores.opened(gw.redis.url) as store:
@@ -138,8 +107,8 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
         long_ago = spenders_key(day_of(int((time.time() - 300 * 86_400) * 1000)))
         client.zadd(long_ago, {"total": 5, left.account.id: 5})
         client.expire(long_ago, 600)
-        before = len(search(client, kept.words, lasting=True))
-        assert len(search(client, left.words)) > 20
+        before = len(find_keys(client, *kept.words, lasting=True))
+        assert len(find_keys(client, *left.words)) > 20
         assert search_files(gw.data_folder, left.words)
         data = {"GATEWAY_DATA_DIR": str(gw.data_folder)}
         async with Worker(gw.redis.url, tmp_path, "monitors", confidential=gw.confidential, constants=SOON, **data):
@@ -148,7 +117,7 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
             await wait_until(left.is_gone, 30)
 
             def find_rest() -> list[str]:
-                rest = search(client, left.words)
+                rest = find_keys(client, *left.words)
                 return [each for each in rest if "spend-of-deleted" not in each and "{ops}:audit:changes" not in each]
 
             await wait_until(
@@ -159,9 +128,8 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
             spend = client.hgetall(spend_of_deleted_key(left.account.id))
             assert [int(nano) for nano in spend.values()] == [spent]
             assert 399 * 86_400 < client.ttl(spend_of_deleted_key(left.account.id)) <= 400 * 86_400
-            trail = [each for each in search(client, left.words) if "{ops}:audit:changes" in each]
-            assert all(left.app.name not in each for each in trail)
-            assert len(search(client, kept.words, lasting=True)) >= before
+            assert left.app.name not in find_keys(client, *left.words)["{ops}:audit:changes"]
+            assert len(find_keys(client, *kept.words, lasting=True)) >= before
     refused(await left.account.get(), 401, "UNAUTHORIZED")
     assert (await kept.account.get()).status_code == 200
     record, *_ = (await gw.platform("GET", f"audit?target={left.account.id}")).json()
@@ -183,6 +151,9 @@ async def test_the_grace(gw: Gateway, twin: Gateway, app: App) -> None:
     assert begun.status_code == 202
     deletes_at = begun.json()["deletesAt"]
     assert (await account.get()).json()["deletesAt"] == deletes_at
+    async with stores.opened(gw.redis.url) as store:
+        await (hosts := SuspendedList(store)).read_changes()
+        assert (account.id, app.name) in hosts
     for at in (gw, twin):
 
         async def is_refused(at: Gateway = at) -> bool:
@@ -202,6 +173,9 @@ async def test_the_grace(gw: Gateway, twin: Gateway, app: App) -> None:
 
     assert (await account.call("DELETE", "/account/deletion")).status_code == 204
     assert "deletesAt" not in (await account.get()).json()
+    async with stores.opened(gw.redis.url) as store:
+        await (hosts := SuspendedList(store)).read_changes()
+        assert (account.id, app.name) not in hosts
     for at in (gw, twin):
 
         async def answers(at: Gateway = at) -> bool:
@@ -228,9 +202,7 @@ async def test_without_a_grace(launch: Launch, backend: FakeAppBackend, tmp_path
 
 @session
 async def test_only_owners_leave(gw: Gateway, app: App) -> None:
-    made = (await app.account.call("POST", "/account/keys", {"name": "x", "scope": "read"})).json()
-    gw.confidential.add(made["key"])
-    reader = Account(gw, app.account.id, made["key"])
+    reader = await app.account.add_key(scope="read")
     name = (await reader.get()).json()["name"]
     refused(await reader.call("POST", "/account/deletion", {"name": name}), 403, "NOT_PERMITTED")
     refused(await gw.platform("DELETE", "accounts/acc_none?now=true"), 404, "NOT_FOUND")
@@ -241,6 +213,19 @@ async def test_only_owners_leave(gw: Gateway, app: App) -> None:
 
 STEPS = ("_mark", "_revoke_keys", "_remove_apps", "_remove_deleted_data", "_remove_deploys", "_keep_spend")
 STEPS += ("_remove_entries", "_remove_keys")
+
+
+async def begin(registry: Registry, folder: Path) -> tuple[Leaving, str]:
+    """Begins the deletion of a new account, and returns the account's id."""
+    leaving = make_leaving(Settings(data_dir=str(folder)), registry)
+    account, _ = await registry.create_account("Leaving", "free")
+    await leaving.begin(account.id, now=True)
+    return leaving, account.id
+
+
+def find_rest(redis_url: str, *words: str) -> list[str]:
+    with redis.Redis.from_url(redis_url) as client:
+        return [*find_keys(client, *words, *(digest(word) for word in words))]
 
 
 async def delete_now(leaving: Leaving, store: Store, account_id: str) -> int:
@@ -260,14 +245,13 @@ async def finish(leaving: Leaving, store: Store, account_id: str) -> None:
 async def test_an_interrupted_deletion_is_continued(
     store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    settings = Settings(data_dir=str(tmp_path), redis_url=redis_url)
     registry = Registry(store, Vault(""))
-    leaving = make_leaving(settings, registry)
+    leaving = make_leaving(Settings(data_dir=str(tmp_path)), registry)
     account, _ = await registry.create_account("Leaving", "free")
     await registry.put_app(AppRecord(id="app-1", name="notes", account=account.id, createdAt=""), None)
     await registry.members.put(account.id, "ada@example.com", "owner")
     await registry.members.set_role(account.id, "bob@example.com", "viewer", "ada@example.com")
-    await Hooks(settings, registry).create(account.id, "notes", "hook")
+    await Hooks(Settings(), registry).create(account.id, "notes", "hook")
     await leaving.begin(account.id, now=True)
     original = getattr(Leaving, step)
 
@@ -280,9 +264,8 @@ async def test_an_interrupted_deletion_is_continued(
         await delete_now(leaving, store, account.id)
     monkeypatch.undo()
     await finish(leaving, store, account.id)
-    with redis.Redis.from_url(redis_url) as client:
-        words = {account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com"}
-        assert search(client, words | {digest("bob@example.com")}) == []
+    rest = find_rest(redis_url, account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com")
+    assert rest == []
 
 
 # -- writes while it ends ------------------------------------------------------------------------------------
@@ -306,20 +289,13 @@ async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
     store: Any, redis_url: str, tmp_path: Path, write: Any, has_record: bool
 ) -> None:
     registry = Registry(store, Vault(""))
-    leaving = make_leaving(Settings(data_dir=str(tmp_path), redis_url=redis_url), registry)
-    account, _ = await registry.create_account("Leaving", "free")
-    await leaving.begin(account.id, now=True)
+    leaving, account_id = await begin(registry, tmp_path)
+    await (leaving._mark(account_id) if has_record else finish(leaving, store, account_id))
+    with pytest.raises(NotFound):
+        await write(registry, account_id)
     if has_record:
-        await leaving._mark(account.id)
-        with pytest.raises(NotFound):
-            await write(registry, account.id)
-        await finish(leaving, store, account.id)
-    else:
-        await finish(leaving, store, account.id)
-        with pytest.raises(NotFound):
-            await write(registry, account.id)
-    with redis.Redis.from_url(redis_url) as client:
-        assert search(client, {account.id, "app-2", "late", "late@example.com", digest("late@example.com")}) == []
+        await finish(leaving, store, account_id)
+    assert find_rest(redis_url, account_id, "app-2", "late", "late@example.com") == []
 
 
 @pytest.mark.parametrize("write", [write_late, join_late, invite_late])
@@ -340,10 +316,6 @@ async def test_what_is_written_just_before_the_end_is_removed(
                     await write(self, account_id)
             await super().remove_account(account_id)
 
-    registry = LateRegistry(store, Vault(""))
-    leaving = make_leaving(Settings(data_dir=str(tmp_path), redis_url=redis_url), registry)
-    account, _ = await registry.create_account("Leaving", "free")
-    await leaving.begin(account.id, now=True)
-    await finish(leaving, store, account.id)
-    with redis.Redis.from_url(redis_url) as client:
-        assert search(client, {account.id, "app-2", "late", "late@example.com", digest("late@example.com")}) == []
+    leaving, account_id = await begin(LateRegistry(store, Vault("")), tmp_path)
+    await finish(leaving, store, account_id)
+    assert find_rest(redis_url, account_id, "app-2", "late", "late@example.com") == []

@@ -17,8 +17,3 @@ def test_moved_once(client: Any) -> None:
     assert [move([KEYS, SCOPED]) for _ in range(2)] == [2, 0]
     assert client.hgetall(KEYS) == FULL
     assert client.hgetall(SCOPED) == {**LIMITED, b"key_4": b'{"id":"key_4","scope":"read"}'}
-
-
-def test_of_an_account_without_keys(client: Any) -> None:
-    assert client.register_script(Script("accounts/move_scoped_keys").source)([KEYS, SCOPED]) == 0
-    assert not client.exists(KEYS, SCOPED)
