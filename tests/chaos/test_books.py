@@ -27,39 +27,37 @@ def answer(ending: str = "done", status: int = 200, code: str = "", *, start: fl
 # -- money ---------------------------------------------------------------------------------------------------
 
 
-def test_whole_stream_settles_to_the_nano_euro() -> None:
-    least, most = books.compute_settlement_range(answer(), PAID, [])
-    assert least == most == PAID.cost
+def test_a_spend_out_of_its_bounds_is_seen() -> None:
+    least = most = PAID.cost
     assert not books.check_spend("acc", (PAID.cost, 0), least, most)
+    for amount in (2 * PAID.cost, PAID.cost + 1):
+        assert "more than the most possible" in books.check_spend("acc", (amount, 0), least, most)[0]
+    for amount in (0, PAID.cost - 1):
+        assert "less than the least possible" in books.check_spend("acc", (amount, 0), least, most)[0]
 
 
-def test_double_settlement_is_seen() -> None:
-    least, most = books.compute_settlement_range(answer(), PAID, [])
-    assert "more than the most possible" in books.check_spend("acc", (2 * PAID.cost, 0), least, most)[0]
+EXACT, WIDE = (PAID.cost, PAID.cost), (PAID.cost, max_cost())
+MEANWHILE = answer(start=105.0)
 
 
-def test_lost_settlement_is_seen() -> None:
-    assert "less than the least possible" in books.check_spend("acc", (0, 0), PAID.cost, PAID.cost)[0]
-
-
-def test_one_nano_euro_is_seen() -> None:
-    for amount in (PAID.cost - 1, PAID.cost + 1):
-        assert books.check_spend("acc", (amount, 0), PAID.cost, PAID.cost)
-
-
-def test_refusal_costs_nothing_and_a_caller_who_leaves_the_bound() -> None:
-    assert books.compute_settlement_range(answer("refused", 503, "BACKBONE_UNAVAILABLE"), None, []) == (0, 0)
-    half = Paid(1, 12, 5, whole=False, cut=False)
-    assert books.compute_settlement_range(answer("left", tokens=3), half, []) == (max_cost(), max_cost())
-
-
-@pytest.mark.parametrize("fault", [KILL, CLOCK])
-def test_fault_widens_the_bounds_and_never_below_what_was_paid(fault: Disturbance) -> None:
-    assert books.compute_settlement_range(answer(start=99.5), PAID, [fault]) == (PAID.cost, max_cost())
-
-
-def test_a_lost_primary_widens_nothing_because_settlements_are_repeated() -> None:
-    assert books.compute_settlement_range(answer(start=105.0), PAID, [PRIMARY]) == (PAID.cost, PAID.cost)
+@pytest.mark.parametrize(
+    ("seen", "paid", "faults", "bounds"),
+    [
+        (answer(), PAID, [], EXACT),
+        (answer("refused", 503, "BACKBONE_UNAVAILABLE"), None, [], (0, 0)),
+        (answer("left", tokens=3), Paid(1, 12, 5, whole=False, cut=False), [], (max_cost(), max_cost())),
+        (answer(start=99.5), PAID, [KILL], WIDE),
+        (answer(start=99.5), PAID, [CLOCK], WIDE),
+        (MEANWHILE, PAID, [PRIMARY], EXACT),  # settlements are repeated
+        (MEANWHILE, PAID, [replace(KILL, target="gateway-2")], EXACT),
+        (MEANWHILE, PAID, [replace(KILL, kind="stop gateway")], EXACT),
+    ],
+    ids=["whole", "refused", "left", "killed", "clock", "lost primary", "another gateway", "only stopped"],
+)
+def test_what_an_answer_settles(
+    seen: Answer, paid: Paid | None, faults: list[Disturbance], bounds: tuple[int, int]
+) -> None:
+    assert books.compute_settlement_range(seen, paid, faults) == bounds
 
 
 def test_another_text_than_the_providers_is_seen() -> None:
@@ -71,16 +69,6 @@ def test_another_text_than_the_providers_is_seen() -> None:
     assert not is_faithful(7, whole[:-5], whole=True)
     for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + make_word(7, 99), make_word(8, 0)):
         assert not is_faithful(7, wrong, whole=False)
-
-
-def test_fault_of_another_gateway_widens_nothing() -> None:
-    other = Disturbance("kill gateway", "gateway-2", 100, 110)
-    assert books.compute_settlement_range(answer(start=105.0), PAID, [other]) == (PAID.cost, PAID.cost)
-
-
-def test_gateway_that_was_only_stopped_settles_exactly() -> None:
-    stopped = Disturbance("stop gateway", "gateway-1", 100, 110)
-    assert books.compute_settlement_range(answer(start=105.0), PAID, [stopped]) == (PAID.cost, PAID.cost)
 
 
 def test_account_above_its_cap_is_seen() -> None:

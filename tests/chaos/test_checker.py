@@ -77,32 +77,22 @@ async def spend(checker: Any, settled: int, reserved: int = 0) -> None:
     await checker._servers.execute("HSET", spend_key("acc_1", day), *fields)
 
 
-async def test_correct_records_pass(checker: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settled", "reserved", "violations"),
+    [(2, 0, []), (3, 0, ["more than the most possible"]), (0, 1, ["less than the least possible", "still has"])],
+    ids=["correct", "settled twice", "a settlement lost and a reservation left"],
+)
+async def test_what_is_settled_is_what_was_answered(
+    checker: Any, tmp_path: Path, settled: int, reserved: int, violations: list[str]
+) -> None:
     record(tmp_path, 1, 2)
-    await spend(checker, 2 * COST)
+    await spend(checker, settled * COST, reserved * COST)
     checker.read_records()
     checker.judge_requests(everything=True)
-    assert await checker.check_money(released=True) == 2 * COST
-    assert not checker.violations
-
-
-async def test_double_settlement_is_seen(checker: Any, tmp_path: Path) -> None:
-    record(tmp_path, 1, 2)
-    await spend(checker, 3 * COST)
-    checker.read_records()
-    checker.judge_requests(everything=True)
-    await checker.check_money(released=True)
-    assert any("more than the most possible" in found for found in checker.violations)
-
-
-async def test_lost_settlement_and_lasting_reservation_are_seen(checker: Any, tmp_path: Path) -> None:
-    record(tmp_path, 1, 2)
-    await spend(checker, 0, COST)
-    checker.read_records()
-    checker.judge_requests(everything=True)
-    await checker.check_money(released=True)
-    assert any("less than the least possible" in found for found in checker.violations)
-    assert any("still has" in found for found in checker.violations)
+    assert await checker.check_money(released=True) == settled * COST
+    assert bool(checker.violations) == bool(violations)
+    for text in violations:
+        assert any(text in found for found in checker.violations)
 
 
 async def test_account_above_its_cap_is_seen(checker: Any) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -16,14 +17,13 @@ import pytest_asyncio
 
 from gateway.settings import Settings
 from tests.fakes.shop import Shop
-from tests.support.background import in_background
 from tests.support.hosted_apps import HOST, Hosting, hosted
 from tests.support.polling import wait_until
 from tests.support.programs import require
 from tests.support.redis_servers import free_port
+from tests.support.relays import relayed, relaying
 from workers.hosting import caddy
 from workers.hosting.sites import listen
-from workers.sandbox import relay
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -40,14 +40,14 @@ async def shop(hosting: Hosting) -> AsyncIterator[Shop]:
 
 
 def running(hosting: Hosting) -> contextlib.AbstractAsyncContextManager[Shop]:
-    return Shop().listening(socket_of(hosting))
+    return Shop().listening(str(socket_of(hosting)))
 
 
-def socket_of(hosting: Hosting) -> str:
+def socket_of(hosting: Hosting) -> Path:
     """Returns where the app listens, after removing its former socket."""
     path = hosting.releases.running / "dep_1.sock"
     path.unlink(missing_ok=True)
-    return str(path)
+    return path
 
 
 @pytest_asyncio.fixture
@@ -199,7 +199,7 @@ async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
     for left_behind in (False, True):
         if left_behind:  # the socket of an app that has ended
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(path)
+                listener.bind(str(path))
         said = await hosting.ask("/index.html")
         assert (said.status, said.headers["retry-after"]) == (502, "1")
 
@@ -296,25 +296,14 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
         writer.close()
         await writer.wait_closed()
 
-    path = socket_of(hosting)
-    with contextlib.ExitStack() as stack:
-        listener, control = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
-        for each, where in ((listener, path), (control, f"{path}-control")):
-            each.bind(where)
-            each.listen(10)
-        os.chmod(path, 0o666)
-        stack.callback(os.unlink, f"{path}-control")
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            before = asyncio.all_tasks()
-            async with in_background(relay.relay(server.sockets[0].getsockname()[1], listener, control)) as relaying:
-                upgrade = ("Connection: Upgrade", "Upgrade: x") if name == "101" else ("Connection: close",)
-                head = "\r\n".join(["GET / HTTP/1.1", f"Host: {HOST}", "TE: trailers", *upgrade, "", ""])
-                reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
-                writer.write(head.encode())
-                received = await asyncio.wait_for(reader.read(), 10)
-                writer.close()
-                await writer.wait_closed()
-                await wait_until(lambda: asyncio.all_tasks() <= before | {relaying})
+    async with relayed(answer, socket_of(hosting)):
+        upgrade = ("Connection: Upgrade", "Upgrade: x") if name == "101" else ("Connection: close",)
+        head = "\r\n".join(["GET / HTTP/1.1", f"Host: {HOST}", "TE: trailers", *upgrade, "", ""])
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+        writer.write(head.encode())
+        received = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        await writer.wait_closed()
     assert b"domain" not in received.lower(), received
     assert b"server: app" not in received.lower(), received
     assert received.startswith(b"HTTP/1.1 ")
@@ -356,7 +345,7 @@ def early_app(language: str) -> list[str]:
 )
 async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Hosting, app: str, path: str) -> None:
     """On a new connection, and on one that was kept after a small upload."""
-    async with relaying(hosting, early_app(app)):
+    async with serving(hosting, early_app(app)):
         for is_kept in [False, True] * 10:
             reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
             with contextlib.closing(writer):
@@ -371,39 +360,28 @@ async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Ho
 
 
 async def test_an_upload_that_the_app_reads_arrives_whole(hosting: Hosting, visitor: aiohttp.ClientSession) -> None:
-    async with relaying(hosting, early_app("node")):
+    async with serving(hosting, early_app("node")):
         for _ in range(5):
             async with visitor.post("/read", data=io.BytesIO(UPLOAD)) as answer:
                 assert (answer.status, await answer.text()) == (201, "too large")
 
 
 @contextlib.asynccontextmanager
-async def relaying(hosting: Hosting, command: list[str]) -> AsyncIterator[None]:
-    """Runs a server beside the test, with the relay of an app before it."""
-    path = socket_of(hosting)
-    with contextlib.ExitStack() as stack:
-        listener, control = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
-        for each, where in ((listener, path), (control, f"{path}-control")):
-            each.bind(where)
-            each.listen(10)
-        os.chmod(path, 0o666)
-        stack.callback(os.unlink, f"{path}-control")
-        port = free_port()
-        environment = {**os.environ, "PORT": str(port)}
-        pipe = asyncio.subprocess.PIPE
-        app = await asyncio.create_subprocess_exec(
-            *command, env=environment, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
-        )
-        assert app.stdout is not None
-        try:
-            assert await asyncio.wait_for(app.stdout.readline(), 20) == b"listening\n"
-            before = asyncio.all_tasks()
-            async with in_background(relay.relay(port, listener, control)) as running:
-                yield
-                await wait_until(lambda: asyncio.all_tasks() <= before | {running})
-        finally:
-            app.kill()
-            await app.communicate()
+async def serving(hosting: Hosting, command: list[str]) -> AsyncIterator[None]:
+    """Runs a server in a process of its own, with the relay of an app before it."""
+    port = free_port()
+    environment, pipe = {**os.environ, "PORT": str(port)}, asyncio.subprocess.PIPE
+    app = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert app.stdout is not None
+    try:
+        assert await asyncio.wait_for(app.stdout.readline(), 20) == b"listening\n"
+        async with relaying(port, socket_of(hosting)):
+            yield
+    finally:
+        app.kill()
+        await app.communicate()
 
 
 @pytest.mark.parametrize("trusted", ["private", "off", "192.0.2.0/24 ::1/128"])

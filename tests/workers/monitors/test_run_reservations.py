@@ -1,12 +1,7 @@
 """Reservations of dead gateways are settled once, at their maximum cost. Other reservations stay."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from itertools import count
 
@@ -23,6 +18,7 @@ from gateway.telemetry.metrics import Metrics
 from tests.support.background import in_background
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from tests.support.stores import opened
 from workers.monitors import run
 from workers.monitors.run import run_monitors
 
@@ -30,8 +26,8 @@ ids = map("r{}".format, count())
 
 
 class Worker:
-    def __init__(self, url: str) -> None:
-        self.store = Store(url)
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
     async def settle_overdue(self) -> int:
         return await run.settle_overdue(self.store)
@@ -61,19 +57,9 @@ class Worker:
         return int(settled or 0), int(reserved or 0)
 
 
-@asynccontextmanager
-async def worker(url: str) -> AsyncIterator[Worker]:
-    running = Worker(url)
-    try:
-        yield running
-    finally:
-        await running.store.close()
-
-
 @pytest.fixture
-async def settler(redis_url: str) -> AsyncIterator[Worker]:
-    async with worker(redis_url) as running:
-        yield running
+def settler(store: Store) -> Worker:
+    return Worker(store)
 
 
 async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(settler: Worker) -> None:
@@ -100,7 +86,7 @@ async def test_every_partition_is_searched(settler: Worker) -> None:
 
 async def test_several_workers_settle_each_reservation_once(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(worker(redis_url)) for _ in range(3)]
+        workers = [Worker(await stack.enter_async_context(opened(redis_url))) for _ in range(3)]
         for n in range(200):
             await workers[0].reserve("acc_1", n + 1, life=-1)
         ended = await asyncio.gather(*[each.settle_overdue() for each in workers])
@@ -178,7 +164,8 @@ async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.Monke
             await asyncio.sleep(0.2)
             assert not task.done()
             server.start()
-            async with worker(server.url) as gateway:
+            async with opened(server.url) as store:
+                gateway = Worker(store)
                 for _ in range(2):
                     await gateway.reserve("acc_1", 100, life=1)
                     await wait_until(lambda: _is_closed(gateway))
@@ -190,24 +177,3 @@ async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.Monke
 
 async def _is_closed(gateway: Worker) -> bool:
     return (await gateway.spend("acc_1"))[1] == 0
-
-
-async def test_as_a_process(settler: Worker, redis_url: str) -> None:
-    """`python -m workers monitors` settles at once, and ends cleanly on SIGTERM."""
-    await settler.reserve("acc_1", 100, life=-1)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workers", "monitors"],
-        env={"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        await wait_until(lambda: _is_closed(settler), timeout=15)
-        process.send_signal(signal.SIGTERM)
-        output, _ = await asyncio.to_thread(process.communicate, timeout=10)
-        assert process.returncode == 0
-        assert b"Traceback" not in output
-    finally:
-        process.kill()
-        process.wait()
-    assert await settler.spend("acc_1") == (100, 0)

@@ -34,7 +34,7 @@ from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
 from tests.support.background import in_background
-from tests.support.monitored_apps import DOWN, UP, Fleet, Watched, fleet
+from tests.support.monitored_apps import UP, Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster, free_port
 from tests.support.stores import change_plan, opened
@@ -107,34 +107,6 @@ async def test_the_release_that_visitors_get_has_the_health_check(
     await app.until("healthy")
 
 
-async def test_two_failures_are_no_incident(shared: Fleet) -> None:
-    app = await shared.app()
-    await app.until("healthy")
-    app.fails([lambda exchange: _third_time_lucky(app, exchange)])
-    await app.probed(12)
-    app.heals()
-    assert app.types() == []
-
-
-async def _third_time_lucky(app: Watched, exchange: Any) -> None:
-    """Two failures, one answer, and again."""
-    await exchange.play(UP if app.probes % 3 == 0 else DOWN)
-
-
-@pytest.mark.parametrize("refusal", [answer(500), CLOSE], ids=["status", "broken"])
-async def test_without_a_delivered_app_unhealthy_there_is_no_app_recovered(shared: Fleet, refusal: Any) -> None:
-    app = await shared.app()
-    shared.receiver.plays(f"/{app.account.id}", refusal)
-    app.fails()
-    await wait_until(lambda: len(shared.receiver.got(f"/{app.account.id}")) == 1, 10)
-    await app.account.outcome((await app.health()).notified)
-    shared.receiver.plays(f"/{app.account.id}")
-    app.heals()
-    await app.until("healthy")
-    await app.probed(3)
-    assert app.types() == ["app.unhealthy"]
-
-
 async def test_an_account_without_a_receiver_gets_no_app_recovered_later(shared: Fleet) -> None:
     app = await shared.app()
     await app.account.queue.webhooks.clear_receiver(app.account.id)
@@ -146,18 +118,6 @@ async def test_an_account_without_a_receiver_gets_no_app_recovered_later(shared:
     await app.until("healthy")
     await app.probed(3)
     assert app.types() == []
-
-
-async def test_the_cooldown_suppresses_a_second_incident(shared: Fleet) -> None:
-    app = await shared.app()
-    for _ in range(2):
-        app.fails()
-        await app.until("unhealthy")
-        app.heals()
-        await app.until("healthy")
-        await app.receives("app.unhealthy", "app.recovered")
-    await app.probed(3)
-    assert app.types() == ["app.unhealthy", "app.recovered"]
 
 
 async def test_after_the_cooldown_the_next_incident_is_reported(own: Fleet) -> None:

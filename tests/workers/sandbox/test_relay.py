@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background import cancel, in_background
 from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.relays import relayed, relaying
 from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox import network, relay
 
@@ -22,7 +23,7 @@ class App:
     """An app that answers a connection when its test says so."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.control = path, path.with_name("control")
+        self.path = self.control = path
         self.connections = list[Talk]()
 
     async def ask(self) -> Talk:
@@ -40,24 +41,14 @@ def app(tmp_path: Path) -> Running:
     async def running(**seconds: float) -> AsyncIterator[App]:
         limits = relay.RelayLimits(requests=3, waiting=2, **seconds)  # type: ignore[arg-type]
         app = App(tmp_path / "sock")
-        listener, control = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        for each, path in ((listener, app.path), (control, app.control)):
-            each.bind(str(path))
-            each.listen(10)
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             app.connections.append((reader, writer))
 
-        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            relaying = asyncio.create_task(relay.relay(port, listener, control, limits=limits))
+        async with relayed(connected, app.path, limits) as app.control:
             yield app
             for _, writer in app.connections:
                 writer.close()
-            await wait_until(lambda: asyncio.all_tasks() <= {relaying, asyncio.current_task()})
-            await cancel(relaying)
-            listener.close()
-            control.close()
 
     return running
 
@@ -146,9 +137,9 @@ EARLY = b"HTTP/1.1 413 Too Large\r\nContent-Length: 10000\r\nConnection: close\r
 
 @pytest.mark.parametrize("reads", ["at once", "at the end"])
 async def test_an_early_answer_reaches_a_visitor_that_goes_on_sending(tmp_path: Path, reads: str) -> None:
-    async with relaying_to(early_app, tmp_path) as path:
+    async with relayed(early_app, tmp_path / "sock"):
         for _ in range(20):
-            reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "sock", limit=1 << 20)
             writer.write(REQUEST)
             answer = asyncio.create_task(reader.read(-1)) if reads == "at once" else None
             for _ in range(50):
@@ -182,8 +173,8 @@ async def test_what_an_app_does_not_read_is_dropped_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(network, limit, 1)
-    async with relaying_to(early_app, tmp_path) as path:
-        _, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
+    async with relayed(early_app, tmp_path / "sock"):
+        _, writer = await asyncio.open_unix_connection(tmp_path / "sock", limit=1 << 20)
         writer.write(REQUEST)
 
         async def send() -> None:
@@ -195,23 +186,6 @@ async def test_what_an_app_does_not_read_is_dropped_within_bounds(
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await asyncio.wait_for(send(), 10)
         writer.close()
-
-
-@contextlib.asynccontextmanager
-async def relaying_to(
-    app: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object], folder: Path
-) -> AsyncIterator[Path]:
-    with contextlib.ExitStack() as stack:
-        listener, control = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
-        for each, name in ((listener, "sock"), (control, "control")):
-            each.bind(str(folder / name))
-            each.listen(10)
-        async with await asyncio.start_server(app, "127.0.0.1", 0) as server:
-            before = asyncio.all_tasks()
-            port = server.sockets[0].getsockname()[1]
-            async with in_background(relay.relay(port, listener, control)) as relaying:
-                yield folder / "sock"
-                await wait_until(lambda: asyncio.all_tasks() <= before | {relaying})
 
 
 # -- sleep ---------------------------------------------------------------------------------------------------
@@ -268,34 +242,25 @@ async def test_requests_of_monitors_are_not_counted(app: Running, monkeypatch: p
 
 
 async def test_requests_wait_until_an_app_that_starts_listens(tmp_path: Path) -> None:
-    listener, control = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    for each, name in ((listener, "sock"), (control, "control")):
-        each.bind(str(tmp_path / name))
-        each.listen(10)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    relaying = asyncio.create_task(relay.relay(port, listener, control))
-    visitors = [await asyncio.open_unix_connection(tmp_path / "sock") for _ in range(5)]
-    for _, writer in visitors:
-        writer.write(REQUEST)
-    await asyncio.sleep(0.3)
-    answered = list[bytes]()
+    path, answered = tmp_path / "sock", list[bytes]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answered.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", port):
-        for reader, writer in visitors:
-            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 204 ")
-            writer.close()
-    assert answered == [REQUEST] * 5
-    reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
-    writer.write(REQUEST)
-    with contextlib.suppress(ConnectionResetError):
-        assert await asyncio.wait_for(reader.read(), 5) == b"", "an app that has listened before is not waited for"
-    writer.close()
-    await cancel(relaying)
-    listener.close()
-    control.close()
+    async with relaying(port := free_port(), path):
+        visitors = [await asyncio.open_unix_connection(path) for _ in range(5)]
+        for _, writer in visitors:
+            writer.write(REQUEST)
+        await asyncio.sleep(0.3)
+        async with await asyncio.start_server(answer, "127.0.0.1", port):
+            for reader, writer in visitors:
+                assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 204 ")
+                writer.close()
+        assert answered == [REQUEST] * 5
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(REQUEST)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b"", "an app that has listened before is not waited for"
+        writer.close()
