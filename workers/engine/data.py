@@ -46,6 +46,7 @@ Start = Callable[[str, Coroutine[object, object, None]], None]
 POLL_SECONDS = 0.5  # between looks for commands
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
 TIDY_PAUSE_SECONDS = 0.1  # between two apps, so that thousands of them take minutes
+TIDY_READS = 50  # apps whose records are read together
 DAILY_ROUNDS = 6  # of tidying, in one of which an app is asked whether its daily snapshot is due
 COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
 FAILURES = (DataError, OSError, StorageUnavailable)  # of a command; any other exception is a fault of the service
@@ -306,25 +307,33 @@ class DataAgent:
 
     async def _tidy(self) -> None:
         self._round += 1
-        for app_id, account in await self._driver.list_apps():
-            try:
-                app = await self._registry.find_app(app_id)
-                is_deleted = app is None or app.account != account
-                await self._driver.tidy(app_id, account, is_deleted=is_deleted)
-                if not is_deleted and (crc32(app_id.encode()) + self._round) % DAILY_ROUNDS == 0:
-                    await self._make_daily(app_id, account)
-            except BackboneUnavailable:
-                raise
-            except (DataError, StorageUnavailable) as error:
-                logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
-            except Exception as error:  # one app must not stop the others
-                logger.error("data.not_tidied", app=app_id, exc_info=error)
-            await asyncio.sleep(TIDY_PAUSE_SECONDS)
+        apps = await self._driver.list_apps()
+        for first in range(0, len(apps), TIDY_READS):
+            some = apps[first : first + TIDY_READS]
+            found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
+            present = {(app.id, app.account) for app, _ in found.values()}
+            for app_id, account in some:
+                try:
+                    is_deleted = (app_id, account) not in present and await self._is_deleted(app_id, account)
+                    await self._driver.tidy(app_id, account, is_deleted=is_deleted)
+                    if not is_deleted and (crc32(app_id.encode()) + self._round) % DAILY_ROUNDS == 0:
+                        await self._make_daily(app_id, account)
+                except BackboneUnavailable:
+                    raise
+                except (DataError, StorageUnavailable) as error:
+                    logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
+                except Exception as error:  # one app must not stop the others
+                    logger.error("data.not_tidied", app=app_id, exc_info=error)
+                await asyncio.sleep(TIDY_PAUSE_SECONDS)
         await self._driver.remove_expired()
+
+    async def _is_deleted(self, app_id: str, account: str) -> bool:
+        app = await self._registry.find_app(app_id)
+        return app is None or app.account != account
 
     async def _make_daily(self, app_id: str, account: str) -> None:
         """Makes a snapshot a day after the last one, if something has changed."""
-        if (keeper := self._driver.find_due(app_id, account)) is None:
+        if (keeper := self._driver.find_due(app_id, account)) is None or await self._is_deleted(app_id, account):
             return
         async with self._driver.turns.exclusive(app_id, account), keeper.daily() as packed:
             if packed is not None:

@@ -69,8 +69,8 @@ class Places(Protocol):
     async def list_apps(self) -> set[str]:
         """Returns the ids of the apps of which something is there."""
 
-    async def list_places(self, app_id: str = "") -> list[Place]:
-        """Returns the places of an app, or of all."""
+    async def list_places(self, *app_ids: str) -> list[Place]:
+        """Returns the places of these apps."""
 
     def places_at(self, host: str) -> list[Place]:
         """Returns the places to which a host name leads. They lack their other names."""

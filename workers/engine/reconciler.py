@@ -7,12 +7,10 @@ the records (`workers/hosting/hold_engine.py`).
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
 
-from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
 from gateway.deploys.serving import Records, StepAnswer, Wanted
 from gateway.deploys.states import AppGone, DeployError
@@ -20,6 +18,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.loops import every
 from gateway.redis.client import patient
 from workers.engine.driver import ReleaseMissing, Target
+from workers.engine.names import FindApp
 from workers.engine.steps import ReleaseSteps
 
 logger = structlog.get_logger()
@@ -58,7 +57,7 @@ class Reconciler:
         self,
         records: Records,
         steps: ReleaseSteps,
-        find_app: Callable[[str], Awaitable[App | None]],
+        find_app: FindApp,
         canary: float,
         *,
         poll_seconds: float = POLL_SECONDS,

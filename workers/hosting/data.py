@@ -104,7 +104,7 @@ class HostData(DataDriver):
 
     async def _set_limits(self, apps: Collection[AppData]) -> None:
         owned = {data.app_id: data for data in apps}
-        for app_id, (app, account) in (await self._registry.read_apps([*owned])).items():
+        for app_id, (app, account) in (await self._registry.read_intact_apps([*owned]))[0].items():
             if app.account == owned[app_id].account:
                 owned[app_id].limit = self._settings.app_data[account.plan] * MIB
 

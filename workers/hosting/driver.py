@@ -62,20 +62,21 @@ class HostPlaces:
         self._settings, self._releases = settings, releases
 
     async def list_apps(self) -> set[str]:
-        return {*self._releases.list_apps()} | {place.app for place in await self.list_places()}
+        names = await run_in_thread(self._releases.list_names)
+        return {*self._releases.list_apps()} | {Site(folder).app_id for folder in names}
 
-    async def list_places(self, app_id: str = "") -> list[Place]:
-        return await run_in_thread(self._list_places, app_id)
+    async def list_places(self, *app_ids: str) -> list[Place]:
+        return await run_in_thread(self._list_places, app_ids)
 
-    def _list_places(self, app_id: str) -> list[Place]:
+    def _list_places(self, app_ids: Collection[str]) -> list[Place]:
         names = self._releases.list_names()
-        sites = self._releases.sites_of(app_id) if app_id else self._releases.sites()
+        sites = [site for app_id in app_ids for site in self._releases.sites_of(app_id)]
         found = [
             Place(site.account, site.app_id, site.variant, self._read_hosts(names.pop(site.folder, ())))
             for site in sites
             if site.current is not None or not site.is_preview
         ]
-        left = [Site(folder) for folder in names if app_id in ("", Site(folder).app_id)]  # which serve nothing
+        left = [site for site in map(Site, names) if site.app_id in app_ids]  # which serve nothing
         return found + [Place("", site.app_id, site.variant, self._read_hosts(names[site.folder])) for site in left]
 
     def _read_hosts(self, names: Iterable[str]) -> Hosts:

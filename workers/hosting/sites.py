@@ -32,7 +32,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from workers.engine.data import DataAgent
-from workers.engine.names import find_app, follow_changes, list_apps
+from workers.engine.names import find_app, find_apps, follow_changes, list_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.engine.visits import VISITS_SECONDS, note_visits
@@ -105,7 +105,7 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await start(DataAgent(registry, data).run())
         find = partial(find_app, registry)
         driver = HostDriver(settings, suspensions.mark, None if data is None else data.bring)
-        steps = ReleaseSteps(driver, find, settings.apps_domain)
+        steps = ReleaseSteps(driver, find, partial(find_apps, registry), settings.apps_domain)
         reconciler = Reconciler(records, steps, find, settings.canary)
         await stack.enter_async_context(aclosing(reconciler))
         await driver.open()

@@ -65,6 +65,7 @@ class ClusterData(DataDriver):
         self._new = {each.metadata.name: each for each in self._list_claims()}  # claims on which they may not run yet
         cluster.on_claim = self._note_claim
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
+        self._daily: set[tuple[str, str]] = set()  # the apps, with their accounts, whose daily snapshot may be due
         self._folder.mkdir(parents=True, exist_ok=True)
 
     # -- pods ------------------------------------------------------------------------------------------------
@@ -125,7 +126,8 @@ class ClusterData(DataDriver):
         return pod
 
     def find_due(self, app_id: str, account: str) -> Keeper | None:
-        return self._find_pod(app_id, account)  # without a pod, nothing changes
+        # Without a pod, nothing changes.
+        return self._find_pod(app_id, account) if (app_id, account) in self._daily else None
 
     async def has_started(self, app_id: str, account: str) -> bool:
         """Returns whether the start command runs in all pods that have one."""
@@ -176,7 +178,7 @@ class ClusterData(DataDriver):
 
     async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
         claims, due = {*await self.list_apps()}, time.monotonic() // REPORT_ALL_SECONDS
-        found = await self._registry.read_apps([app_id for app_id, _ in claims])
+        found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in claims])
 
         async def ask(app: App, limit: int) -> DataStatus | None:
             if (pod := self._find_pod(app.id, app.account)) is None:
@@ -189,6 +191,7 @@ class ClusterData(DataDriver):
                 finally:
                     if len(found) > REPORTS:
                         await asyncio.sleep(REPORTS / REPORTS_PER_SECOND)
+            (self._daily.add if report.daily else self._daily.discard)((app.id, app.account))
             state: DataState = "restoring" if report.held else "full" if report.full else "running"
             return describe_status(report.used, limit, state)
 
@@ -236,6 +239,7 @@ class ClusterData(DataDriver):
         secrets = ("Secret", name), ("Secret", gone_name(name))
         await self._cluster.delete(("Deployment", name), ("PersistentVolumeClaim", name), *secrets)
         self._seen.pop((account, app_id), None)
+        self._daily.discard((app_id, account))
         self._missed.discard(name)
 
     async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:

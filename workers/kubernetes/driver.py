@@ -114,6 +114,7 @@ class ClusterDriver:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
+        self.changed: set[Address] = set()  # which have a new record, or lead elsewhere
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._visits: Visits = {}  # of previews, since the last `read_visits`
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
@@ -130,6 +131,7 @@ class ClusterDriver:
 
     def note(self, wanted: Wanted) -> None:
         self.records[wanted.app, wanted.address] = wanted
+        self.changed.add((wanted.app, wanted.address))
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
 
@@ -420,6 +422,7 @@ class ClusterDriver:
     async def lead(self, target: Target, *, asleep: bool) -> None:
         """Leads the address to a release, or to the activator. Raises DeployError."""
         await self.places.lead(self._describe(target.wanted, target.app, target.deploy), asleep=asleep)
+        self.changed.add((target.wanted.app, target.wanted.address))
 
     async def unroute(self, target: Target) -> None:
         name = address_name(target.wanted.app, target.wanted.address)

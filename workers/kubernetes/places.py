@@ -35,6 +35,7 @@ from workers.kubernetes.pod import PodRelease
 
 # The controllers that make EndpointSlices, as their label names them.
 CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
+SERVED = ("Service", "Deployment")  # one of these kinds shows that something of an app is there
 FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
 
 
@@ -116,11 +117,11 @@ class ClusterPlaces:
                 await self._cluster.delete((described["kind"], described["metadata"]["name"]))
 
     async def list_apps(self) -> set[str]:
-        return {place.app for place in await self.list_places()}
+        found = [each.metadata.labels for kind in SERVED for each in self._cluster.select(kind)]
+        return {labels.get(APP_LABEL, "") for labels in found if ADDRESS_LABEL in labels}
 
-    async def list_places(self, app_id: str = "") -> list[Place]:
-        labels = {"app": app_id} if app_id else {}
-        found = [each for kind in ("Service", "Deployment") for each in self._cluster.select(kind, **labels)]
+    async def list_places(self, *app_ids: str) -> list[Place]:
+        found = [each for app in app_ids for kind in SERVED for each in self._cluster.select(kind, app=app)]
         places = {_place_of(each) for each in found if ADDRESS_LABEL in each.metadata.labels}
         return [Place(*place, self._read_hosts(address_name(*place[1:]))) for place in places]
 

@@ -72,17 +72,22 @@ class Sleep:
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
-    def list_awake(self) -> list[Address]:
-        """Returns the addresses whose start commands run and may sleep: no deploy is in progress."""
-        return [
-            address
-            for address, wanted in self._driver.records.items()
-            if wanted.step in ("live", "undo")
+    def take_changed(self) -> set[Address]:
+        """Returns the addresses of which `may_sleep` may have become true since the last call."""
+        changed, self._driver.changed = self._driver.changed, set()
+        return changed
+
+    def may_sleep(self, address: Address) -> bool:
+        """Returns whether the start command of an address runs and may sleep: no deploy is in progress."""
+        wanted = self._driver.records.get(address)
+        return (
+            wanted is not None
+            and wanted.step in ("live", "undo")
             and (release := wanted.releases.get(wanted.serves)) is not None
             and release.runs
             and self._driver.routed(wanted) == wanted.serves
             and not self._driver.places.is_asleep(*address)
-        ]
+        )
 
     async def let_sleep(self, address: Address, seconds: float) -> float:
         """Ends the pod of an app that nobody has asked for so many seconds. Requests come to the activator from now on.

@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from gateway.accounts.records import Account, App
@@ -112,10 +111,11 @@ class InspectionLoop:
         )
         if not due.apps:
             return 0
-        records, unreadable = await self._read_records([each.id for each in due.apps])
+        records, damaged = await self._registry.read_intact_apps([each.id for each in due.apps])
         skipped: dict[str, bool] = {}
         for each in due.apps:
-            if each.id in unreadable:  # due again later
+            if each.id in damaged:  # due again later
+                logger.error("inspection.unreadable", app=each.id, error=damaged[each.id])
                 continue
             app, account = records.get(each.id, (None, None))
             if app is None or account is None or partition_tag(app.account) != tag:
@@ -130,25 +130,6 @@ class InspectionLoop:
         if skipped:
             await self._skip(tag, due, skipped)
         return len(due.apps)
-
-    async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
-        """Returns the apps with their accounts, and the ids of apps whose record can't be read.
-
-        One broken record must not end the inspections of other apps.
-        """
-        try:
-            return await self._registry.read_apps(app_ids), set()
-        except msgspec.DecodeError as error:
-            if len(app_ids) == 1:
-                logger.error("inspection.unreadable", app=app_ids[0], error=str(error))
-                return {}, set(app_ids)
-        records: dict[str, tuple[App, Account]] = {}
-        unreadable: set[str] = set()
-        for app_id in app_ids:
-            one, broken = await self._read_records([app_id])
-            records |= one
-            unreadable |= broken
-        return records, unreadable
 
     async def _forget(self, tag: str, app_id: str) -> None:
         client = self._store.client
