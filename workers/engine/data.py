@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.cancellation import RunningTasks
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
@@ -40,8 +41,6 @@ from workers.sandbox.keeper import UNMEASURABLE
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
-
-Start = Callable[[str, Coroutine[object, object, None]], None]
 
 POLL_SECONDS = 0.5  # between looks for commands
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
@@ -120,8 +119,8 @@ class DataDriver(ABC):
         """Returns whether the app runs on its data, or is not meant to."""
 
     @abstractmethod
-    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
-        """Returns what else is done again after so many seconds. `start` begins work, under a name."""
+    def list_rounds(self, running: RunningTasks) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+        """Returns what else is done again after so many seconds. `running` has the work that it begins."""
 
     # -- their snapshots -------------------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ class DataAgent:
     def __init__(self, registry: Registry, driver: DataDriver) -> None:
         self._registry, self._driver = registry, driver
         self._records, self._commands = driver.records, DataCommands(registry.store)
-        self._running: dict[str, asyncio.Task[None]] = {}  # by command, or by the driver's name
+        self._running = RunningTasks()  # by command, or by the driver's name
         self._unwritten: dict[tuple[str, str], DataStatus] = {}  # reports, by account and app
         self._round = 0  # of tidying
 
@@ -194,25 +193,15 @@ class DataAgent:
             (POLL_SECONDS, self._take_commands),
             (self._driver.report_seconds, self._report),
             (TIDY_SECONDS, self._tidy),
-            *self._driver.list_rounds(self._start),
+            *self._driver.list_rounds(self._running),
         ]
-        repeating = [asyncio.create_task(every(seconds, step, "data.round_failed")) for seconds, step in rounds]
         try:
-            await asyncio.gather(*repeating)
+            async with asyncio.TaskGroup() as group:
+                for seconds, step in rounds:
+                    group.create_task(every(seconds, step, "data.round_failed"))
         finally:
-            tasks = [*repeating, *self._running.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._running.cancel()
         raise AssertionError("the rounds never end")
-
-    def _start(self, name: str, work: Coroutine[object, object, None]) -> None:
-        """Begins the work, unless work of this name is running."""
-        if name in self._running:
-            work.close()
-            return
-        self._running[name] = task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._running.pop(name))
 
     async def _report(self) -> None:
         self._unwritten |= await self._driver.find_changes()
@@ -223,7 +212,7 @@ class DataAgent:
 
     async def _take_commands(self) -> None:
         for command in await self._commands.list_commands():
-            self._start(command.id, self._carry_out(command))
+            self._running.start(self._carry_out(command), command.id)
 
     async def _carry_out(self, command: DataCommand) -> None:
         async with self._driver.turns.exclusive(command.app, command.account):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import structlog
 
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
+from gateway.cancellation import cancel, end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
 from gateway.deploys.serving import Records, StepAnswer, Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import BackboneUnavailable
@@ -102,10 +102,7 @@ class Reconciler:
                 await asyncio.sleep(self._quick_poll_seconds if quick else self._poll_seconds)
 
     async def aclose(self) -> None:
-        tasks = [step.task for step in self._steps.values() if step.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*[step.task for step in self._steps.values() if step.task is not None])
 
     async def _tidy(self) -> None:
         if self.is_synced:  # otherwise the releases to keep are not known yet

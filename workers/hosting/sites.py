@@ -21,7 +21,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.cancellation import RunningTasks, end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.previews import Previews
 from gateway.deploys.serving import Records
 from gateway.events.catalog import AppCrashed
@@ -186,7 +186,7 @@ class CrashReporter:
         self.registry = Registry(self.store, vault)
         webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
         self._crashes = patient(Crashes(self.store, webhooks))
-        self._reporting: set[asyncio.Task[None]] = set()
+        self._reporting = RunningTasks()
 
     async def report(
         self,
@@ -202,9 +202,7 @@ class CrashReporter:
         """
         at = time_of(event_id)
         crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso(None if at is None else at / 1000))
-        task = asyncio.create_task(self._report(app_id, crash, lines, event_id))
-        self._reporting.add(task)
-        task.add_done_callback(self._reporting.discard)
+        self._reporting.start(self._report(app_id, crash, lines, event_id))
 
     async def _report(self, app_id: str, crash: AppCrashed, lines: list[str], known_id: str) -> None:
         event_id = known_id or new_id("evt")
@@ -219,7 +217,5 @@ class CrashReporter:
             logger.error("app.crash_not_reported", app=app_id, reason=crash.reason)
 
     async def aclose(self) -> None:
-        for task in self._reporting:
-            task.cancel()
-        await asyncio.gather(*self._reporting, return_exceptions=True)
+        await self._reporting.cancel()
         await self.store.close()

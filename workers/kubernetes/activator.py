@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import structlog
 
-from gateway.cancellation import run_in_background
+from gateway.cancellation import RunningTasks, cancel, run_in_background
 from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
@@ -63,10 +63,9 @@ class Activator:
         self._sleep, self._limits, self._port = sleep, limits, port
         self._held_limit, self._held_of_app_limit, self._hold_seconds = held, held_of_app, hold_seconds
         self._due: dict[tuple[str, str], float] = {}  # when the idleness of an app's address is checked next
-        self._checking: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._checking, self._answering = RunningTasks(), RunningTasks()
         self._held: Counter[str] = Counter()  # requests, by app
         self._held_of_account: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
@@ -77,10 +76,7 @@ class Activator:
                 await looking
             raise AssertionError
         finally:
-            tasks = [*self._tasks, *self._checking.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*self._answering.values(), *self._checking.values())
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
@@ -98,8 +94,7 @@ class Activator:
             elif limit is None:
                 self._due[key] = now + CHECK_SECONDS
             elif len(self._checking) < CHECKS:
-                self._checking[key] = checking = asyncio.create_task(self._check(key, limit))
-                checking.add_done_callback(lambda _, ended=key: self._checking.pop(ended))  # type: ignore[misc]
+                self._checking.start(self._check(key, limit), key)
 
     async def _check(self, key: tuple[str, str], limit: float) -> None:
         """Lets an app sleep that nobody has asked for `limit` seconds."""
@@ -113,10 +108,9 @@ class Activator:
     # -- waking up -------------------------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= CONNECTIONS:
+        if len(self._answering) >= CONNECTIONS:
             return writer.transport.abort()
-        self._tasks.add(task := asyncio.create_task(self._answer((reader, writer))))
-        task.add_done_callback(self._tasks.discard)
+        self._answering.start(self._answer((reader, writer)))
 
     async def _answer(self, visitor: Connection) -> None:
         reader, writer = visitor

@@ -16,6 +16,7 @@ import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.cancellation import RunningTasks
 from gateway.data.commands import DataCommands
 from gateway.data.records import DataState, DataStatus
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
@@ -25,7 +26,7 @@ from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
 from workers.engine.app_data import GONE_SECONDS
-from workers.engine.data import DataDriver, Start, describe_status
+from workers.engine.data import DataDriver, describe_status
 from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
 from workers.kubernetes.cluster import Cluster
@@ -137,14 +138,14 @@ class ClusterData(DataDriver):
 
     # -- new volumes -----------------------------------------------------------------------------------------
 
-    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
-        return ((BEGIN_SECONDS, partial(self._begin_volumes, start)),)
+    def list_rounds(self, running: RunningTasks) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+        return ((BEGIN_SECONDS, partial(self._begin_volumes, running)),)
 
     def _note_claim(self, claim: Any) -> None:
         if claim.metadata.uid not in self._begun and APP_LABEL in claim.metadata.labels:
             self._new[claim.metadata.name] = claim
 
-    async def _begin_volumes(self, start: Start) -> None:
+    async def _begin_volumes(self, running: RunningTasks) -> None:
         """Lets apps begin on their new volumes, with the newest snapshot if they have one.
 
         They come from another engine, or their volume was lost.
@@ -154,7 +155,7 @@ class ClusterData(DataDriver):
             if uid in self._begun or ("PersistentVolumeClaim", name) not in self._cluster.present:
                 del self._new[name]
             else:
-                start(uid, self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]))
+                running.start(self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]), uid)
 
     async def _begin(self, uid: str, app_id: str, account: str) -> None:
         if (pod := self._find_pod(app_id, account)) is None:

@@ -6,12 +6,12 @@ A Service leads to the pods of a release, or to the worker's activator (`activat
 Endpoints or its EndpointSlices, so both say the same.
 """
 
-import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.cancellation import RunningTasks
 from gateway.deploys.addresses import url_of
 from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.release import ReleaseArchive
@@ -44,11 +44,11 @@ class ClusterPlaces:
 
     def __init__(self, settings: Settings, cluster: Cluster, activator: tuple[str, int]) -> None:
         self._settings, self._cluster, self._activator = settings, cluster, activator
-        self._sweeping: set[asyncio.Task[None]] = set()
+        self._sweeping = RunningTasks()
         cluster.on_slice = self._note_slice
 
     async def aclose(self) -> None:
-        await asyncio.gather(*self._sweeping, return_exceptions=True)
+        await self._sweeping.cancel()
 
     # -- Services --------------------------------------------------------------------------------------------
 
@@ -97,8 +97,7 @@ class ClusterPlaces:
     def _note_slice(self, found: Any) -> None:
         """Deletes a slice that a controller has made too late."""
         if strays := self._list_strays([found]):
-            self._sweeping.add(task := asyncio.create_task(self._sweep(strays)))
-            task.add_done_callback(self._sweeping.discard)
+            self._sweeping.start(self._sweep(strays))
 
     async def _sweep(self, strays: Collection[Key]) -> None:
         with suppress(DeployError):  # which is logged where it is refused
