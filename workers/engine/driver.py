@@ -6,7 +6,7 @@ keep one contract (`tests/workers/engine/test_driver_contract.py`).
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -16,6 +16,8 @@ from gateway.deploys.addresses import host_of
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
+from gateway.errors import StorageUnavailable
+from gateway.storage import until_storage_answers
 
 Hosts = Mapping[str, str]  # each host name, with the one to which its visitors are redirected, or ''
 
@@ -177,3 +179,22 @@ class Driver(Protocol):
 
         `gone`: the ids of the deleted apps. `deploys`: those of the deploys to keep. The sets change while this runs.
         """
+
+
+async def until_stored(outage: asyncio.Event, deploy: str, look: Callable[[], Awaitable[bool]]) -> None:
+    """Looks for a release in the storage until that answers. Sets `outage` meanwhile. Raises DeployError."""
+
+    async def try_to_look() -> bool:
+        try:
+            found = await look()
+        except StorageUnavailable:
+            outage.set()
+            raise
+        outage.clear()
+        return found
+
+    try:
+        if not await until_storage_answers(try_to_look):
+            raise ReleaseMissing(deploy)
+    except StorageUnavailable:
+        raise DeployError("the storage does not answer; deploy again later") from None

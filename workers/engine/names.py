@@ -20,7 +20,7 @@ from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.addresses import host, hosts_of
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import BackboneUnavailable
-from gateway.keys import ALIAS, APP, PARTITION_TAGS, apps_key
+from gateway.keys import ALIAS, APP, PARTITION_TAGS, apps_key, served_apps_key
 from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -167,16 +167,22 @@ async def list_apps(store: Store) -> set[str]:
 
 
 async def follow_changes(
-    store: Store, *followers: Callable[[str], Awaitable[None]], first: Collection[str] = ()
+    store: Store,
+    *followers: Callable[[str], Awaitable[None]],
+    first: Collection[str] = (),
+    on_step: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Calls the followers with the id or name of an app whose record has changed: its name, domain or account.
 
-    Begins with the apps in `first`. What is announced while there is no subscription, `Names.follow_some` finds.
+    Begins with the apps in `first`. What is announced while there is no subscription, `Names.follow_some` finds. Calls
+    `on_step` when a serving record has changed.
     """
-    changed, woken = {*first}, asyncio.Event()
+    changed, woken, served = {*first}, asyncio.Event(), {served_apps_key(tag) for tag in PARTITION_TAGS}
     woken.set()
 
     def note(_: str, key: str) -> None:
+        if key in served:
+            on_step()
         prefix, _, name = key.partition(":")
         if prefix in (APP, ALIAS):
             changed.add(name)

@@ -16,7 +16,6 @@ import aiohttp
 import msgspec
 import structlog
 
-from gateway import storage
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import url_of
 from gateway.deploys.release import ReleaseArchive
@@ -26,8 +25,8 @@ from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
-from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits
+from gateway.storage import fetch_object, open_storage
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.engine.health import Listening, NotUp, request_health, until_up
 from workers.engine.packing import DataError
 from workers.hosting import archives, caddy, disk
@@ -204,29 +203,18 @@ class HostDriver:
         for same in (self._releases.built / deploy_id, *await run_in_thread(self._releases.list_releases, app_id)):
             if archives.read_record(same) == archive and await link_folder(same, fresh):
                 return fresh
+        key = archives.archive_key(app_id, deploy_id)
+        fetch = partial(fetch_object, self._storage, key, packed, ARCHIVE_BYTES)
         try:
-            if not await until_storage_answers(lambda: self._try_to_fetch(app_id, deploy_id, packed)):
-                raise ReleaseMissing(deploy_id)
+            await until_stored(self.outage, deploy_id, fetch)
             fresh.mkdir(mode=0o755)
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
-        except StorageUnavailable:
-            raise DeployError("the storage does not answer; deploy again later") from None
         except BadArchive as error:
             raise DeployError(str(error)) from None
         finally:
             packed.unlink(missing_ok=True)
         return fresh
-
-    async def _try_to_fetch(self, app_id: str, deploy_id: str, path: Path) -> bool:
-        key = archives.archive_key(app_id, deploy_id)
-        try:
-            found = await storage.fetch_object(self._storage, key, path, ARCHIVE_BYTES)
-        except StorageUnavailable:
-            self.outage.set()
-            raise
-        self.outage.clear()
-        return found
 
     # -- running it ------------------------------------------------------------------------------------------
 

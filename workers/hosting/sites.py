@@ -113,9 +113,8 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await reconciler.catch_up()
         await start(_follow(hold, reconciler))
         await start(HostWatch(settings, store, releases, reconciler, hold).run())
-        await start(
-            follow_changes(store, steps.names.follow_app, first=await list_apps(store) - releases.list_apps().keys())
-        )
+        first = await list_apps(store) - releases.list_apps().keys()
+        await start(follow_changes(store, steps.names.follow_app, first=first, on_step=reconciler.look_soon))
         await start(suspensions.run())
         visits = partial(note_visits, Previews(store, records), driver)
         await start(every(VISITS_SECONDS, visits, "previews.visits_not_noted", first=VISITS_SECONDS))

@@ -12,6 +12,7 @@ import enum
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,10 +28,9 @@ from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
-from gateway.errors import StorageUnavailable
 from gateway.settings import Plan, Settings
-from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits
+from gateway.storage import open_storage
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
@@ -154,21 +154,8 @@ class ClusterDriver:
         """The worker sends it to its pod."""
         if target.deploy not in target.wanted.releases:
             raise ReleaseMissing(target.deploy)
-        try:
-            found = await until_storage_answers(lambda: self._is_stored(target.wanted.app, target.deploy))
-        except StorageUnavailable:
-            raise DeployError("the storage does not answer; deploy again later") from None
-        if not found:
-            raise ReleaseMissing(target.deploy)
-
-    async def _is_stored(self, app_id: str, deploy: str) -> bool:
-        try:
-            found = await self._storage.exists(archive_key(app_id, deploy))
-        except StorageUnavailable:
-            self.outage.set()
-            raise
-        self.outage.clear()
-        return found
+        key = archive_key(target.wanted.app, target.deploy)
+        await until_stored(self.outage, target.deploy, partial(self._storage.exists, key))
 
     def _find_archive(self, place: PodRelease, deploy: str) -> ReleaseArchive | None:
         wanted = self.records.get((place.app, place.address))

@@ -99,7 +99,8 @@ async def run(settings: Settings) -> None:
         activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
         volumes = ClusterData(settings, reporter.registry, cluster, driver)
         data = DataAgent(reporter.registry, volumes)
-        changes = follow_changes(reporter.store, steps.names.follow_app, volumes.follow_app)
+        followers = steps.names.follow_app, volumes.follow_app
+        changes = follow_changes(reporter.store, *followers, on_step=reconciler.look_soon)
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
         note = partial(note_visits, Previews(reporter.store, records), driver)

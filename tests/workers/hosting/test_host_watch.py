@@ -49,7 +49,9 @@ class Machine:
         self.driver = HostDriver(self.settings)
         steps = ReleaseSteps(self.driver, find, partial(find_apps, registry), DOMAIN)
         self.records = Records(store, hosting.releases.folder_id())
-        self.reconciler = Reconciler(self.records, steps, find, 1.0, resync_seconds=0.1, tidy_seconds=0.1)
+        self.reconciler = Reconciler(
+            self.records, steps, find, 1.0, poll_seconds=0.1, resync_seconds=0.1, tidy_seconds=0.1
+        )
         self.lease = HostHold(self.records, hosting.folder, hosting.releases.folder_id())
         self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
 
