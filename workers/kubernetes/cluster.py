@@ -12,6 +12,7 @@ of those to compare. An object is compared only if it or what is wanted of it ha
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +106,7 @@ class Cluster:
             raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
         self.own_namespace = _read_own_namespace()
         self.present: dict[Key, Any] = {}
+        self.changes = Counter[str]()  # of the present objects, by kind
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
         self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
@@ -322,6 +324,7 @@ class Cluster:
         known = self.present.get(key)
         if known is not None and found is not None and "" != _version_of(known) == _version_of(found):
             return
+        self.changes[key[0]] += 1
         for term in self._terms.pop(key, []):
             names = self._index[term]
             del names[key[1]]
@@ -360,7 +363,7 @@ class Cluster:
                 if not rest:
                     rest = list(self.wanted)
                     size = math.ceil(len(rest) * self._slice_seconds / self._heal_seconds)
-                self._queue |= dict.fromkeys(rest[:size])
+                self._queue |= {key: None for key in rest[:size] if key in self.wanted and not self._matches(key)}
                 del rest[:size]
                 slice_at = time.monotonic() + self._slice_seconds
             while self._queue:

@@ -114,6 +114,8 @@ class ClusterDriver:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
+        self._notes = 0  # of records
+        self._tidied: tuple[int, ...] = ()  # what had changed before the last round of tidying
         self.changed: set[Address] = set()  # which have a new record, or lead elsewhere
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._visits: Visits = {}  # of previews, since the last `read_visits`
@@ -132,6 +134,7 @@ class ClusterDriver:
     def note(self, wanted: Wanted) -> None:
         self.records[wanted.app, wanted.address] = wanted
         self.changed.add((wanted.app, wanted.address))
+        self._notes += 1
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
 
@@ -434,10 +437,13 @@ class ClusterDriver:
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
         # A worker that ended between two deletions has left the Secret alone.
-        releases = [*self._cluster.select("Deployment"), *self._cluster.select("Secret")]
-        present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
-        kept = deploys | {wanted.served for wanted in self.records.values()}
-        await self._cluster.delete(*_keys_of(present - kept - {None}))
+        kinds = "Deployment", "Secret"
+        changes = self._notes, len(self.records), len(deploys), *map(self._cluster.changes.__getitem__, kinds)
+        if changes != self._tidied:
+            present = {each.metadata.labels.get(DEPLOY_LABEL) for kind in kinds for each in self._cluster.select(kind)}
+            kept = deploys | {wanted.served for wanted in self.records.values()}
+            await self._cluster.delete(*_keys_of(present - kept - {None}))
+            self._tidied = changes
         for address in [address for address in self.records if address[0] in gone]:
             del self.records[address]
 

@@ -42,11 +42,15 @@ class PodFacts(msgspec.Struct, frozen=True):
 async def keep_reporting(store: Store, cluster: Cluster) -> NoReturn:
     """Reports every five seconds until canceled. Reads only the pods that have changed."""
     known: dict[int, PodFacts] = {}  # by identity, because a change makes another object of a pod
+    described, changes = PodReport(), -1
 
     async def report() -> None:
-        nonlocal known
-        known = {id(pod): known.get(id(pod)) or read_pod(pod) for pod in cluster.select("Pod")}
-        await write_pod_report(store, describe_pods(known.values()))
+        nonlocal known, described, changes
+        if changes != cluster.changes["Pod"]:
+            changes = cluster.changes["Pod"]
+            known = {id(pod): known.get(id(pod)) or read_pod(pod) for pod in cluster.select("Pod")}
+            described = describe_pods(known.values())
+        await write_pod_report(store, msgspec.structs.replace(described, at=now_iso()))
 
     await every(REPORT_SECONDS, report, "sites.pods_not_reported")
 

@@ -1,5 +1,6 @@
 """The report of the pods: their states, what they take up on each node, and which of them wait for room."""
 
+from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -166,8 +167,8 @@ def test_without_pods_there_is_a_report() -> None:
 
 async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.kubernetes.pod_report.REPORT_SECONDS", 0.05)
-    pods = [make_pod(RUNNING)]
-    cluster = cast("Cluster", SimpleNamespace(select={"Pod": pods}.__getitem__))  # without a connection
+    pods, changes = [make_pod(RUNNING)], Counter[str]()
+    unconnected = SimpleNamespace(select={"Pod": pods}.__getitem__, changes=changes)
     assert await read_pod_report(store) == PodReport()
 
     async def states() -> PodStates:
@@ -176,9 +177,10 @@ async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypa
     async def reports(expected: PodStates) -> bool:
         return await states() == expected
 
-    async with run_in_background(keep_reporting(store, cluster)):
+    async with run_in_background(keep_reporting(store, cast("Cluster", unconnected))):
         await wait_until(lambda: reports(PodStates(running=1)))
         pods.append(make_pod(UNSCHEDULED, ""))
+        changes["Pod"] += 1
         await wait_until(lambda: reports(PodStates(running=1, waitingForRoom=1)))
     assert 50 < await store.client.ttl(PODS_KEY) <= 60
 
