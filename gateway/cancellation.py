@@ -1,7 +1,7 @@
 """Preserves cancellations that a library would lose, protects work that must not be interrupted, and ends tasks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -48,5 +48,27 @@ async def run_in_background(work: Coroutine[object, object, object]) -> AsyncIte
     try:
         yield task
     finally:
+        await cancel(task)
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels the tasks, and waits until they have ended in any way."""
+    for task in tasks:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class RunningTasks(dict[Hashable, asyncio.Task[None]]):
+    """Tasks by their names. Each leaves when it is done."""
+
+    def start(self, work: Coroutine[Any, Any, None], name: Hashable = None) -> None:
+        """Begins the work, unless work of this name is running. Without a name, it begins anyway."""
+        if name in self:
+            return work.close()
+        task = asyncio.create_task(work)
+        key = task if name is None else name
+        self[key] = task
+        task.add_done_callback(lambda _: self.pop(key, None))
+
+    async def cancel(self) -> None:
+        await cancel(*self.values())

@@ -58,7 +58,12 @@ class DomainClaims:
         owner = await self._find_app(owner_id)
         return owner if owner is not None and owner.id == owner_id and domain in owner.verified_domains else None
 
-    async def is_owner(self, app: App, domain: str) -> bool:
-        """Returns whether this app is served at its verified domain. A claim that Redis lost counts as the app's."""
-        claim = await self._store.get(domain_key(domain)) or ""
-        return claim.partition(" ")[0] in ("", app.id)
+    async def list_lost(self, apps: Iterable[App]) -> set[tuple[str, str]]:
+        """Returns the domains that the apps have verified and others are served at, with the apps' ids.
+
+        A claim that Redis lost counts as the app's.
+        """
+        verified = [(app.id, domain) for app in apps for domain in app.verified_domains]
+        claims = await self._store.get_all([domain_key(domain) for _, domain in verified])
+        owners = [(claim or "").partition(" ")[0] for claim in claims]
+        return {each for each, owner in zip(verified, owners, strict=True) if owner not in ("", each[0])}

@@ -135,6 +135,21 @@ class Registry:
         wanted = set(app_ids)
         return {app.id: (app, accounts[app.account]) for app in apps if app.id in wanted and app.account in accounts}
 
+    async def read_intact_apps(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], dict[str, str]]:
+        """Like `read_apps`, but a damaged record affects no other app. Returns also what is wrong with such, by app."""
+        try:
+            return await self.read_apps(app_ids), {}
+        except msgspec.DecodeError as error:
+            if len(app_ids) == 1:
+                return {}, {app_ids[0]: str(error)}
+        found: dict[str, tuple[App, Account]] = {}
+        damaged: dict[str, str] = {}
+        for app_id in app_ids:
+            one, fault = await self.read_intact_apps([app_id])
+            found |= one
+            damaged |= fault
+        return found, damaged
+
     async def list_keys(self, account_id: str) -> list[ListedKey]:
         """Returns the account's API keys, newest first, each with the present name of its app."""
 

@@ -24,6 +24,7 @@ from gateway.keys import (
     stream_key,
 )
 from gateway.redis.client import Script, Store, flatten
+from gateway.redis.scripts import CHANGES_CHANNEL
 
 _QUEUE_DEPLOY = Script("deploys/queue_deploy", durable=True)
 _ADVANCE_DEPLOY = Script("deploys/advance_deploy", durable=True)
@@ -130,7 +131,8 @@ async def set_serving(
     """
     script_keys = [deploy_key(account, deploy), serving_key(account, app)]
     script_keys.append(served_apps_key(partition_tag(account)))
-    return bool(await store.run_script(_SET_SERVING, script_keys, state, app, address, before, after))
+    arguments = state, app, address, before, after, CHANGES_CHANNEL
+    return bool(await store.run_script(_SET_SERVING, script_keys, *arguments))
 
 
 async def schedule_builds(

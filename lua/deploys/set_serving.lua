@@ -7,12 +7,12 @@
 -- KEYS[2]  hash    the app's addresses: address → the release to serve, JSON
 -- KEYS[3]  zset    the partition's apps by the version of their last change
 -- ARGV     state in which the deploy must be ('' for any), app, address, its record as it was read ('' for none),
---          its new record ('' for none)
+--          its new record ('' for none), and the channel on which the change of KEYS[3] is announced
 --
 -- Returns  1 when it was written, else 0
 
 local deploy, serving, served_apps = KEYS[1], KEYS[2], KEYS[3]
-local state, app, address, before, after = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local state, app, address, before, after, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
 if state ~= '' and redis.call('HGET', deploy, 'state') ~= state then return 0 end
 if (redis.call('HGET', serving, address) or '') ~= before then return 0 end
@@ -24,4 +24,5 @@ local last = redis.call('ZREVRANGE', served_apps, 0, 0, 'WITHSCORES')
 if last[2] then version = math.max(version, tonumber(last[2]) + 1) end
 if after ~= '' then redis.call('HSET', serving, address, after) else redis.call('HDEL', serving, address) end
 redis.call('ZADD', served_apps, string.format('%.0f', version), app)
+redis.call('PUBLISH', channel, served_apps)
 return 1

@@ -8,7 +8,7 @@ driver, and the next one has only what the first one has left.
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,6 +110,9 @@ class Engine:
     async def find_app(self, name: str) -> App | None:
         return next((app for app in self.apps if name in (app.id, app.name)), None)
 
+    async def find_apps(self, app_ids: Sequence[str]) -> dict[str, App]:
+        return {app.id: app for app in self.apps if app.id in app_ids}
+
     # -- the worker ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -118,7 +121,7 @@ class Engine:
 
     async def _follow(self, driver: Driver) -> None:
         watched = cast("Driver", Watched(driver, self))
-        steps = ReleaseSteps(watched, self.find_app, self.settings, drain_seconds=self.drain_seconds)
+        steps = ReleaseSteps(watched, self.find_app, self.find_apps, self.settings, drain_seconds=self.drain_seconds)
         reconciler = Reconciler(
             Records(self.store),
             steps,
@@ -312,7 +315,7 @@ class ClusterEngine(Engine):
         assert self._sleep is not None
         assert self._driver is not None
         records = self._driver.records
-        [address] = [address for address in self._sleep.list_awake() if records[address].serves == deploy]
+        [address] = [each for each in records if self._sleep.may_sleep(each) and records[each].serves == deploy]
         await self._sleep.let_sleep(address, 0.0)
         await wait_until(lambda: deploy not in self.commands.running)
 
@@ -326,7 +329,10 @@ class ClusterEngine(Engine):
 
 
 class StayAwake:
-    async def find(self, _: str, *, is_preview: bool) -> None:
+    async def read(self, *_: str) -> None:
+        """No plan says that apps sleep."""
+
+    def find_known(self, _: str, *, is_preview: bool) -> None:
         """Finds no limit for any app."""
 
 

@@ -28,7 +28,7 @@ import structlog
 from gateway.accounts.records import App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation
+from gateway.cancellation import RunningTasks, cancel, end_if_canceled, finish_despite_cancellation
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
@@ -162,7 +162,7 @@ class Builder:
         )
         self._records, self._data = patient(DataRecords(self._store)), DataCommands(self._store)
         self._snapshots: dict[str, str] = {}  # by deploy in progress: the snapshot of the data from before it
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = RunningTasks()
         self._in_progress: set[str] = set()  # deploy ids
         self._entry_done = asyncio.Event()
 
@@ -183,9 +183,7 @@ class Builder:
             await self._store.close()
 
     async def _stop(self, folder_id: str) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._running.cancel()
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
             async with asyncio.timeout(COMMAND_SECONDS):
                 await self._consumer.release_entries()
@@ -206,9 +204,7 @@ class Builder:
 
     def _start_deploy(self, entry: Entry) -> None:
         """Starts a deploy that the queue has granted to this builder."""
-        task = asyncio.create_task(self._process_entry(entry))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running.start(self._process_entry(entry))
 
     async def _process_entry(self, entry: Entry) -> None:
         deploy_id = entry.fields["id"]
@@ -363,7 +359,7 @@ class Builder:
                 raise StaleDeploy
             return working.result()
         finally:
-            await finish_despite_cancellation(_cancel_tasks(working, moving))
+            await finish_despite_cancellation(cancel(working, moving))
 
     async def _end_if_suspended(self, deploy: Deploy) -> None:
         """Cancels the deploy and raises StaleDeploy if its app is suspended: such a deploy does not fail."""
@@ -541,9 +537,3 @@ def _begin_trace(deploy: Deploy, began: float | None) -> Trace:
     if trace.recorded:
         trace.stages[0].began = trace.root.began
     return trace
-
-
-async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.cancellation import RunningTasks
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
@@ -41,11 +42,10 @@ from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
 
-Start = Callable[[str, Coroutine[object, object, None]], None]
-
 POLL_SECONDS = 0.5  # between looks for commands
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
 TIDY_PAUSE_SECONDS = 0.1  # between two apps, so that thousands of them take minutes
+TIDY_READS = 50  # apps whose records are read together
 DAILY_ROUNDS = 6  # of tidying, in one of which an app is asked whether its daily snapshot is due
 COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
 FAILURES = (DataError, OSError, StorageUnavailable)  # of a command; any other exception is a fault of the service
@@ -119,8 +119,8 @@ class DataDriver(ABC):
         """Returns whether the app runs on its data, or is not meant to."""
 
     @abstractmethod
-    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
-        """Returns what else is done again after so many seconds. `start` begins work, under a name."""
+    def list_rounds(self, running: RunningTasks) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+        """Returns what else is done again after so many seconds. `running` has the work that it begins."""
 
     # -- their snapshots -------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class DataAgent:
     def __init__(self, registry: Registry, driver: DataDriver) -> None:
         self._registry, self._driver = registry, driver
         self._records, self._commands = driver.records, DataCommands(registry.store)
-        self._running: dict[str, asyncio.Task[None]] = {}  # by command, or by the driver's name
+        self._running = RunningTasks()  # by command, or by the driver's name
         self._unwritten: dict[tuple[str, str], DataStatus] = {}  # reports, by account and app
         self._round = 0  # of tidying
 
@@ -193,25 +193,15 @@ class DataAgent:
             (POLL_SECONDS, self._take_commands),
             (self._driver.report_seconds, self._report),
             (TIDY_SECONDS, self._tidy),
-            *self._driver.list_rounds(self._start),
+            *self._driver.list_rounds(self._running),
         ]
-        repeating = [asyncio.create_task(every(seconds, step, "data.round_failed")) for seconds, step in rounds]
         try:
-            await asyncio.gather(*repeating)
+            async with asyncio.TaskGroup() as group:
+                for seconds, step in rounds:
+                    group.create_task(every(seconds, step, "data.round_failed"))
         finally:
-            tasks = [*repeating, *self._running.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._running.cancel()
         raise AssertionError("the rounds never end")
-
-    def _start(self, name: str, work: Coroutine[object, object, None]) -> None:
-        """Begins the work, unless work of this name is running."""
-        if name in self._running:
-            work.close()
-            return
-        self._running[name] = task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._running.pop(name))
 
     async def _report(self) -> None:
         self._unwritten |= await self._driver.find_changes()
@@ -222,7 +212,7 @@ class DataAgent:
 
     async def _take_commands(self) -> None:
         for command in await self._commands.list_commands():
-            self._start(command.id, self._carry_out(command))
+            self._running.start(self._carry_out(command), command.id)
 
     async def _carry_out(self, command: DataCommand) -> None:
         async with self._driver.turns.exclusive(command.app, command.account):
@@ -306,25 +296,33 @@ class DataAgent:
 
     async def _tidy(self) -> None:
         self._round += 1
-        for app_id, account in await self._driver.list_apps():
-            try:
-                app = await self._registry.find_app(app_id)
-                is_deleted = app is None or app.account != account
-                await self._driver.tidy(app_id, account, is_deleted=is_deleted)
-                if not is_deleted and (crc32(app_id.encode()) + self._round) % DAILY_ROUNDS == 0:
-                    await self._make_daily(app_id, account)
-            except BackboneUnavailable:
-                raise
-            except (DataError, StorageUnavailable) as error:
-                logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
-            except Exception as error:  # one app must not stop the others
-                logger.error("data.not_tidied", app=app_id, exc_info=error)
-            await asyncio.sleep(TIDY_PAUSE_SECONDS)
+        apps = await self._driver.list_apps()
+        for first in range(0, len(apps), TIDY_READS):
+            some = apps[first : first + TIDY_READS]
+            found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
+            present = {(app.id, app.account) for app, _ in found.values()}
+            for app_id, account in some:
+                try:
+                    is_deleted = (app_id, account) not in present and await self._is_deleted(app_id, account)
+                    await self._driver.tidy(app_id, account, is_deleted=is_deleted)
+                    if not is_deleted and (crc32(app_id.encode()) + self._round) % DAILY_ROUNDS == 0:
+                        await self._make_daily(app_id, account)
+                except BackboneUnavailable:
+                    raise
+                except (DataError, StorageUnavailable) as error:
+                    logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
+                except Exception as error:  # one app must not stop the others
+                    logger.error("data.not_tidied", app=app_id, exc_info=error)
+                await asyncio.sleep(TIDY_PAUSE_SECONDS)
         await self._driver.remove_expired()
+
+    async def _is_deleted(self, app_id: str, account: str) -> bool:
+        app = await self._registry.find_app(app_id)
+        return app is None or app.account != account
 
     async def _make_daily(self, app_id: str, account: str) -> None:
         """Makes a snapshot a day after the last one, if something has changed."""
-        if (keeper := self._driver.find_due(app_id, account)) is None:
+        if (keeper := self._driver.find_due(app_id, account)) is None or await self._is_deleted(app_id, account):
             return
         async with self._driver.turns.exclusive(app_id, account), keeper.daily() as packed:
             if packed is not None:

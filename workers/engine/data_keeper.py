@@ -28,6 +28,7 @@ class DataReport(msgspec.Struct, frozen=True):
     held: bool  # nothing of the app runs
     stale: bool  # nothing runs until the newest snapshot has come and `begin` is called
     replacements: list[str]  # the changes that have replaced the files
+    daily: bool = True  # whether a daily snapshot may be due; pods of an earlier version do not say it
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -79,7 +80,8 @@ class DataKeeper:
         data = self._data
         if limit is not None:
             data.limit = limit
-        return DataReport(data.used, data.is_full, data.is_held, data.is_stale, self._replacements.changes)
+        due = data.is_daily_due(time.time())
+        return DataReport(data.used, data.is_full, data.is_held, data.is_stale, self._replacements.changes, due)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Packed | None]:

@@ -6,7 +6,7 @@ keep one contract (`tests/workers/engine/test_driver_contract.py`).
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -15,7 +15,9 @@ from gateway.accounts.records import App
 from gateway.deploys.addresses import host_of
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Wanted
-from gateway.deploys.states import DeployError
+from gateway.deploys.states import DeployError, StorageFailed
+from gateway.errors import StorageUnavailable
+from gateway.storage import until_storage_answers
 
 Hosts = Mapping[str, str]  # each host name, with the one to which its visitors are redirected, or ''
 
@@ -69,8 +71,8 @@ class Places(Protocol):
     async def list_apps(self) -> set[str]:
         """Returns the ids of the apps of which something is there."""
 
-    async def list_places(self, app_id: str = "") -> list[Place]:
-        """Returns the places of an app, or of all."""
+    async def list_places(self, *app_ids: str) -> list[Place]:
+        """Returns the places of these apps."""
 
     def places_at(self, host: str) -> list[Place]:
         """Returns the places to which a host name leads. They lack their other names."""
@@ -177,3 +179,22 @@ class Driver(Protocol):
 
         `gone`: the ids of the deleted apps. `deploys`: those of the deploys to keep. The sets change while this runs.
         """
+
+
+async def until_stored(outage: asyncio.Event, deploy: str, look: Callable[[], Awaitable[bool]]) -> None:
+    """Looks for a release in the storage until that answers. Sets `outage` meanwhile. Raises DeployError."""
+
+    async def try_to_look() -> bool:
+        try:
+            found = await look()
+        except StorageUnavailable:
+            outage.set()
+            raise
+        outage.clear()
+        return found
+
+    try:
+        if not await until_storage_answers(try_to_look):
+            raise ReleaseMissing(deploy)
+    except StorageUnavailable as error:
+        raise StorageFailed(error) from None

@@ -7,9 +7,9 @@ is announced while nobody listens is found in rounds over all apps.
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import msgspec
 import structlog
@@ -20,7 +20,7 @@ from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.addresses import host, hosts_of
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import BackboneUnavailable
-from gateway.keys import ALIAS, APP, PARTITION_TAGS, apps_key
+from gateway.keys import ALIAS, APP, PARTITION_TAGS, apps_key, served_apps_key
 from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
@@ -33,10 +33,16 @@ ROUNDS = 4  # of tidying, in which the names of all apps are looked at, unless `
 MAX_SLICE = 250  # apps of a round, so that thousands of apps cost no more than these
 
 
+# Returns the record of an app by its id or name.
+FindApp: TypeAlias = Callable[[str], Awaitable[App | None]]
+# Reads many apps together, by id. One that is just being renamed may be missing.
+FindApps: TypeAlias = Callable[[Sequence[str]], Awaitable[dict[str, App]]]
+
+
 class Names:
-    def __init__(self, places: Places, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
-        """`find_app` returns the record of an app by its id or name. `domain`: of the apps, without a port."""
-        self._places, self._find_app, self._domain = places, find_app, domain
+    def __init__(self, places: Places, find_app: FindApp, find_apps: FindApps, domain: str) -> None:
+        """`domain`: of the apps, without a port."""
+        self._places, self._find_app, self._find_apps, self._domain = places, find_app, find_apps, domain
         self._lock = asyncio.Lock()  # held while names are given and taken
         self._left: list[str] = []  # the apps that are still to be followed in this turn
         self._slice = 0  # how many of them in a round
@@ -88,17 +94,27 @@ class Names:
             self._left = sorted(await self._places.list_apps())
             self._slice = min(math.ceil(len(self._left) / ROUNDS), MAX_SLICE)
             self.gone &= {*self._left}
-        places = defaultdict[str, list[Place]](list)
-        for place in await self._places.list_places():
+        some, self._left = self._left[: self._slice], self._left[self._slice :]
+        apps, places = await self._find_apps(some), defaultdict[str, list[Place]](list)
+        for place in await self._places.list_places(*some):
             places[place.app].append(place)
-        for app_id in [self._left.pop() for _ in range(min(self._slice, len(self._left)))]:
+        for app_id in some:
+            if app_id in apps and self._is_followed(apps[app_id], places[app_id]):
+                continue
             try:
                 await self._follow(app_id, places[app_id])
             except msgspec.MsgspecError as error:  # one damaged record must not affect the others
                 logger.error("app.unreadable", app=app_id, error=str(error))
             except DeployError as error:
                 logger.error("sites.app_not_followed", app=app_id, reason=str(error))
-            await asyncio.sleep(0)  # what is known of an app is in memory: many would hold up the deploys of others
+
+    def _is_followed(self, app: App, places: Collection[Place]) -> bool:
+        """Returns whether an app is served as its record says."""
+        return (
+            app.id not in self.gone
+            and any(place.address == "live" for place in places)
+            and all((place.account, place.hosts) == (app.account, self._hosts(app, place.address)) for place in places)
+        )
 
     async def _follow(self, app_id: str, places: Collection[Place]) -> None:
         async with self._lock:
@@ -120,11 +136,20 @@ async def find_app(registry: Registry, app: str) -> App | None:
     found = await patient(registry).find_app(app)
     if found is None:
         return None
-    owns = patient(registry.domains).is_owner
-    lost = {name for name in found.verified_domains if not await owns(found, name)}
-    if not lost:
-        return found
-    return replace_domains(found, [Domain(each.name) if each.name in lost else each for each in found.domains])
+    return _without_lost(found, await patient(registry.domains).list_lost([found]))
+
+
+async def find_apps(registry: Registry, app_ids: Sequence[str]) -> dict[str, App]:
+    """Like `find_app`, for many apps together. One that is just being renamed may be missing."""
+    found, _ = await patient(registry).read_intact_apps(app_ids)
+    apps = [app for app, _ in found.values()]
+    lost = await patient(registry.domains).list_lost(apps)
+    return {app.id: _without_lost(app, lost) for app in apps}
+
+
+def _without_lost(app: App, lost: Collection[tuple[str, str]]) -> App:
+    domains = [Domain(each.name) if (app.id, each.name) in lost else each for each in app.domains]
+    return replace_domains(app, domains) if domains != [*app.domains] else app
 
 
 async def find_plan(registry: Registry, account_id: str) -> Plan:
@@ -142,16 +167,22 @@ async def list_apps(store: Store) -> set[str]:
 
 
 async def follow_changes(
-    store: Store, *followers: Callable[[str], Awaitable[None]], first: Collection[str] = ()
+    store: Store,
+    *followers: Callable[[str], Awaitable[None]],
+    first: Collection[str] = (),
+    on_step: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Calls the followers with the id or name of an app whose record has changed: its name, domain or account.
 
-    Begins with the apps in `first`. What is announced while there is no subscription, `Names.follow_some` finds.
+    Begins with the apps in `first`. What is announced while there is no subscription, `Names.follow_some` finds. Calls
+    `on_step` when a serving record has changed.
     """
-    changed, woken = {*first}, asyncio.Event()
+    changed, woken, served = {*first}, asyncio.Event(), {served_apps_key(tag) for tag in PARTITION_TAGS}
     woken.set()
 
     def note(_: str, key: str) -> None:
+        if key in served:
+            on_step()
         prefix, _, name = key.partition(":")
         if prefix in (APP, ALIAS):
             changed.add(name)

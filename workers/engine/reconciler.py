@@ -7,25 +7,25 @@ the records (`workers/hosting/hold_engine.py`).
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
 
-from gateway.accounts.records import App
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
+from gateway.cancellation import cancel, end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
 from gateway.deploys.serving import Records, StepAnswer, Wanted
 from gateway.deploys.states import AppGone, DeployError, StorageFailed
 from gateway.errors import BackboneUnavailable
-from gateway.loops import every
+from gateway.loops import every, until_set
 from gateway.redis.client import patient
 from gateway.storage import is_full
 from workers.engine.driver import ReleaseMissing, Target
+from workers.engine.names import FindApp
 from workers.engine.steps import ReleaseSteps
 
 logger = structlog.get_logger()
 
-POLL_SECONDS, QUICK_POLL_SECONDS = 0.2, 0.05  # between reads of the changed records; while a deploy is in progress
+# Between reads of the changed records, in case their announcement was lost; and while a deploy is in progress.
+POLL_SECONDS, QUICK_POLL_SECONDS = 1.0, 0.05
 QUICK_SECONDS = 5.0  # after a new record, in which the next one may follow soon
 RESYNC_SECONDS = 60.0  # between reads of all records, which also repeat failed steps
 TIDY_SECONDS = 15.0  # between rounds of tidying
@@ -59,7 +59,7 @@ class Reconciler:
         self,
         records: Records,
         steps: ReleaseSteps,
-        find_app: Callable[[str], Awaitable[App | None]],
+        find_app: FindApp,
         canary: float,
         *,
         poll_seconds: float = POLL_SECONDS,
@@ -79,6 +79,7 @@ class Reconciler:
         self._deploys: set[str] = set()  # of these steps
         self._lacking: set[str] = set()  # tokens of records whose release was missing when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition
+        self._announced = asyncio.Event()
         self._quick_until = 0.0  # until when the records are read more often
         self.is_synced = False  # whether all records have been read once
 
@@ -88,6 +89,10 @@ class Reconciler:
             await self._sync()
             await self._until_applied()
 
+    def look_soon(self) -> None:
+        """Reads the changed records at once. Whoever hears of a change calls this."""
+        self._announced.set()
+
     async def run(self) -> None:
         """Runs until canceled."""
         resync = time.monotonic() + self._resync_seconds
@@ -95,19 +100,17 @@ class Reconciler:
         async with run_in_background(tidying):
             while True:
                 end_if_canceled()
+                self._announced.clear()
                 now = time.monotonic()
                 if now >= resync:
                     resync, self._seen = now + self._resync_seconds, {}
                 with suppress(BackboneUnavailable):
                     await self._sync()
                 quick = time.monotonic() < self._quick_until
-                await asyncio.sleep(self._quick_poll_seconds if quick else self._poll_seconds)
+                await until_set(self._announced, self._quick_poll_seconds if quick else self._poll_seconds)
 
     async def aclose(self) -> None:
-        tasks = [step.task for step in self._steps.values() if step.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*[step.task for step in self._steps.values() if step.task is not None])
 
     async def _tidy(self) -> None:
         if self.is_synced:  # otherwise the releases to keep are not known yet
@@ -166,7 +169,7 @@ class Reconciler:
             while time.monotonic() < ends and not outage.done():
                 if all(step.is_over or step.state is not State.APPLYING for step in self._steps.values()):
                     return
-                await asyncio.wait([outage], timeout=self._poll_seconds / 2)
+                await asyncio.wait([outage], timeout=self._quick_poll_seconds)
 
     async def _follow(self, step: Step, former: Step | None) -> None:
         if former is not None and former.task is not None:

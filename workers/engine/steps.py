@@ -5,15 +5,13 @@ from its beginning, and visitors always get a release that has passed its checks
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from gateway.accounts.domain_names import apps_host
-from gateway.accounts.records import App
 from gateway.deploys.states import DeployError
 from gateway.settings import Settings
 from workers.engine.driver import Driver, Target
-from workers.engine.names import Names
+from workers.engine.names import FindApp, FindApps, Names
 
 DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is stopped
 
@@ -24,13 +22,13 @@ class ReleaseSteps:
     def __init__(
         self,
         driver: Driver,
-        find_app: Callable[[str], Awaitable[App | None]],
+        find_app: FindApp,
+        find_apps: FindApps,
         settings: Settings,
         *,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        """`find_app` returns the record of an app by its id or name."""
-        self.driver, self.names = driver, Names(driver.places, find_app, apps_host(settings))
+        self.driver, self.names = driver, Names(driver.places, find_app, find_apps, apps_host(settings))
         self._drain_seconds = drain_seconds
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
 

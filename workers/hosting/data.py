@@ -16,14 +16,14 @@ import structlog
 
 from gateway.accounts.records import SLUG
 from gateway.accounts.registry import Registry
-from gateway.cancellation import run_in_thread
+from gateway.cancellation import RunningTasks, cancel, run_in_thread
 from gateway.data.records import DataState, DataStatus, Reason, Snapshot
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id
 from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.engine.app_data import FOLDER, GONE_SECONDS, AppData, is_empty, list_data
-from workers.engine.data import DataDriver, Start, describe_status
+from workers.engine.data import DataDriver, describe_status
 from workers.engine.data_keeper import DataKeeper, Keeper, Packed
 from workers.engine.packing import DataError, SandboxPacker
 from workers.engine.replacements import Replacements
@@ -93,7 +93,7 @@ class HostData(DataDriver):
         await run_in_thread(self._data(app_id).note_snapshot, snapshot_id)
         return await super().keep(account, app_id, packed, reason, deploy, snapshot_id)
 
-    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+    def list_rounds(self, running: RunningTasks) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
         return ((PLANS_SECONDS, self._apply_plans),)
 
     # -- limits and reports ----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class HostData(DataDriver):
 
     async def _set_limits(self, apps: Collection[AppData]) -> None:
         owned = {data.app_id: data for data in apps}
-        for app_id, (app, account) in (await self._registry.read_apps([*owned])).items():
+        for app_id, (app, account) in (await self._registry.read_intact_apps([*owned]))[0].items():
             if app.account == owned[app_id].account:
                 owned[app_id].limit = self._settings.app_data[account.plan] * MIB
 
@@ -244,8 +244,7 @@ class HostData(DataDriver):
         _, late = await asyncio.wait(work, timeout=LEAVE_SECONDS)
         for task in late:
             logger.error("data.not_kept", app=work[task], reason=f"it took longer than {LEAVE_SECONDS:.0f} seconds")
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await cancel(*late)
 
     async def _make_last(self, data: AppData) -> None:
         account, app_id = data.account, data.app_id

@@ -16,7 +16,6 @@ import aiohttp
 import msgspec
 import structlog
 
-from gateway import storage
 from gateway.accounts.domain_names import apps_host
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import url_of
@@ -27,8 +26,8 @@ from gateway.deploys.states import DeployError, StorageFailed
 from gateway.errors import StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
-from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits
+from gateway.storage import fetch_object, open_storage
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.engine.health import Listening, NotUp, request_health, until_up
 from workers.engine.packing import DataError
 from workers.hosting import archives, caddy, disk
@@ -63,20 +62,21 @@ class HostPlaces:
         self._settings, self._releases = settings, releases
 
     async def list_apps(self) -> set[str]:
-        return {*self._releases.list_apps()} | {place.app for place in await self.list_places()}
+        names = await run_in_thread(self._releases.list_names)
+        return {*self._releases.list_apps()} | {Site(folder).app_id for folder in names}
 
-    async def list_places(self, app_id: str = "") -> list[Place]:
-        return await run_in_thread(self._list_places, app_id)
+    async def list_places(self, *app_ids: str) -> list[Place]:
+        return await run_in_thread(self._list_places, app_ids)
 
-    def _list_places(self, app_id: str) -> list[Place]:
+    def _list_places(self, app_ids: Collection[str]) -> list[Place]:
         names = self._releases.list_names()
-        sites = self._releases.sites_of(app_id) if app_id else self._releases.sites()
+        sites = [site for app_id in app_ids for site in self._releases.sites_of(app_id)]
         found = [
             Place(site.account, site.app_id, site.variant, self._read_hosts(names.pop(site.folder, ())))
             for site in sites
             if site.current is not None or not site.is_preview
         ]
-        left = [Site(folder) for folder in names if app_id in ("", Site(folder).app_id)]  # which serve nothing
+        left = [site for site in map(Site, names) if site.app_id in app_ids]  # which serve nothing
         return found + [Place("", site.app_id, site.variant, self._read_hosts(names[site.folder])) for site in left]
 
     def _read_hosts(self, names: Iterable[str]) -> Hosts:
@@ -204,29 +204,18 @@ class HostDriver:
         for same in (self._releases.built / deploy_id, *await run_in_thread(self._releases.list_releases, app_id)):
             if archives.read_record(same) == archive and await link_folder(same, fresh):
                 return fresh
+        key = archives.archive_key(app_id, deploy_id)
+        fetch = partial(fetch_object, self._storage, key, packed, ARCHIVE_BYTES)
         try:
-            if not await until_storage_answers(lambda: self._try_to_fetch(app_id, deploy_id, packed)):
-                raise ReleaseMissing(deploy_id)
+            await until_stored(self.outage, deploy_id, fetch)
             fresh.mkdir(mode=0o755)
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
-        except StorageUnavailable as error:
-            raise StorageFailed(error) from None
         except BadArchive as error:
             raise DeployError(str(error)) from None
         finally:
             packed.unlink(missing_ok=True)
         return fresh
-
-    async def _try_to_fetch(self, app_id: str, deploy_id: str, path: Path) -> bool:
-        key = archives.archive_key(app_id, deploy_id)
-        try:
-            found = await storage.fetch_object(self._storage, key, path, ARCHIVE_BYTES)
-        except StorageUnavailable:
-            self.outage.set()
-            raise
-        self.outage.clear()
-        return found
 
     # -- running it ------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.cancellation import RunningTasks, end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.previews import Previews
 from gateway.deploys.serving import Records
 from gateway.events.catalog import AppCrashed
@@ -32,7 +32,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from workers.engine.data import DataAgent
-from workers.engine.names import find_app, follow_changes, list_apps
+from workers.engine.names import find_app, find_apps, follow_changes, list_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.engine.visits import VISITS_SECONDS, note_visits
@@ -105,7 +105,7 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await start(DataAgent(registry, data).run())
         find = partial(find_app, registry)
         driver = HostDriver(settings, suspensions.mark, None if data is None else data.bring)
-        steps = ReleaseSteps(driver, find, settings)
+        steps = ReleaseSteps(driver, find, partial(find_apps, registry), settings)
         reconciler = Reconciler(records, steps, find, settings.canary)
         await stack.enter_async_context(aclosing(reconciler))
         await driver.open()
@@ -113,9 +113,8 @@ async def _run(settings: Settings, releases: Releases) -> None:
             await reconciler.catch_up()
         await start(_follow(hold, reconciler))
         await start(HostWatch(settings, store, releases, reconciler, hold).run())
-        await start(
-            follow_changes(store, steps.names.follow_app, first=await list_apps(store) - releases.list_apps().keys())
-        )
+        first = await list_apps(store) - releases.list_apps().keys()
+        await start(follow_changes(store, steps.names.follow_app, first=first, on_step=reconciler.look_soon))
         await start(suspensions.run())
         visits = partial(note_visits, Previews(store, records), driver)
         await start(every(VISITS_SECONDS, visits, "previews.visits_not_noted", first=VISITS_SECONDS))
@@ -186,7 +185,7 @@ class CrashReporter:
         self.registry = Registry(self.store, vault)
         webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
         self._crashes = patient(Crashes(self.store, webhooks))
-        self._reporting: set[asyncio.Task[None]] = set()
+        self._reporting = RunningTasks()
 
     async def report(
         self,
@@ -202,9 +201,7 @@ class CrashReporter:
         """
         at = time_of(event_id)
         crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso(None if at is None else at / 1000))
-        task = asyncio.create_task(self._report(app_id, crash, lines, event_id))
-        self._reporting.add(task)
-        task.add_done_callback(self._reporting.discard)
+        self._reporting.start(self._report(app_id, crash, lines, event_id))
 
     async def _report(self, app_id: str, crash: AppCrashed, lines: list[str], known_id: str) -> None:
         event_id = known_id or new_id("evt")
@@ -219,7 +216,5 @@ class CrashReporter:
             logger.error("app.crash_not_reported", app=app_id, reason=crash.reason)
 
     async def aclose(self) -> None:
-        for task in self._reporting:
-            task.cancel()
-        await asyncio.gather(*self._reporting, return_exceptions=True)
+        await self._reporting.cancel()
         await self.store.close()

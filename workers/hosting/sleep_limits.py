@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 
-import msgspec
-
 from gateway.accounts.registry import Registry
 from gateway.errors import ServiceError
 from gateway.settings import Plan
@@ -23,13 +21,19 @@ class SleepLimits:
 
         With `is_preview`, it sleeps as an app of the plan `free` does.
         """
-        if not any(self._seconds.values()):
-            return None
-        with suppress(ServiceError, msgspec.MsgspecError):
-            app = await self._registry.find_app(app_id)
-            account = None if app is None else await self._registry.account_of(app)
-            self._plans.pop(app_id, None)
-            if account is not None:
-                self._plans[app_id] = account.plan
+        await self.read(app_id)
+        return self.find_known(app_id, is_preview=is_preview)
+
+    async def read(self, *app_ids: str) -> None:
+        """Reads the plans of these apps."""
+        if any(self._seconds.values()):
+            with suppress(ServiceError):
+                found, damaged = await self._registry.read_intact_apps(app_ids)
+                for app_id in {*app_ids} - found.keys() - damaged.keys():
+                    self._plans.pop(app_id, None)
+                self._plans |= {app_id: account.plan for app_id, (_, account) in found.items()}
+
+    def find_known(self, app_id: str, *, is_preview: bool = False) -> float | None:
+        """Like `find`, by the plan that was read last."""
         plan = self._plans.get(app_id, "")
         return self._seconds.get("free" if is_preview and plan else plan) or None

@@ -30,7 +30,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.cancellation import RunningTasks, end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.loops import every, pauses
@@ -175,7 +175,7 @@ class Watchdog:
         self._vault, self._first_data_limit = vault or Vault(""), first_data_limit
         self._folder, self._releases, self._output = folder, Releases(folder), RuntimeLog(str(folder))
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running = RunningTasks()  # by deploy
         self._wanted: dict[str, Path] = {}
         self._changed = self._read_at = 0.0  # the time of the folder's last change, and of the last read of the links
         self._find_sleep_limit = find_sleep_limit or stay_awake
@@ -187,10 +187,7 @@ class Watchdog:
         try:
             await every(CHECK_SECONDS, self._follow_links)
         finally:
-            stopping = list(self._running.values())
-            for task in stopping:
-                task.cancel()
-            await asyncio.gather(*stopping, return_exceptions=True)
+            await self._running.cancel()
 
     async def _follow_links(self) -> None:
         wanted = self._find_releases()
@@ -198,9 +195,7 @@ class Watchdog:
             if deploy_id not in wanted and not task.cancelling():
                 task.cancel()
         for deploy_id in wanted.keys() - self._running.keys():
-            task = asyncio.create_task(self._keep_running(wanted[deploy_id]))
-            self._running[deploy_id] = task
-            task.add_done_callback(lambda _, ended=deploy_id: self._running.pop(ended))  # type: ignore[misc]
+            self._running.start(self._keep_running(wanted[deploy_id]), deploy_id)
 
     def _find_releases(self) -> dict[str, Path]:
         """Returns the releases to run. Reads their links only if the folder has changed, because there may be many."""
@@ -208,7 +203,7 @@ class Watchdog:
         # Two changes within a tick of the kernel's clock have the same time.
         if changed != self._changed or now - changed < 1 or abs(now - self._read_at) > LINKS_SECONDS:
             self._wanted, self._changed, self._read_at = self._releases.releases_to_run(), changed, now
-            self._releases.confirm_stops(self._wanted.keys() | self._running.keys())
+            self._releases.confirm_stops({*self._wanted, *map(str, self._running)})
         return self._wanted
 
     async def _keep_running(self, release: Path) -> None:

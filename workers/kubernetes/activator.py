@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import structlog
 
-from gateway.cancellation import run_in_background
+from gateway.cancellation import RunningTasks, cancel, run_in_background
 from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
@@ -31,6 +31,7 @@ logger = structlog.get_logger()
 ACTIVATOR_PORT = 61083
 LOOK_SECONDS = 5.0  # between looks for apps whose idleness is to be checked
 CHECK_SECONDS = 300.0  # at most, between checks whether an app may sleep
+READS = 200  # plans of apps that are read together, per look
 CHECKS = 50  # at once
 HEAD_BYTES, HEAD_SECONDS = 65_536, 10.0  # of a request
 HELD, HELD_OF_APP = 2_000, 128  # requests; each account that has some may have an equal share of all
@@ -61,11 +62,10 @@ class Activator:
     ) -> None:
         self._sleep, self._limits, self._port = sleep, limits, port
         self._held_limit, self._held_of_app_limit, self._hold_seconds = held, held_of_app, hold_seconds
-        self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
-        self._checking: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._due: dict[tuple[str, str], float] = {}  # when the idleness of an app's address is checked next
+        self._checking, self._answering = RunningTasks(), RunningTasks()
         self._held: Counter[str] = Counter()  # requests, by app
         self._held_of_account: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
@@ -76,28 +76,31 @@ class Activator:
                 await looking
             raise AssertionError
         finally:
-            tasks = [*self._tasks, *self._checking.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*self._answering.values(), *self._checking.values())
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         """Begins to check apps that are due. One that falls asleep or wakes slowly does not hold up the others."""
         now = time.monotonic()
-        self._due = {key: self._due.get(key, now) for key in self._sleep.list_awake()}
-        for key in [key for key, at in self._due.items() if at <= now]:
-            if len(self._checking) < CHECKS and key not in self._checking:
-                self._checking[key] = checking = asyncio.create_task(self._check(key))
-                checking.add_done_callback(lambda _, ended=key: self._checking.pop(ended))  # type: ignore[misc]
+        for key in self._sleep.take_changed():
+            self._due.setdefault(key, now)
+        due = [key for key, at in self._due.items() if at <= now and key not in self._checking][:READS]
+        await self._limits.read(*{app_id for app_id, _ in due})
+        for key in due:
+            limit = self._limits.find_known(key[0], is_preview=key[1] != "live")
+            if not self._sleep.may_sleep(key):
+                del self._due[key]
+            elif limit is None:
+                self._due[key] = now + CHECK_SECONDS
+            elif len(self._checking) < CHECKS:
+                self._checking.start(self._check(key, limit), key)
 
-    async def _check(self, key: tuple[str, str]) -> None:
-        """Lets an app sleep if its plan says so."""
-        left, limit = CHECK_SECONDS, await self._limits.find(key[0], is_preview=key[1] != "live")
+    async def _check(self, key: tuple[str, str], limit: float) -> None:
+        """Lets an app sleep that nobody has asked for `limit` seconds."""
+        left = CHECK_SECONDS
         try:
-            if limit is not None:
-                left = min(left, await self._sleep.let_sleep(key, limit))
+            left = min(left, await self._sleep.let_sleep(key, limit))
         except Exception as error:  # one app must not stop the others
             logger.error("sites.sleep_failed", app=key[0], exc_info=error)
         self._due[key] = time.monotonic() + left
@@ -105,10 +108,9 @@ class Activator:
     # -- waking up -------------------------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= CONNECTIONS:
+        if len(self._answering) >= CONNECTIONS:
             return writer.transport.abort()
-        self._tasks.add(task := asyncio.create_task(self._answer((reader, writer))))
-        task.add_done_callback(self._tasks.discard)
+        self._answering.start(self._answer((reader, writer)))
 
     async def _answer(self, visitor: Connection) -> None:
         reader, writer = visitor

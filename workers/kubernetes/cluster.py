@@ -12,6 +12,7 @@ of those to compare. An object is compared only if it or what is wanted of it ha
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -68,8 +69,8 @@ RIGHTS = (
 )
 
 REQUESTS = 20  # that change objects, at once: the client gives up those that wait long for a connection
-WATCH_SECONDS = 240  # after which the server ends a watch, and the next one begins
-SILENCE_SECONDS = 30.0  # after that, in which the watch must have ended
+WATCH_SECONDS = 240  # after which the server ends a watch
+SILENCE_SECONDS = 30.0  # after that, when the connection may be dead, and the next watch begins where this one ended
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0  # between attempts while the API server is away
 ROLES_SECONDS = 10.0  # in which an API server that has just started may not know the accounts and Roles yet
 HEAL_SECONDS, SLICE_SECONDS = 30.0, 1.0  # in which everything is compared, and between its slices
@@ -105,6 +106,7 @@ class Cluster:
             raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
         self.own_namespace = _read_own_namespace()
         self.present: dict[Key, Any] = {}
+        self.changes = Counter[str]()  # of the present objects, by kind
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
         self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
@@ -114,6 +116,7 @@ class Cluster:
         self.on_claim: Callable[[Any], None] = lambda _: None
         self._kinds = dict(WATCHED)
         self._synced: set[str] = set()  # the kinds whose objects are known
+        self._versions: dict[str, str] = {}  # by kind, up to which its changes are known
         self._changed = asyncio.Event()
         self._healed_at: dict[Key, float] = {}
         self._room = asyncio.Semaphore(REQUESTS)
@@ -274,7 +277,10 @@ class Cluster:
             try:
                 async with asyncio.timeout(WATCH_SECONDS + SILENCE_SECONDS):
                     await self._watch(kind)
-            except (HTTPError, TimeoutError) as error:
+            except TimeoutError:
+                growing = self._pauses()
+            except HTTPError as error:
+                self._versions.pop(kind, None)
                 if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
                     self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
                 if time.monotonic() - began > WATCH_SECONDS / 2:
@@ -283,15 +289,27 @@ class Cluster:
                 log = logger.error if refused else logger.info
                 log("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
             except Exception as error:  # an object that cannot be read must not end the others' watches
+                self._versions.pop(kind, None)
                 logger.error("kubernetes.watch_failed", kind=kind, exc_info=error)
             end_if_canceled()
             await asyncio.sleep(next(growing))
 
     async def _watch(self, kind: str) -> None:
-        """Lists the objects, and follows their changes until the server ends that. Raises HTTPError."""
+        """Follows the changes of the objects, from where the last watch ended. Raises HTTPError."""
         labels: Any = {MANAGED_BY: MANAGER}
-        listed = self._client.list(self._kinds[kind], labels=labels, chunk_size=500)
-        found = {(kind, each.metadata.name): each async for each in listed}
+        if kind not in self._versions:
+            listed = self._client.list(self._kinds[kind], labels=labels, chunk_size=500)
+            self._note_all(kind, {(kind, each.metadata.name): each async for each in listed})
+            self._versions[kind] = listed.resourceVersion
+        changes = self._client.watch(
+            self._kinds[kind], labels=labels, resource_version=self._versions[kind], server_timeout=WATCH_SECONDS
+        )
+        async for operation, each in changes:
+            self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
+            self._versions[kind] = _version_of(each)
+
+    def _note_all(self, kind: str, found: dict[Key, Any]) -> None:
+        """Notes all objects of a kind."""
         for name in [name for name in self._index.get((kind, "", ""), {}) if (kind, name) not in found]:
             self._note((kind, name), None)
         for key, each in found.items():
@@ -301,17 +319,12 @@ class Cluster:
             if self._synced == WATCHED.keys():  # what a pod means depends on the other objects
                 for pod in self.select("Pod"):
                     self.on_pod(pod)
-        version = listed.resourceVersion
-        changes = self._client.watch(
-            self._kinds[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
-        )
-        async for operation, each in changes:
-            self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
 
     def _note(self, key: Key, found: Any | None) -> None:
         known = self.present.get(key)
         if known is not None and found is not None and "" != _version_of(known) == _version_of(found):
             return
+        self.changes[key[0]] += 1
         for term in self._terms.pop(key, []):
             names = self._index[term]
             del names[key[1]]
@@ -350,7 +363,7 @@ class Cluster:
                 if not rest:
                     rest = list(self.wanted)
                     size = math.ceil(len(rest) * self._slice_seconds / self._heal_seconds)
-                self._queue |= dict.fromkeys(rest[:size])
+                self._queue |= {key: None for key in rest[:size] if key in self.wanted and not self._matches(key)}
                 del rest[:size]
                 slice_at = time.monotonic() + self._slice_seconds
             while self._queue:

@@ -16,6 +16,7 @@ import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.cancellation import RunningTasks
 from gateway.data.commands import DataCommands
 from gateway.data.records import DataState, DataStatus
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
@@ -25,7 +26,7 @@ from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
 from workers.engine.app_data import GONE_SECONDS
-from workers.engine.data import DataDriver, Start, describe_status
+from workers.engine.data import DataDriver, describe_status
 from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
 from workers.kubernetes.cluster import Cluster
@@ -65,6 +66,7 @@ class ClusterData(DataDriver):
         self._new = {each.metadata.name: each for each in self._list_claims()}  # claims on which they may not run yet
         cluster.on_claim = self._note_claim
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
+        self._daily: set[tuple[str, str]] = set()  # the apps, with their accounts, whose daily snapshot may be due
         self._folder.mkdir(parents=True, exist_ok=True)
 
     # -- pods ------------------------------------------------------------------------------------------------
@@ -125,7 +127,8 @@ class ClusterData(DataDriver):
         return pod
 
     def find_due(self, app_id: str, account: str) -> Keeper | None:
-        return self._find_pod(app_id, account)  # without a pod, nothing changes
+        # Without a pod, nothing changes.
+        return self._find_pod(app_id, account) if (app_id, account) in self._daily else None
 
     async def has_started(self, app_id: str, account: str) -> bool:
         """Returns whether the start command runs in all pods that have one."""
@@ -135,14 +138,14 @@ class ClusterData(DataDriver):
 
     # -- new volumes -----------------------------------------------------------------------------------------
 
-    def list_rounds(self, start: Start) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
-        return ((BEGIN_SECONDS, partial(self._begin_volumes, start)),)
+    def list_rounds(self, running: RunningTasks) -> Sequence[tuple[float, Callable[[], Awaitable[None]]]]:
+        return ((BEGIN_SECONDS, partial(self._begin_volumes, running)),)
 
     def _note_claim(self, claim: Any) -> None:
         if claim.metadata.uid not in self._begun and APP_LABEL in claim.metadata.labels:
             self._new[claim.metadata.name] = claim
 
-    async def _begin_volumes(self, start: Start) -> None:
+    async def _begin_volumes(self, running: RunningTasks) -> None:
         """Lets apps begin on their new volumes, with the newest snapshot if they have one.
 
         They come from another engine, or their volume was lost.
@@ -152,7 +155,7 @@ class ClusterData(DataDriver):
             if uid in self._begun or ("PersistentVolumeClaim", name) not in self._cluster.present:
                 del self._new[name]
             else:
-                start(uid, self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]))
+                running.start(self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]), uid)
 
     async def _begin(self, uid: str, app_id: str, account: str) -> None:
         if (pod := self._find_pod(app_id, account)) is None:
@@ -176,7 +179,7 @@ class ClusterData(DataDriver):
 
     async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
         claims, due = {*await self.list_apps()}, time.monotonic() // REPORT_ALL_SECONDS
-        found = await self._registry.read_apps([app_id for app_id, _ in claims])
+        found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in claims])
 
         async def ask(app: App, limit: int) -> DataStatus | None:
             if (pod := self._find_pod(app.id, app.account)) is None:
@@ -189,6 +192,7 @@ class ClusterData(DataDriver):
                 finally:
                     if len(found) > REPORTS:
                         await asyncio.sleep(REPORTS / REPORTS_PER_SECOND)
+            (self._daily.add if report.daily else self._daily.discard)((app.id, app.account))
             state: DataState = "restoring" if report.held else "full" if report.full else "running"
             return describe_status(report.used, limit, state)
 
@@ -236,6 +240,7 @@ class ClusterData(DataDriver):
         secrets = ("Secret", name), ("Secret", gone_name(name))
         await self._cluster.delete(("Deployment", name), ("PersistentVolumeClaim", name), *secrets)
         self._seen.pop((account, app_id), None)
+        self._daily.discard((app_id, account))
         self._missed.discard(name)
 
     async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:

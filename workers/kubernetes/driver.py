@@ -12,6 +12,7 @@ import enum
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,11 +28,10 @@ from gateway.deploys.manifest import Manifest
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Wanted
-from gateway.deploys.states import DeployError, StorageFailed
-from gateway.errors import StorageUnavailable
+from gateway.deploys.states import DeployError
 from gateway.settings import Plan, Settings
-from gateway.storage import open_storage, until_storage_answers
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits
+from gateway.storage import open_storage
+from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
@@ -115,6 +115,9 @@ class ClusterDriver:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
+        self._notes = 0  # of records
+        self._tidied: tuple[int, ...] = ()  # what had changed before the last round of tidying
+        self.changed: set[Address] = set()  # which have a new record, or lead elsewhere
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._visits: Visits = {}  # of previews, since the last `read_visits`
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
@@ -131,6 +134,8 @@ class ClusterDriver:
 
     def note(self, wanted: Wanted) -> None:
         self.records[wanted.app, wanted.address] = wanted
+        self.changed.add((wanted.app, wanted.address))
+        self._notes += 1
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
 
@@ -153,21 +158,8 @@ class ClusterDriver:
         """The worker sends it to its pod."""
         if target.deploy not in target.wanted.releases:
             raise ReleaseMissing(target.deploy)
-        try:
-            found = await until_storage_answers(lambda: self._is_stored(target.wanted.app, target.deploy))
-        except StorageUnavailable as error:
-            raise StorageFailed(error) from None
-        if not found:
-            raise ReleaseMissing(target.deploy)
-
-    async def _is_stored(self, app_id: str, deploy: str) -> bool:
-        try:
-            found = await self._storage.exists(archive_key(app_id, deploy))
-        except StorageUnavailable:
-            self.outage.set()
-            raise
-        self.outage.clear()
-        return found
+        key = archive_key(target.wanted.app, target.deploy)
+        await until_stored(self.outage, target.deploy, partial(self._storage.exists, key))
 
     def _find_archive(self, place: PodRelease, deploy: str) -> ReleaseArchive | None:
         wanted = self.records.get((place.app, place.address))
@@ -421,6 +413,7 @@ class ClusterDriver:
     async def lead(self, target: Target, *, asleep: bool) -> None:
         """Leads the address to a release, or to the activator. Raises DeployError."""
         await self.places.lead(self._describe(target.wanted, target.app, target.deploy), asleep=asleep)
+        self.changed.add((target.wanted.app, target.wanted.address))
 
     async def unroute(self, target: Target) -> None:
         name = address_name(target.wanted.app, target.wanted.address)
@@ -445,10 +438,13 @@ class ClusterDriver:
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
         # A worker that ended between two deletions has left the Secret alone.
-        releases = [*self._cluster.select("Deployment"), *self._cluster.select("Secret")]
-        present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
-        kept = deploys | {wanted.served for wanted in self.records.values()}
-        await self._cluster.delete(*_keys_of(present - kept - {None}))
+        kinds = "Deployment", "Secret"
+        changes = self._notes, len(self.records), len(deploys), *map(self._cluster.changes.__getitem__, kinds)
+        if changes != self._tidied:
+            present = {each.metadata.labels.get(DEPLOY_LABEL) for kind in kinds for each in self._cluster.select(kind)}
+            kept = deploys | {wanted.served for wanted in self.records.values()}
+            await self._cluster.delete(*_keys_of(present - kept - {None}))
+            self._tidied = changes
         for address in [address for address in self.records if address[0] in gone]:
             del self.records[address]
 

@@ -6,12 +6,12 @@ A Service leads to the pods of a release, or to the worker's activator (`activat
 Endpoints or its EndpointSlices, so both say the same.
 """
 
-import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.cancellation import RunningTasks
 from gateway.deploys.addresses import url_of
 from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.release import ReleaseArchive
@@ -35,6 +35,7 @@ from workers.kubernetes.pod import PodRelease
 
 # The controllers that make EndpointSlices, as their label names them.
 CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
+SERVED = ("Service", "Deployment")  # one of these kinds shows that something of an app is there
 FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
 
 
@@ -43,11 +44,11 @@ class ClusterPlaces:
 
     def __init__(self, settings: Settings, cluster: Cluster, activator: tuple[str, int]) -> None:
         self._settings, self._cluster, self._activator = settings, cluster, activator
-        self._sweeping: set[asyncio.Task[None]] = set()
+        self._sweeping = RunningTasks()
         cluster.on_slice = self._note_slice
 
     async def aclose(self) -> None:
-        await asyncio.gather(*self._sweeping, return_exceptions=True)
+        await self._sweeping.cancel()
 
     # -- Services --------------------------------------------------------------------------------------------
 
@@ -96,8 +97,7 @@ class ClusterPlaces:
     def _note_slice(self, found: Any) -> None:
         """Deletes a slice that a controller has made too late."""
         if strays := self._list_strays([found]):
-            self._sweeping.add(task := asyncio.create_task(self._sweep(strays)))
-            task.add_done_callback(self._sweeping.discard)
+            self._sweeping.start(self._sweep(strays))
 
     async def _sweep(self, strays: Collection[Key]) -> None:
         with suppress(DeployError):  # which is logged where it is refused
@@ -116,11 +116,11 @@ class ClusterPlaces:
                 await self._cluster.delete((described["kind"], described["metadata"]["name"]))
 
     async def list_apps(self) -> set[str]:
-        return {place.app for place in await self.list_places()}
+        found = [each.metadata.labels for kind in SERVED for each in self._cluster.select(kind)]
+        return {labels.get(APP_LABEL, "") for labels in found if ADDRESS_LABEL in labels}
 
-    async def list_places(self, app_id: str = "") -> list[Place]:
-        labels = {"app": app_id} if app_id else {}
-        found = [each for kind in ("Service", "Deployment") for each in self._cluster.select(kind, **labels)]
+    async def list_places(self, *app_ids: str) -> list[Place]:
+        found = [each for app in app_ids for kind in SERVED for each in self._cluster.select(kind, app=app)]
         places = {_place_of(each) for each in found if ADDRESS_LABEL in each.metadata.labels}
         return [Place(*place, self._read_hosts(address_name(*place[1:]))) for place in places]
 

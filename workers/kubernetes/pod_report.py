@@ -5,11 +5,12 @@ is away, the report repeats what was last known.
 """
 
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
+import msgspec
 from lightkube.utils.quantity import parse_quantity
 
 from gateway.deploys.pod_log import DEPLOY_LABEL
@@ -26,35 +27,65 @@ REASON_LENGTH = 200
 NORMAL_WAITS = ("ContainerCreating", "PodInitializing")  # for any other reason, a container cannot start
 
 
+class PodFacts(msgspec.Struct, frozen=True):
+    """What the report says of a pod."""
+
+    pod: Any  # which nothing else is identical to, as long as this refers to it
+    state: str  # the name of a field of `PodStates`
+    failure: str  # why it is failing, or ''
+    node: str  # on which it takes up memory, or ''
+    requested: int  # bytes of memory
+    limit: int
+    waiting: WaitingPod | None
+
+
 async def keep_reporting(store: Store, cluster: Cluster) -> NoReturn:
-    """Reports every five seconds until canceled."""
+    """Reports every five seconds until canceled. Reads only the pods that have changed."""
+    known: dict[int, PodFacts] = {}  # by identity, because a change makes another object of a pod
+    described, changes = PodReport(), -1
 
     async def report() -> None:
-        await write_pod_report(store, describe_pods(cluster.select("Pod")))
+        nonlocal known, described, changes
+        if changes != cluster.changes["Pod"]:
+            changes = cluster.changes["Pod"]
+            known = {id(pod): known.get(id(pod)) or read_pod(pod) for pod in cluster.select("Pod")}
+            described = describe_pods(known.values())
+        await write_pod_report(store, msgspec.structs.replace(described, at=now_iso()))
 
     await every(REPORT_SECONDS, report, "sites.pods_not_reported")
 
 
-def describe_pods(pods: Sequence[Any]) -> PodReport:
-    """Returns the report of these pods, as the API describes them."""
-    states, failures, nodes, waiting = Counter[str](), Counter[str](), dict[str, list[Any]](), list[WaitingPod]()
+def describe_pods(pods: Collection[PodFacts]) -> PodReport:
+    """Returns the report of these pods."""
+    nodes = defaultdict[str, list[PodFacts]](list)
     for pod in pods:
-        state = _find_state(pod)
-        states[state] += 1
-        if state == "failing":
-            failures[_find_failure(pod)] += 1
-        elif state == "waitingForRoom":
-            waiting.append(_describe_waiting(pod))
-        if pod.spec.nodeName and state != "ended":
-            nodes.setdefault(pod.spec.nodeName, []).append(pod)
-    waiting.sort(key=lambda each: each.since)
+        if pod.node:
+            nodes[pod.node].append(pod)
+    waiting = sorted(filter(None, (pod.waiting for pod in pods)), key=lambda each: each.since)
     return PodReport(
         at=now_iso(),
         total=len(pods),
-        states=PodStates(**states),
-        failures=dict(failures),
-        nodes=[_describe_node(name, nodes[name]) for name in sorted(nodes)],
+        states=PodStates(**Counter(pod.state for pod in pods)),
+        failures=dict(Counter(pod.failure for pod in pods if pod.state == "failing")),
+        nodes=[
+            NodeLoad(node, len(load), sum(pod.requested for pod in load), sum(pod.limit for pod in load))
+            for node, load in sorted(nodes.items())
+        ],
         waiting=waiting[:MAX_WAITING],
+    )
+
+
+def read_pod(pod: Any) -> PodFacts:
+    """Reads a pod as the API describes it."""
+    state = _find_state(pod)
+    return PodFacts(
+        pod,
+        state,
+        failure=_find_failure(pod) if state == "failing" else "",
+        node=(pod.spec.nodeName or "") if state != "ended" else "",
+        requested=_sum_memory(pod, "requests"),
+        limit=_sum_memory(pod, "limits"),
+        waiting=_describe_waiting(pod) if state == "waitingForRoom" else None,
     )
 
 
@@ -95,11 +126,6 @@ def _describe_waiting(pod: Any) -> WaitingPod:
         since=now_iso(since.timestamp()),
         reason=textwrap.shorten(message, REASON_LENGTH, placeholder=" …"),
     )
-
-
-def _describe_node(name: str, pods: Sequence[Any]) -> NodeLoad:
-    requested, limit = (sum(_sum_memory(pod, kind) for pod in pods) for kind in ("requests", "limits"))
-    return NodeLoad(name, len(pods), requested, limit)
 
 
 def _sum_memory(pod: Any, kind: str) -> int:

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from gateway.cancellation import end_if_canceled
+from gateway.cancellation import RunningTasks, end_if_canceled
 from gateway.deploys.pod_log import APP_CONTAINER
 from gateway.deploys.release import ReleaseArchive
 from gateway.errors import StorageUnavailable
@@ -100,33 +100,27 @@ class Pods:
         self._cluster, self._storage, self._report_crash = cluster, storage, report_crash
         self._find_token, self._find_served, self._find_archive = find_token, find_served, find_archive
         self._sends = asyncio.Semaphore(SENDS)
-        self._sending: dict[str, asyncio.Task[None]] = {}  # by uid of the pod, or id of the crash
+        self._sending = RunningTasks()  # by uid of the pod, or id of the crash
         self._reported: dict[str, str] = {}  # the event of the latest crash, by app
         cluster.on_pod = self.follow
 
     async def aclose(self) -> None:
-        tasks = [*self._sending.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._sending.cancel()
 
     def follow(self, pod: Any) -> None:
         """Sends the pod its release if it waits for it, and reports a crash."""
         release = read_release(pod)
         if release is None or pod.metadata.deletionTimestamp:
             return
-        uid = pod.metadata.uid
-        if is_waiting_for_release(pod) and uid not in self._sending:
-            self._sending[uid] = task = asyncio.create_task(self._send_release(pod, release))
-            task.add_done_callback(lambda _: self._sending.pop(uid, None))
+        if is_waiting_for_release(pod):
+            self._sending.start(self._send_release(pod, release), pod.metadata.uid)
         if release.address != "live" or self._find_served(release) != release.deploy:
             return
         crash = find_crash(pod)
         if crash is not None and crash.id != self._reported.get(release.app):
             self._reported[release.app] = crash.id
             logger.warning("app.ended", app=release.app, deploy=release.deploy, code=crash.code, why=crash.reason)
-            self._sending[crash.id] = task = asyncio.create_task(self._report(pod, release, crash))
-            task.add_done_callback(lambda _: self._sending.pop(crash.id, None))
+            self._sending.start(self._report(pod, release, crash), crash.id)
 
     async def _report(self, pod: Any, release: PodRelease, crash: PodCrash) -> None:
         lines = crash.lines

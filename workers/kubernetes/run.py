@@ -17,11 +17,11 @@ from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.previews import Previews
 from gateway.deploys.serving import Holder, Records
 from gateway.errors import BackboneUnavailable
-from gateway.loops import every
+from gateway.loops import every, freeze_heap
 from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.engine.data import DataAgent
-from workers.engine.names import find_app, find_plan, follow_changes
+from workers.engine.names import find_app, find_apps, find_plan, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.engine.visits import VISITS_SECONDS, note_visits
@@ -86,7 +86,7 @@ async def run(settings: Settings) -> None:
             (find_own_address(), ACTIVATOR_PORT),
         )
         await stack.enter_async_context(aclosing(driver))
-        steps = ReleaseSteps(driver, find_address, settings)
+        steps = ReleaseSteps(driver, find_address, partial(find_apps, reporter.registry), settings)
         reconciler = Reconciler(records, steps, find_address, settings.canary)
         sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver, suspended)))
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]
@@ -99,13 +99,15 @@ async def run(settings: Settings) -> None:
         activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
         volumes = ClusterData(settings, reporter.registry, cluster, driver)
         data = DataAgent(reporter.registry, volumes)
-        changes = follow_changes(reporter.store, steps.names.follow_app, volumes.follow_app)
+        followers = steps.names.follow_app, volumes.follow_app
+        changes = follow_changes(reporter.store, *followers, on_step=reconciler.look_soon)
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
         note = partial(note_visits, Previews(reporter.store, records), driver)
         visits = every(VISITS_SECONDS, note, "previews.visits_not_noted")
         for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports, visits):
             parts += [await stack.enter_async_context(run_in_background(part))]
+        freeze_heap()  # thousands of objects, which a collection would visit again and again
         logger.info("sites.serving", address="kubernetes", domain=settings.apps_domain)
         end_if_canceled()
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)

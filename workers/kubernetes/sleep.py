@@ -3,11 +3,11 @@
 import asyncio
 import time
 from contextlib import suppress
-from typing import Any
 
 import structlog
 
 from gateway.accounts.suspended import SuspendedList
+from gateway.cancellation import RunningTasks, cancel
 from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.driver import ClusterDriver, SleepState
@@ -27,15 +27,12 @@ class Sleep:
         self._cluster, self._driver, self._suspended = cluster, driver, suspended
         self._changes = -1  # of the list of suspended apps, that have been followed
         self._stopped: set[Address] = set()  # because they are suspended
-        self._waking_soon: dict[Address, asyncio.Task[None]] = {}
+        self._waking_soon = RunningTasks()
         self._waking: dict[Address, asyncio.Task[tuple[str, int]]] = {}
         self._lock = asyncio.Lock()  # held while pods begin and end
 
     async def aclose(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [*self._waking.values(), *self._waking_soon.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._waking.values(), *self._waking_soon.values())
 
     def is_asleep(self, app_id: str, address: str) -> bool:
         return self._driver.places.is_asleep(app_id, address)
@@ -72,17 +69,22 @@ class Sleep:
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
-    def list_awake(self) -> list[Address]:
-        """Returns the addresses whose start commands run and may sleep: no deploy is in progress."""
-        return [
-            address
-            for address, wanted in self._driver.records.items()
-            if wanted.step in ("live", "undo")
+    def take_changed(self) -> set[Address]:
+        """Returns the addresses of which `may_sleep` may have become true since the last call."""
+        changed, self._driver.changed = self._driver.changed, set()
+        return changed
+
+    def may_sleep(self, address: Address) -> bool:
+        """Returns whether the start command of an address runs and may sleep: no deploy is in progress."""
+        wanted = self._driver.records.get(address)
+        return (
+            wanted is not None
+            and wanted.step in ("live", "undo")
             and (release := wanted.releases.get(wanted.serves)) is not None
             and release.runs
             and self._driver.routed(wanted) == wanted.serves
             and not self._driver.places.is_asleep(*address)
-        ]
+        )
 
     async def let_sleep(self, address: Address, seconds: float) -> float:
         """Ends the pod of an app that nobody has asked for so many seconds. Requests come to the activator from now on.
@@ -168,9 +170,7 @@ class Sleep:
             except DeployError as error:
                 logger.warning("sites.not_awake", app=address[0], reason=str(error))
 
-        if address not in self._waking_soon:
-            self._waking_soon[address] = waking = asyncio.create_task(wake())
-            waking.add_done_callback(lambda _: self._waking_soon.pop(address))
+        self._waking_soon.start(wake(), address)
 
     async def _wake(self, address: Address) -> tuple[str, int]:
         began = time.monotonic()

@@ -16,12 +16,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_canceled
+from gateway.cancellation import RunningTasks, end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Event, prepare_event
 from gateway.ids import new_id
@@ -79,7 +78,7 @@ class InspectionLoop:
         self._registry, self._store = registry, registry.store
         self._due, self._key, self._applies, self._inspect = due, key, applies, inspect
         self._interval, self._held_for, self._at_a_time = interval, budget + HOLD_MARGIN_SECONDS, at_a_time
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = RunningTasks()
 
     async def run(self) -> None:
         tags, postponed = PARTITION_TAGS, False
@@ -90,7 +89,7 @@ class InspectionLoop:
                 number, failing, postponed = 0, postponed, False
                 for tag in tags[first:] + tags[:first]:
                     while len(self._running) >= self._at_a_time:
-                        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
                     try:
                         number += await self._take_due(tag, min(BATCH_APPS, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
@@ -100,9 +99,7 @@ class InspectionLoop:
                 if not number:
                     await asyncio.sleep(min(IDLE_SECONDS, self._interval / 10))
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await self._running.cancel()
 
     async def _take_due(self, tag: str, at_most: int) -> int:
         began = time.monotonic()
@@ -112,43 +109,23 @@ class InspectionLoop:
         )
         if not due.apps:
             return 0
-        records, unreadable = await self._read_records([each.id for each in due.apps])
+        records, damaged = await self._registry.read_intact_apps([each.id for each in due.apps])
         skipped: dict[str, bool] = {}
         for each in due.apps:
-            if each.id in unreadable:  # due again later
+            if each.id in damaged:  # due again later
+                logger.error("inspection.unreadable", app=each.id, error=damaged[each.id])
                 continue
             app, account = records.get(each.id, (None, None))
             if app is None or account is None or partition_tag(app.account) != tag:
                 await self._forget(tag, each.id)
             elif self._applies(app, account, each.live):
                 target = InspectedApp(tag, app, each.known, due.now, due.held_until, began)
-                task = asyncio.create_task(self._inspect_and_observe(target))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                self._running.start(self._inspect_and_observe(target))
             else:
                 skipped[each.id] = bool(each.known)
         if skipped:
             await self._skip(tag, due, skipped)
         return len(due.apps)
-
-    async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
-        """Returns the apps with their accounts, and the ids of apps whose record can't be read.
-
-        One broken record must not end the inspections of other apps.
-        """
-        try:
-            return await self._registry.read_apps(app_ids), set()
-        except msgspec.DecodeError as error:
-            if len(app_ids) == 1:
-                logger.error("inspection.unreadable", app=app_ids[0], error=str(error))
-                return {}, set(app_ids)
-        records: dict[str, tuple[App, Account]] = {}
-        unreadable: set[str] = set()
-        for app_id in app_ids:
-            one, broken = await self._read_records([app_id])
-            records |= one
-            unreadable |= broken
-        return records, unreadable
 
     async def _forget(self, tag: str, app_id: str) -> None:
         client = self._store.client

@@ -29,6 +29,7 @@ import structlog
 
 from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
+from gateway.cancellation import RunningTasks
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.notices import GROUP, INVITATION, STREAM, EndLink, Outcome, Subscriber, seal_link
@@ -107,7 +108,7 @@ class Mailer:
         self._vault = Vault(settings.encryption_key)
         self._tls = trust(settings)
         self._connections = asyncio.Semaphore(CONNECTIONS)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = RunningTasks()
         self._space_freed, self._stopping = asyncio.Event(), asyncio.Event()
         # An attempt ends before another worker may claim its notice.
         claim_idle = settings.webhook_claim_idle + ATTEMPT_SECONDS
@@ -120,10 +121,8 @@ class Mailer:
         finally:
             self._stopping.set()
             if self._running:
-                await asyncio.wait(self._running, timeout=ATTEMPT_SECONDS + QUIT_SECONDS + 2 * COMMAND_SECONDS)
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+                await asyncio.wait(self._running.values(), timeout=ATTEMPT_SECONDS + QUIT_SECONDS + 2 * COMMAND_SECONDS)
+            await self._running.cancel()
             try:
                 async with asyncio.timeout(COMMAND_SECONDS):
                     await self._consumer.release_entries()
@@ -140,9 +139,7 @@ class Mailer:
         """Accepts an entry from the stream. Raises KeyError or ValueError if it is not a notice."""
         require_partition(entry)
         write_text(entry.fields["type"], entry.fields["app"], msgspec.json.decode(entry.fields["data"]))
-        task = asyncio.create_task(self._run_notice(entry))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running.start(self._run_notice(entry))
 
     # -- one notice ------------------------------------------------------------------------------------------
 

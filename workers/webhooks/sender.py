@@ -18,14 +18,14 @@ account delays them, and before its outcome is recorded, so that a worker that d
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 
 from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.cancellation import RunningTasks, cancel
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
@@ -100,8 +100,7 @@ class Sender:
         self._noticing: dict[tuple[str, str], asyncio.Task[None]] = {}  # by partition and entry: queues its notices
         self._tracer = tracing.tracer()
         self._lanes = Lanes()
-        self._running: set[asyncio.Task[None]] = set()
-        self._dropping: set[asyncio.Task[None]] = set()
+        self._running, self._dropping = RunningTasks(), RunningTasks()
         self._space_freed = asyncio.Event()
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -123,12 +122,11 @@ class Sender:
             await self._store.close()
 
     async def _finish_running(self) -> None:
-        running = self._running | self._dropping | {*self._noticing.values()}
+        running = [*self._running.values(), *self._dropping.values(), *self._noticing.values()]
         if running:
             await asyncio.wait(running, timeout=BUDGET_SECONDS + 2 * COMMAND_SECONDS)
-        for task in running:  # Redis is unavailable: another worker repeats the deliveries that could not be logged
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        # Redis is unavailable: another worker repeats the deliveries that could not be logged.
+        await cancel(*running)
 
     # -- many deliveries -------------------------------------------------------------------------------------
 
@@ -152,15 +150,10 @@ class Sender:
 
     def _start_deliveries(self) -> None:
         while len(self._running) < MAX_DELIVERIES and (taken := self._lanes.take_entry()):
-            self._start(self._running, self._run_delivery(*taken))
+            self._running.start(self._run_delivery(*taken))
 
     def _drop(self, entry: Entry) -> None:
-        self._start(self._dropping, self._record_dropped(entry))
-
-    def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._dropping.start(self._record_dropped(entry))
 
     async def _queue_notices(self, notices: Notices, entry: Entry) -> None:
         try:

@@ -17,7 +17,7 @@ def set_serving(client: Any) -> Callable[..., int]:
     client.expire(DEPLOY, 60)
     script = client.register_script(on_test_clock("deploys/set_serving"))
     return lambda state, before, after, app="app_1": script(
-        [DEPLOY, f"{TAG}:serving:{app}", APPS], [state, app, "live", before, after]
+        [DEPLOY, f"{TAG}:serving:{app}", APPS], [state, app, "live", before, after, "changes"]
     )
 
 
@@ -60,3 +60,14 @@ def test_each_change_has_a_later_version(client: Any, set_serving: Callable[...,
     set_clock(client, 2_000 * SECOND)
     assert set_serving("", "one", "two", "app_2") == 1
     assert versions() == {b"app_2": 2_000_000}
+
+
+def test_each_change_is_announced(client: Any, set_serving: Callable[..., int]) -> None:
+    with client.pubsub(ignore_subscribe_messages=True) as changes:
+        changes.subscribe("changes")
+        while changes.get_message(timeout=1.0) is not None:
+            pass
+        assert set_serving("", "something", "one") == 0
+        assert set_serving("", "", "one") == 1
+        [announced] = [message for _ in range(3) if (message := changes.get_message(timeout=0.2)) is not None]
+        assert announced["data"] == APPS.encode()

@@ -1,5 +1,6 @@
 """Which host names lead where on a host, as the apps' records change. The other cases are in the drivers' contract."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,14 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.apps, self.releases = [APP], Releases(folder)
         self.releases.create_folders()
-        self.names = Names(HostPlaces(Settings(data_dir=str(folder)), self.releases), self.find_app, "apps.test")
+        places = HostPlaces(Settings(data_dir=str(folder)), self.releases)
+        self.names = Names(places, self.find_app, self.find_apps, "apps.test")
 
     async def find_app(self, name: str) -> App | None:
         return next((app for app in self.apps if name in (app.id, app.name)), None)
+
+    async def find_apps(self, app_ids: Sequence[str]) -> dict[str, App]:
+        return {app.id: app for app in self.apps if app.id in app_ids}
 
     async def follow(self) -> set[str]:
         """Returns the host names that lead to a site, after each way in which the records are followed."""

@@ -5,7 +5,7 @@ How deploys fail and are undone, `test_driver_contract.py` says.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -46,7 +46,7 @@ class Shop:
     def __init__(self, watch: Watch, hosting: Hosting) -> None:
         self.watch, self.hosting = watch, hosting
         settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
-        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, settings, drain_seconds=0.1)
+        self.steps = ReleaseSteps(HostDriver(settings), self.find_app, self.find_apps, settings, drain_seconds=0.1)
         self.site = hosting.site(hosting.deploy("dep_1"))
         self.answers: list[str] = []
         self.longest = 0.0  # seconds
@@ -54,6 +54,9 @@ class Shop:
 
     async def find_app(self, _: str) -> App:
         return APP
+
+    async def find_apps(self, _: Sequence[str]) -> dict[str, App]:
+        return {APP.id: APP}
 
     def target(self, deploy_id: str, step: Step) -> Target:
         return self.hosting.target(self.hosting.deploy(deploy_id), APP, step, "dep_1" if deploy_id > "dep_1" else "")

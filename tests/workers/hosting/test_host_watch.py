@@ -29,7 +29,7 @@ from tests.support.polling import wait_until
 from tests.support.processes import ENCRYPTION_KEY
 from workers.engine import reconciler
 from workers.engine.driver import Target
-from workers.engine.names import find_app
+from workers.engine.names import find_app, find_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
 from workers.hosting import host_watch
@@ -47,9 +47,11 @@ class Machine:
         self.settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
         find = partial(find_app, registry)
         self.driver = HostDriver(self.settings)
-        steps = ReleaseSteps(self.driver, find, self.settings)
+        steps = ReleaseSteps(self.driver, find, partial(find_apps, registry), self.settings)
         self.records = Records(store, hosting.releases.folder_id())
-        self.reconciler = Reconciler(self.records, steps, find, 1.0, resync_seconds=0.1, tidy_seconds=0.1)
+        self.reconciler = Reconciler(
+            self.records, steps, find, 1.0, poll_seconds=0.1, resync_seconds=0.1, tidy_seconds=0.1
+        )
         self.lease = HostHold(self.records, hosting.folder, hosting.releases.folder_id())
         self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
 

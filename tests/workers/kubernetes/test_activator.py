@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -13,6 +14,8 @@ from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, close_afterwards, find_host
 from workers.kubernetes.sleep import Sleep
 
+SLEEP_SECONDS, LEFT_SECONDS = 900.0, 0.3
+
 
 class Apps:
     """Apps that sleep until `awake` is set, and then answer with the request itself."""
@@ -20,10 +23,21 @@ class Apps:
     def __init__(self) -> None:
         self.awake, self.error = asyncio.Event(), ""
         self.waking = set[tuple[str, str]]()
+        self.changed, self.running = set[tuple[str, str]](), False
+        self.checks: list[float] = []  # their times
         self.server: asyncio.Server | None = None
 
-    def list_awake(self) -> list[tuple[str, str]]:
-        return []
+    def take_changed(self) -> set[tuple[str, str]]:
+        changed, self.changed = self.changed, set()
+        return changed
+
+    def may_sleep(self, _: tuple[str, str]) -> bool:
+        return self.running
+
+    async def let_sleep(self, _: tuple[str, str], seconds: float) -> float:
+        assert seconds == SLEEP_SECONDS
+        self.checks.append(time.monotonic())
+        return LEFT_SECONDS
 
     def find_address(self, name: str) -> tuple[str, str] | None:
         return (name.partition(".")[0], "live") if name.endswith(".example.com") else None
@@ -49,6 +63,17 @@ class Apps:
         return host, port
 
 
+class Limits:
+    def __init__(self) -> None:
+        self.known = set[str]()
+
+    async def read(self, *app_ids: str) -> None:
+        self.known |= {*app_ids}
+
+    def find_known(self, app_id: str, *, is_preview: bool) -> float | None:
+        return SLEEP_SECONDS if app_id in self.known and not is_preview else None
+
+
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.closing(writer):
         head = await reader.readuntil(b"\r\n\r\n")
@@ -56,12 +81,17 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.kubernetes.activator.LOOK_SECONDS", 0.02)
+
+
 @pytest.fixture
 async def apps(request: pytest.FixtureRequest, unused_tcp_port: int) -> AsyncIterator[tuple[Apps, int]]:
     """With the limits of the activator that the test names."""
     apps, limits = Apps(), getattr(request, "param", {})
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    activator = Activator(cast("Sleep", apps), cast("SleepLimits", None), port=unused_tcp_port, **limits)
+    activator = Activator(cast("Sleep", apps), cast("SleepLimits", Limits()), port=unused_tcp_port, **limits)
     running = asyncio.create_task(activator.run())
     try:
         yield apps, unused_tcp_port
@@ -166,3 +196,17 @@ def test_a_websocket_may_stay_open() -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n"
     )
     assert find_host(head) == "a"
+
+
+async def test_an_app_is_checked_when_it_has_changed_and_again_when_it_may_sleep(apps: tuple[Apps, int]) -> None:
+    own, _ = apps
+    own.changed, own.running = {("notes", "live"), ("notes", "preview")}, True
+    await wait_until(lambda: len(own.checks) == 2)
+    assert own.checks[1] - own.checks[0] >= LEFT_SECONDS
+    own.running = False  # it sleeps, or is deployed
+    await asyncio.sleep(2 * LEFT_SECONDS)
+    own.running, before = True, len(own.checks)
+    await asyncio.sleep(2 * LEFT_SECONDS)
+    assert len(own.checks) == before, "it is not looked at while nothing changes"
+    own.changed = {("notes", "live")}
+    await wait_until(lambda: len(own.checks) > before)

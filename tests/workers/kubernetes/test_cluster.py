@@ -17,6 +17,7 @@ from lightkube.resources.core_v1 import Service
 from gateway.deploys.states import DeployError
 from tests.support.background import in_background
 from tests.support.kubeconfig import write_kubeconfig
+from tests.support.live_apps import FakeApi as LiveApi
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.kubernetes.cluster import WATCHED, Cluster
@@ -231,3 +232,30 @@ async def test_everything_is_compared_in_slices(api: FakeApi, healing: Cluster) 
     (_, first), (_, last) = api.applied
     assert last - first > 0.3
     assert Counted.comparisons == 0, "what has not changed is not compared"
+
+
+# -- watches ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only when the API server does not remember that any more, the objects are listed again."""
+    monkeypatch.setattr("workers.kubernetes.cluster.WATCH_SECONDS", 1)
+    monkeypatch.setattr("workers.kubernetes.cluster.SILENCE_SECONDS", 0.1)
+    server = LiveApi()
+
+    async def change(number: int) -> None:
+        server.put("services", an_object("Service", "app-1", 0, app=str(number)))
+        await wait_until(lambda: cluster.select("Service", app=str(number)))
+
+    async with server.serving() as port:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, port)))
+        async with client() as cluster, in_background(cluster.run()):
+            await cluster.until_synced()
+            for number in range(60):
+                await change(number)
+                await asyncio.sleep(0.05)
+            assert server.requests == {"LIST": len(WATCHED)}
+            server.oldest = 1_000_000
+            await wait_until(lambda: server.requests["LIST"] > len(WATCHED))
+            server.oldest = 0
+            await change(60)

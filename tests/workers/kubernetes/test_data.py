@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.records import App
 from gateway.keys import app_key
 from gateway.redis.client import Store
 from tests.support.data_rooms import ClusterRoom, data_room
@@ -57,19 +57,19 @@ async def test_a_pod_is_started_for_an_app_that_does_not_run(room: ClusterRoom) 
 async def test_an_app_that_is_deleted_during_a_round_keeps_a_last_snapshot(
     room: ClusterRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, find_app, begun = await room.create_app(), room.registry.find_app, asyncio.Event()
+    app, read_apps, begun = await room.create_app(), room.registry.read_intact_apps, asyncio.Event()
     room.write(app, note="one")
     await room.snapshot(app)
 
-    async def find_later(app_id: str) -> App | None:
+    async def read_later(app_ids: Sequence[str]) -> Any:
         """Finds the app deleted, after the round has begun."""
         if not begun.is_set():
             begun.set()
             await room.commands.forget_app(app, room.records)
             await room.registry.delete_app(app)
-        return await find_app(app_id)
+        return await read_apps(app_ids)
 
-    monkeypatch.setattr(room.registry, "find_app", find_later)
+    monkeypatch.setattr(room.registry, "read_intact_apps", read_later)
     last, *_ = await wait_until(lambda: room.list_deleted(app), 20, holds=lambda found: len(found) == 2)
     assert await room.unpack("shop", last) == {"note": b"one"}
     await wait_until(lambda: not room.cluster.select("PersistentVolumeClaim"), 20)

@@ -1,5 +1,7 @@
 """The report of the pods: their states, what they take up on each node, and which of them wait for room."""
 
+from collections import Counter
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from tests.support.pods import RELEASE, make_pod, statuses
 from tests.support.polling import wait_until
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import Object
-from workers.kubernetes.pod_report import describe_pods, keep_reporting
+from workers.kubernetes.pod_report import describe_pods, keep_reporting, read_pod
 from workers.kubernetes.pod_status import explain_waiting, may_run
 
 MIB = 1 << 20
@@ -67,6 +69,10 @@ def pending(release: Object, web: Object = WAITS, app: Object = WAITS) -> Object
     }
 
 
+def report_of(pods: Iterable[Any]) -> PodReport:
+    return describe_pods([read_pod(pod) for pod in pods])
+
+
 RECEIVED = ended(0, "Completed")
 STATES = [
     ("running", "", RUNNING),
@@ -84,14 +90,14 @@ STATES = [
 
 @pytest.mark.parametrize(("state", "failure", "status"), STATES)
 def test_a_pod_counts_in_its_state(state: str, failure: str, status: Object) -> None:
-    report = describe_pods([make_pod(status)])
+    report = report_of([make_pod(status)])
     assert report.states == PodStates(**{state: 1})
     assert report.failures == ({failure: 1} if failure else {})
     assert report.total == 1
 
 
 def test_a_pod_that_is_deleted_stops_and_keeps_its_memory_meanwhile() -> None:
-    report = describe_pods([make_pod(RUNNING, deletionTimestamp="2026-11-28T10:00:00Z")])
+    report = report_of([make_pod(RUNNING, deletionTimestamp="2026-11-28T10:00:00Z")])
     assert report.states == PodStates(stopping=1)
     assert [node.pods for node in report.nodes] == [1]
 
@@ -106,7 +112,7 @@ def test_a_node_has_the_memory_of_its_pods() -> None:
         make_pod(evicted, "node-1"),
         make_pod(UNSCHEDULED, ""),
     ]
-    assert describe_pods(pods).nodes == [
+    assert report_of(pods).nodes == [
         NodeLoad("node-1", 1, 128 * MIB, 1024 * MIB),
         NodeLoad("node-2", 2, (128 + 64) * MIB, (1024 + 256) * MIB),
     ]
@@ -118,11 +124,11 @@ def test_memory_counts_as_the_scheduler_counts_it() -> None:
     pod.spec.initContainers[0].resources.requests["memory"] = "1Gi"
     pod.spec.initContainers[0].resources.limits = None
     pod.spec.overhead = {"memory": "160e6"}
-    assert describe_pods([pod]).nodes == [NodeLoad("node-1", 1, 1024 * MIB + 160_000_000, 1024 * MIB + 160_000_000)]
+    assert report_of([pod]).nodes == [NodeLoad("node-1", 1, 1024 * MIB + 160_000_000, 1024 * MIB + 160_000_000)]
 
 
 def test_what_waits_for_room_says_since_when_and_why() -> None:
-    assert describe_pods([make_pod(UNSCHEDULED, "")]).waiting == [
+    assert report_of([make_pod(UNSCHEDULED, "")]).waiting == [
         WaitingPod(RELEASE.app, RELEASE.deploy, "2026-11-28T09:00:02.000Z", NO_ROOM)
     ]
 
@@ -130,7 +136,7 @@ def test_what_waits_for_room_says_since_when_and_why() -> None:
 def test_a_long_reason_is_cut_between_words() -> None:
     message = "0/900 nodes are available: " + "1 Insufficient memory, " * 50
     status = {"phase": "Pending", "conditions": [condition("PodScheduled", "False", message=message)]}
-    (found,) = describe_pods([make_pod(status, "")]).waiting
+    (found,) = report_of([make_pod(status, "")]).waiting
     assert 150 < len(found.reason) <= 200
     assert found.reason.endswith((" memory, …", " 1 …", " Insufficient …"))
 
@@ -141,28 +147,28 @@ def test_the_fifty_that_have_waited_longest_are_listed() -> None:
         status = {"phase": "Pending", "conditions": [condition("PodScheduled", "False", since)]}
         return make_pod(status, "", replace(RELEASE, deploy=f"dep_{number}"))
 
-    report = describe_pods([wait(number) for number in reversed(range(60))])
+    report = report_of([wait(number) for number in reversed(range(60))])
     assert [each.deploy for each in report.waiting] == [f"dep_{number}" for number in range(50)]
     assert report.states.waitingForRoom == 60
 
 
 def test_a_pod_without_labels_and_status_does_not_hide_the_others() -> None:
     bare = Pod.from_dict({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "one"}], "nodeName": "node-1"}})
-    report = describe_pods([bare, make_pod(RUNNING)])
+    report = report_of([bare, make_pod(RUNNING)])
     assert report.states == PodStates(running=1, starting=1)
     assert report.nodes == [NodeLoad("node-1", 2, 128 * MIB, 1024 * MIB)]
 
 
 def test_without_pods_there_is_a_report() -> None:
-    report = describe_pods([])
+    report = report_of([])
     assert report == PodReport(at=report.at)
     assert report.at is not None
 
 
 async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.kubernetes.pod_report.REPORT_SECONDS", 0.05)
-    pods = [make_pod(RUNNING)]
-    cluster = cast("Cluster", SimpleNamespace(select={"Pod": pods}.__getitem__))  # without a connection
+    pods, changes = [make_pod(RUNNING)], Counter[str]()
+    unconnected = SimpleNamespace(select={"Pod": pods}.__getitem__, changes=changes)
     assert await read_pod_report(store) == PodReport()
 
     async def states() -> PodStates:
@@ -171,9 +177,10 @@ async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypa
     async def reports(expected: PodStates) -> bool:
         return await states() == expected
 
-    async with run_in_background(keep_reporting(store, cluster)):
+    async with run_in_background(keep_reporting(store, cast("Cluster", unconnected))):
         await wait_until(lambda: reports(PodStates(running=1)))
         pods.append(make_pod(UNSCHEDULED, ""))
+        changes["Pod"] += 1
         await wait_until(lambda: reports(PodStates(running=1, waitingForRoom=1)))
     assert 50 < await store.client.ttl(PODS_KEY) <= 60
 
