@@ -443,6 +443,12 @@ previews_key = of_account(
 )
 certified_names_key = of_account("certified-names", "zset: certifiable names by first request, s", "90 days", SAVED)
 environment_key = under_account("environment:<app id>", "string: variables, encrypted; 64 KiB", "with the app", SAVED)
+preview_environment_key = under_account(
+    "preview-environment:<app id>",
+    "string: variables that differ in previews, encrypted; 64 KiB",
+    "with the app",
+    SAVED,
+)
 deploy_key = in_account("deploy:<id>", "hash: a deploy's record", "90 days", SAVED)
 deploy_prefix, tagged_deploy_key = of_partition("deploy"), in_partition("deploy")
 deploy_log_key = in_account(

@@ -15,7 +15,7 @@ from capsule_gateway.cli.arguments import TIME, NumberType, app_argument, comple
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path, suggest
-from capsule_gateway.cli.show import as_json, show_line
+from capsule_gateway.cli.show import as_json, as_list, show_line, show_table
 from gateway.text_files import decode_text, read_variables
 
 MAX_RECONNECTS = 15  # in a row
@@ -27,13 +27,21 @@ env = Group(
     formerly={"unset": "remove"},
     help="Set the environment variables of an app's builds and start command.\n\nChanges apply from the next deploy.",
 )
-env.lists(
-    "list APP",
-    "/account/apps/{app}/env",
-    "List the names of APP's variables. Values are never shown.",
-    {"name": text_of("name"), "set": age_of("updatedAt")},
-    empty="No variables yet. Set one with: capsule env set {app} NAME",
-)
+PREVIEW = "Change what previews have; they have the app's variables otherwise."
+preview_option = click.option("--preview", is_flag=True, help=PREVIEW)
+
+
+@env.command("list")
+@app_argument
+@click.option("--preview", is_flag=True, help="List the variables of previews.")
+@as_list
+def env_list(app: str, preview: bool) -> None:
+    """List the names of APP's variables. Values are never shown."""
+    columns = {"name": text_of("name"), "set": age_of("updatedAt")}
+    if preview:
+        columns["in previews"] = text_of("inPreviews")
+    rows = open_service().list_rows(path("account", "apps", app, "env"), **_query(preview))
+    show_table(rows, columns, empty=f"No variables yet. Set one with: capsule env set {app} NAME")
 
 
 @env.command("set")
@@ -45,36 +53,58 @@ env.lists(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Set all variables of a file with lines NAME=value.",
 )
+@preview_option
+@click.option("--no-value", is_flag=True, help="With --preview: previews do not have the variable.")
 @as_json
-def env_set(app: str, name: str, source: Path | None) -> None:
+def env_set(app: str, name: str, source: Path | None, preview: bool, no_value: bool) -> None:
     """Set variable NAME of APP.
 
     The command prompts for the value. A script passes it on standard input: capsule env set APP NAME < value
     """
     if bool(name) == bool(source):
         raise WrongUsage("give either a NAME or --file")
+    if no_value and not (name and preview):
+        raise WrongUsage("give --no-value with a NAME and --preview")
     if "=" in name:
         known = name.partition("=")[0]
         raise WrongUsage(
             f"keep the value off the command line: run 'capsule env set {app} {known}', and type it at the prompt"
         )
-    values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
-    open_service().send("PUT", path("account", "apps", app, "env"), values)
-    show_line({"set": [*values]}, f"Set {', '.join(values)} for {app}, effective from the next deploy.")
+    if source is not None:
+        values: dict[str, Any] = {**_read_file(source)}
+    else:
+        values = {name: False if no_value else _read_value(name)}
+    open_service().send("PUT", path("account", "apps", app, "env"), values, **_query(preview))
+    done = "Kept {} out of" if no_value else "Set {} for"
+    show_line(
+        {"set": [*values]}, f"{done.format(', '.join(values))} {_name(app, preview)}, effective from the next deploy."
+    )
 
 
 @env.command("remove")
 @app_argument
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_variable)
+@preview_option
 @as_json
-def env_remove(app: str, names: tuple[str, ...]) -> None:
+def env_remove(app: str, names: tuple[str, ...], preview: bool) -> None:
     """Remove variables from APP. If one of them is not set, none is removed."""
     service, address = open_service(), path("account", "apps", app, "env")
-    present = [text_of("name")(row) for row in service.list_rows(address)]
+    present = [row["name"] for row in service.list_rows(address, **_query(preview)) if row.get("inPreviews") != "same"]
     if missing := [name for name in names if name not in present]:
-        raise ServiceRefusal(f"{app} has no variable {missing[0]}{suggest(missing[0], present)}; nothing was removed")
-    service.send("PUT", address, dict.fromkeys(names))
-    show_line({"removed": [*names]}, f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
+        lack = f"previews of {app} have no value of their own for" if preview else f"{app} has no variable"
+        raise ServiceRefusal(f"{lack} {missing[0]}{suggest(missing[0], present)}; nothing was removed")
+    service.send("PUT", address, dict.fromkeys(names), **_query(preview))
+    show_line(
+        {"removed": [*names]}, f"Removed {', '.join(names)} from {_name(app, preview)}, effective from the next deploy."
+    )
+
+
+def _query(preview: bool) -> dict[str, Any]:
+    return {"kind": "preview"} if preview else {}
+
+
+def _name(app: str, preview: bool) -> str:
+    return f"previews of {app}" if preview else app
 
 
 def _read_value(name: str) -> str:

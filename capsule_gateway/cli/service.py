@@ -210,9 +210,9 @@ class Service:
             raise self._unexpected_answer()
         return answer
 
-    def send(self, method: str, path: str, body: Any = None, *, seconds: float = STEP_SECONDS) -> None:
+    def send(self, method: str, path: str, body: Any = None, *, seconds: float = STEP_SECONDS, **query: Any) -> None:
         """Ignores the answer. `seconds` is the timeout for it. Raises ServiceRefusal."""
-        self._call(method, path, json=body, timeout=_timeouts(seconds))
+        self._call(method, path, query, json=body, timeout=_timeouts(seconds))
 
     def download(self, path: str) -> Iterator[bytes]:
         """Yields the content at the path. Raises ServiceRefusal."""

@@ -332,18 +332,29 @@ DEFAULT_TAIL = 200  # lines
 MAX_TAIL = 10_000
 STREAM_SECONDS = 3_600.0
 
+VALUES: dict[Kind, Any] = {"live": str | None, "preview": str | bool | None}
 VARIABLES = {
     "application/json": {
-        "schema": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        "schema": {"type": "object", "additionalProperties": {"type": ["string", "boolean", "null"]}},
         "example": {"DATABASE_URL": "postgres://…", "OLD_NAME": None},
     },
     "text/plain": {"schema": {"type": "string"}, "example": "DATABASE_URL=postgres://…\n"},
 }
 
 
-@get("/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
-async def list_variables(account: Caller, own_app: OwnApp, environments: Injected[Environments]) -> list[VariableView]:
-    return await environments.list_variables(own_app)
+@get(
+    "/apps/{app:str}/env",
+    summary="List the names of an app's environment variables",
+    errors=[RequestMalformed, NotFound],
+)
+async def list_variables(
+    account: Caller, own_app: OwnApp, environments: Injected[Environments], kind: FromQuery[Kind] = "live"
+) -> list[VariableView]:
+    """The names, and when each value was set.
+
+    With `kind=preview`, `inPreviews` says which value previews have: the `same` as the app, an `other`, or `none`.
+    """
+    return await environments.list_variables(own_app, kind)
 
 
 @put(
@@ -357,21 +368,26 @@ async def change_variables(
     request: Request[Any, Any, State],
     own_app: OwnApp,
     environments: Injected[Environments],
+    kind: FromQuery[Kind] = "live",
 ) -> list[VariableView]:
     """Change an app's environment variables.
 
     They apply to builds and start commands from the next deploy on. `null` removes a variable; variables that are not
     named stay. Values are never shown again. A body of type `text/plain` is a file with lines `NAME=value`.
+
+    With `kind=preview`, the values apply to previews alone. `false` keeps a variable out of previews, and `null` gives
+    previews the app's value again.
     """
     body = await request.body()
-    changes = _read_variables(body) if request.content_type[0] == "text/plain" else decode_map(body, str | None)
-    await environments.change_variables(own_app, changes)
-    return await environments.list_variables(own_app)
+    text = request.content_type[0] == "text/plain"
+    changes = _read_variables(body) if text else decode_map(body, VALUES[kind])
+    await environments.change_variables(own_app, changes, kind)
+    return await environments.list_variables(own_app, kind)
 
 
-def _read_variables(body: bytes) -> dict[str, str | None]:
+def _read_variables(body: bytes) -> dict[str, str]:
     try:
-        return {**read_variables(decode_text(body, "strict"))}
+        return read_variables(decode_text(body, "strict"))
     except UnicodeDecodeError:
         raise RequestMalformed("The file is not a text.") from None
     except ValueError as error:

@@ -1,24 +1,27 @@
 """The environment variables of an app, for its builds and its start command, from the next deploy on.
 
-All variables of an app are one record, so that a change of several is one compare-and-set. Each value is encrypted. No
-response, log or command line ever has a value.
+A preview has the app's variables, except those that have another value in previews, or none. All variables of an app
+are one record, so that a change of several is one compare-and-set, and what differs in previews is another. Each value
+is encrypted. No response, log or command line ever has a value.
 """
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import RequestMalformed
+from gateway.events.catalog import Kind
 from gateway.ids import Time, now_iso
-from gateway.keys import environment_key
+from gateway.keys import environment_key, preview_environment_key
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 
-TOTAL_BYTES = 65_536  # of all names and values of an app
-MAX_VARIABLES = 500  # of an app
+TOTAL_BYTES = 65_536  # of all names and values of a record
+MAX_VARIABLES = 500  # of a record
 
 NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 # The service sets these itself.
@@ -32,7 +35,7 @@ UNSAFE = re.compile(
 
 
 class Variable(msgspec.Struct, frozen=True):
-    sealed: str
+    sealed: str  # '': previews do not have the variable
     bytes: int  # of name and value
     updatedAt: str
 
@@ -40,22 +43,35 @@ class Variable(msgspec.Struct, frozen=True):
 class VariableView(msgspec.Struct):
     name: str
     updatedAt: Time
+    inPreviews: Literal["same", "other", "none"] | msgspec.UnsetType = msgspec.UNSET  # the value; only for previews
 
 
 Variables = dict[str, Variable]
+KEYS = {"live": environment_key, "preview": preview_environment_key}
 
 
 class Environments:
     def __init__(self, store: Store, vault: Vault) -> None:
         self._store, self._vault = store, vault
 
-    async def list_variables(self, app: App) -> list[VariableView]:
+    async def list_variables(self, app: App, kind: Kind = "live") -> list[VariableView]:
         """Returns the variables by name, without values."""
-        variables = await self._read(app)
-        return [VariableView(name, variables[name].updatedAt) for name in sorted(variables)]
+        variables = await self._read(app, "live")
+        if kind == "live":
+            return [VariableView(name, variables[name].updatedAt) for name in sorted(variables)]
+        others = await self._read(app, "preview")
+        return [
+            VariableView(name, others[name].updatedAt, "other" if others[name].sealed else "none")
+            if name in others
+            else VariableView(name, variables[name].updatedAt, "same")
+            for name in sorted({**variables, **others})
+        ]
 
-    async def change_variables(self, app: App, changes: Mapping[str, str | None]) -> None:
-        """Sets variables; None removes one. Raises RequestMalformed before any change."""
+    async def change_variables(self, app: App, changes: Mapping[str, str | bool | None], kind: Kind = "live") -> None:
+        """Sets variables; None removes one. Raises RequestMalformed before any change.
+
+        Of kind `preview` are the values that differ in previews. False stands for none.
+        """
         sealed = {name: None if value is None else self._seal(name, value) for name, value in changes.items()}
 
         async def compute(present: str) -> Change[None]:
@@ -64,20 +80,23 @@ class Environments:
             _check_size(after)
             return Change(msgspec.json.encode(after).decode() if after else "", None)
 
-        await change_record(self._store, environment_key(app.account, app.id), compute, subject="the variables")
+        await change_record(self._store, KEYS[kind](app.account, app.id), compute, subject="the variables")
 
-    async def open_variables(self, app: App) -> dict[str, str]:
+    async def open_variables(self, app: App, kind: Kind = "live") -> dict[str, str]:
         """Returns the decrypted values, for the worker that builds. Raises NoEncryptionKey."""
-        variables = await self._read(app)
+        variables = await self._read(app, "live")
+        if kind == "preview":
+            variables = choose_variables(variables, await self._read(app, "preview"))
         return {name: self._vault.open(variable.sealed) for name, variable in variables.items()}
 
     async def forget_variables(self, app: App) -> None:
-        await self._store.client.delete(environment_key(app.account, app.id))
+        for key in KEYS.values():
+            await self._store.client.delete(key(app.account, app.id))
 
-    async def _read(self, app: App) -> Variables:
-        return _decode(await self._store.get(environment_key(app.account, app.id)) or "")
+    async def _read(self, app: App, kind: Kind) -> Variables:
+        return _decode(await self._store.get(KEYS[kind](app.account, app.id)) or "")
 
-    def _seal(self, name: str, value: str) -> Variable:
+    def _seal(self, name: str, value: str | bool) -> Variable:
         """Raises RequestMalformed, whose message never quotes the value."""
         if not NAME.fullmatch(name):
             raise RequestMalformed(f"{name[:64]}: a name consists of A-Z, 0-9 and _, and does not begin with a digit.")
@@ -87,6 +106,10 @@ class Environments:
             raise RequestMalformed(
                 f"{name[:64]}: this name changes how programs are loaded; set it in a command instead."
             )
+        if value is True:
+            raise RequestMalformed(f"{name[:64]}: must be text, false or null, not true.")
+        if value is False:
+            return Variable("", len(name), now_iso())
         if "\0" in value:
             raise RequestMalformed(f"{name[:64]}: a value cannot contain a NUL character.")
         size = len(name) + len(value.encode())
@@ -96,6 +119,11 @@ class Environments:
             return Variable(self._vault.seal(value), size, now_iso())
         except NoEncryptionKey as error:
             raise RequestMalformed(f"{name[:64]}: {error}.") from None
+
+
+def choose_variables(variables: Variables, others: Variables) -> Variables:
+    """Returns the variables of a preview: the app's, with what differs in previews."""
+    return {name: variable for name, variable in {**variables, **others}.items() if variable.sealed}
 
 
 def _decode(record: str) -> Variables:

@@ -7,7 +7,8 @@ import tarfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, get_args
 
 import msgspec
 from mcp.server.mcpserver.exceptions import ToolError
@@ -196,8 +197,13 @@ class LogsTool(AgentTool):
         return {"of": shown.id, "state": shown.state, "log": "".join(lines[-tail:])[-LOG_CHARACTERS:]}
 
 
-VARIABLES = 'names with values, such as {"DATABASE_URL": "postgres://…"}; for unset, a list of names'
+VARIABLES = (
+    'names with values, such as {"DATABASE_URL": "postgres://…"}; for unset, a list of names. Of kind preview, false '
+    "keeps a variable out of previews"
+)
 Variables = Annotated[Any, Arg(VARIABLES, ["object", "array"])]
+KIND = "of kind preview are the values that differ in previews; previews have the app's otherwise"
+VariableKind = Annotated[Kind, Arg(KIND, enum=[*get_args(Kind)])]
 
 
 class EnvironmentTool(AgentTool):
@@ -205,27 +211,28 @@ class EnvironmentTool(AgentTool):
 
     name, title = "service_env", "Environment variables"
 
-    async def list(self, app: AppName) -> Result:
+    async def list(self, app: AppName, kind: VariableKind = "live") -> Result:
         """List the names of the variables of `app`."""
         found = await self._find_app(app)
-        return {"variables": await self.services.environments.list_variables(found)}
+        return {"variables": await self.services.environments.list_variables(found, kind)}
 
-    async def set(self, app: AppName, variables: Variables) -> Result:
+    async def set(self, app: AppName, variables: Variables, kind: VariableKind = "live") -> Result:
         """Set `variables`."""
         if not isinstance(variables, dict) or not variables:
             raise ToolError('action \'set\' needs variables, such as {"NAME": "value"}.')
-        return await self._change(app, decode_map(msgspec.json.encode(variables), str))
+        values: type | UnionType = str if kind == "live" else str | bool
+        return await self._change(app, decode_map(msgspec.json.encode(variables), values), kind)
 
-    async def unset(self, app: AppName, variables: Variables) -> Result:
+    async def unset(self, app: AppName, variables: Variables, kind: VariableKind = "live") -> Result:
         """Remove `variables`. A change applies from the next deploy on."""
         names = [variables] if isinstance(variables, str) and variables else variables
         if not isinstance(names, list | dict) or not names:
             raise ToolError("action 'unset' needs variables, such as [\"NAME\"].")
-        return await self._change(app, dict.fromkeys(map(str, names)))
+        return await self._change(app, dict.fromkeys(map(str, names)), kind)
 
-    async def _change(self, app: str, changes: Mapping[str, str | None]) -> Result:
-        await self.services.environments.change_variables(await self._find_app(app), changes)
-        return {**await self.list(app), "note": "Applies from the next deploy on."}
+    async def _change(self, app: str, changes: Mapping[str, str | bool | None], kind: Kind) -> Result:
+        await self.services.environments.change_variables(await self._find_app(app), changes, kind)
+        return {**await self.list(app, kind), "note": "Applies from the next deploy on."}
 
 
 HookName = Annotated[str, Arg("a label for the hook, up to 100 characters", maxLength=100)]

@@ -180,7 +180,10 @@ def _change_receiver(text: str, change: Change) -> str:
 def _change_variables(text: str, change: Change) -> str:
     variables = msgspec.json.decode(text, type=Variables)
     return _encode(
-        {name: msgspec.structs.replace(each, sealed=change(each.sealed)) for name, each in variables.items()}
+        {
+            name: msgspec.structs.replace(each, sealed=change(each.sealed)) if each.sealed else each
+            for name, each in variables.items()
+        }
     )
 
 
@@ -211,6 +214,7 @@ def _encode(record: object) -> str:
 SEALED: dict[str, Callable[[str, Change], str]] = {
     "app": _change_app,
     "environment": _change_variables,
+    "preview-environment": _change_variables,
     "previous-secret": lambda text, change: change(text),
     "serving": _change_serving,
     "webhook": _change_receiver,

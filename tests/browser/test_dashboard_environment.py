@@ -18,15 +18,15 @@ async def test_a_pasted_file_and_a_redeploy(holder: Holder) -> None:
     await holder.report(deploy, "build", "health", "canary")
     await holder.log_in()
     await holder.go(f"apps/{app}/settings/environment")
-    await page.get_by_text("Paste a .env file").click()
-    lines = page.get_by_label("Lines of the file")
+    await page.get_by_text("Paste a .env file", exact=True).click()
+    lines = page.get_by_label("Lines of the file", exact=True)
     await lines.fill("GOOD=1\nnothing secret")
-    await holder.button("Set all").click()
+    await holder.button("Set all", exact=True).click()
     await expect(page.get_by_role("alert").filter(has_text="line 2: use NAME=value.")).to_be_visible()
     await expect(lines).to_have_value("GOOD=1\nnothing secret")
     await lines.fill("# a comment\nexport GOOD='1 2'\nOTHER=x\n")
     await assert_accessible(page, EVERY_LOOK)
-    await holder.button("Set all").click()
+    await holder.button("Set all", exact=True).click()
     await expect(holder.row("GOOD")).to_be_visible()
     await expect(holder.row("OTHER")).to_be_visible()
     await expect(lines).to_have_value("")
@@ -36,6 +36,31 @@ async def test_a_pasted_file_and_a_redeploy(holder: Holder) -> None:
     deploys = (await holder.account.get(f"/account/deploys?app={app}")).json()
     assert len(deploys) == 2
     assert page.url.endswith(deploys[0]["id"])
+
+
+async def test_previews_have_another_value_or_none(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.account.call("PUT", f"/account/apps/{app}/env", {"DATABASE": "live", "PAYMENTS": "live"})
+    await holder.log_in()
+    await holder.go(f"apps/{app}/settings/environment")
+    previews = page.locator(".card").filter(has=holder.heading("Previews", 2))
+    await expect(previews.get_by_text("Previews have the variables of the live release.")).to_be_visible()
+    await page.get_by_label("Name for previews").fill("DATABASE")
+    await page.get_by_label("Value for previews").fill("test")
+    await holder.button("Set for previews").click()
+    await expect(previews.get_by_role("row", name="DATABASE another value")).to_be_visible()
+    await page.get_by_label("Name for previews").fill("PAYMENTS")
+    await previews.get_by_label("Previews do not have this variable").check()
+    await expect(page.get_by_label("Value for previews")).to_be_disabled()
+    await holder.button("Set for previews").click()
+    await expect(previews.get_by_role("row", name="PAYMENTS none")).to_be_visible()
+    await expect(page.get_by_label("Value for previews")).to_be_enabled()
+    await assert_accessible(page, EVERY_LOOK)
+    await previews.get_by_role("button", name="Remove DATABASE").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    await expect(previews.get_by_role("row", name="DATABASE")).to_have_count(0)
+    listed = (await holder.account.get(f"/account/apps/{app}/env?kind=preview")).json()
+    assert [(each["name"], each["inPreviews"]) for each in listed] == [("DATABASE", "same"), ("PAYMENTS", "none")]
 
 
 async def test_a_failed_deploy_shows_the_line_that_failed(holder: Holder) -> None:

@@ -20,6 +20,7 @@ from gateway.deploys.records import Deploy, Origin
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.sources import SOURCE_BYTES, Sources
 from gateway.deploys.states import DeployError
+from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from gateway.storage import Storage, until_storage_answers
 from workers.builds import build, source
@@ -55,8 +56,8 @@ class Compiler:
     """Makes releases from sources.
 
     `find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
-    `find_variables` returns an app's environment variables. It raises NoEncryptionKey. `find_clearing` returns the id
-    of the last clearing of an app's cache.
+    `find_variables` returns an app's environment variables, live or in previews. It raises NoEncryptionKey.
+    `find_clearing` returns the id of the last clearing of an app's cache.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Compiler:
         releases: Releases,
         storage: Storage,
         find_ai_url: Callable[[App], Awaitable[str | None]],
-        find_variables: Callable[[App], Awaitable[dict[str, str]]],
+        find_variables: Callable[[App, Kind], Awaitable[dict[str, str]]],
         find_clearing: Callable[[App], Awaitable[str]],
     ) -> None:
         self.caches = BuildCaches(releases.folder, settings.build_cache * MIB)
@@ -91,7 +92,7 @@ class Compiler:
             # In development the account holder is the operator.
             detail = str(error) if self._settings.allow_private_addresses else "the worker's log has the reason"
             raise DeployError(f"this machine can't build apps safely: {detail}") from None
-        variables = await self.open_variables(job.app)
+        variables = await self.open_variables(job)
         folder, release = self._releases.builds / job.deploy.id, self._releases.built / job.deploy.id
         with self._sandbox.reserve_user() as uid:
             for leftover in (folder, release):  # left by an attempt whose record Redis has lost
@@ -143,12 +144,12 @@ class Compiler:
         environment = self.seal_variables(variables) if runs else ""
         return Release(archive.digest, archive.size, runs, environment, text, spec.health or "")
 
-    async def open_variables(self, app: App) -> dict[str, str]:
-        """Returns the app's environment variables. Raises DeployError."""
+    async def open_variables(self, job: Job) -> dict[str, str]:
+        """Returns the environment variables of the deploy. Raises DeployError."""
         try:
-            return await self._find_variables(app)
+            return await self._find_variables(job.app, job.deploy.kind)
         except NoEncryptionKey as error:
-            logger.error("deploys.sealed", app=app.id, error=str(error))
+            logger.error("deploys.sealed", app=job.app.id, error=str(error))
             raise DeployError("an environment variable can't be decrypted; set it again") from None
 
     def seal_variables(self, variables: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
 from gateway.deploys.states import DeployError, StaleDeploy, StorageFailed
 from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.events.catalog import Kind
 from gateway.loops import until
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
@@ -61,7 +62,7 @@ class Rollout:
         store: Store,
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
-        find_variables: Callable[[App], Awaitable[dict[str, str]]],
+        find_variables: Callable[[App, Kind], Awaitable[dict[str, str]]],
         find_clearing: Callable[[App], Awaitable[str]],
     ) -> None:
         self._settings, self._store, self._find_app = settings, store, find_app
@@ -115,7 +116,7 @@ class Rollout:
         if found is None or not await until_storage_answers(lambda: self._storage.copy(of_former, own)):
             raise ReleaseMissing(former)
         job.write_line(f"Using the release of {former}; no build is needed")
-        variables = await self._compiler.open_variables(job.app) if found.runs else {}
+        variables = await self._compiler.open_variables(job) if found.runs else {}
         await job.record_archive(found)
         return msgspec.structs.replace(found, environment=self._compiler.seal_variables(variables))
 

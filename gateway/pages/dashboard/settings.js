@@ -4,7 +4,7 @@ import { h, showDialog } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 import { Refused, call, get } from "./api.js";
 import { domainCard } from "./domain.js";
-import { environmentCard } from "./environment.js";
+import { environmentCards } from "./environment.js";
 import { hookCards } from "./hooks.js";
 import { limitsCard } from "./limits.js";
 import { action, announce, card, field, form, heading, refusal } from "./parts.js";
@@ -18,7 +18,7 @@ const SAVE_DEADLINE = 15_000; // ms: the service may wait five seconds for the a
 const SECTIONS = {
   source: ["Source and build", (at, name, signal) => stored(at, signal, source)],
   tokens: ["Users’ tokens", (at, name, signal) => stored(at, signal, tokens)],
-  environment: ["Environment", (at, name, signal) => environmentCard(at, signal)],
+  environment: ["Environment", (at, name, signal) => environmentCards(at, signal)],
   domain: ["Custom domains", (at, name, signal) => domainCard(at, signal)],
   limits: ["Limits", (at, name, signal) => limitsCard(name, signal)],
   hooks: ["Deploy hooks", (at, name, signal) => hookCards(signal, name)],

@@ -32,6 +32,32 @@ async def test_a_file_of_variables(tmp_path: Path) -> None:
         assert service.exchanges[0].json == {"A": "one", "B": "two words"}
 
 
+async def test_values_for_previews(capsule: Tool, hosted: App) -> None:
+    app = hosted.name
+    for name in ("DATABASE", "PAYMENTS", "SAME"):
+        await capsule("env", "set", app, name, given="live")
+    run = await capsule("env", "set", app, "DATABASE", "--preview", given="test")
+    assert run.out == f"Set DATABASE for previews of {app}, effective from the next deploy.\n"
+    run = await capsule("env", "set", app, "PAYMENTS", "--preview", "--no-value")
+    assert run.out == f"Kept PAYMENTS out of previews of {app}, effective from the next deploy.\n"
+    listed = (await capsule("env", "list", app, "--preview", "--json")).json
+    assert {each["name"]: each["inPreviews"] for each in listed} == {
+        "DATABASE": "other",
+        "PAYMENTS": "none",
+        "SAME": "same",
+    }
+    assert "none" in (await capsule("env", "list", app, "--preview")).out
+    assert "none" not in (await capsule("env", "list", app)).out
+    said = await capsule.refused("env", "remove", app, "DATABASE", "SAME", "--preview")
+    assert said == f"previews of {app} have no value of their own for SAME; nothing was removed"
+    run = await capsule("env", "remove", app, "DATABASE", "PAYMENTS", "--preview")
+    assert run.out == f"Removed DATABASE, PAYMENTS from previews of {app}, effective from the next deploy.\n"
+    listed = (await capsule("env", "list", app, "--preview", "--json")).json
+    assert [each["inPreviews"] for each in listed] == ["same"] * 3
+    run = await capsule("env", "set", app, "PAYMENTS", "--no-value")
+    assert (run.code, "give --no-value with a NAME and --preview" in run.err) == (2, True)
+
+
 async def test_wrong_usage(offline: Tool, tmp_path: Path) -> None:
     file = tmp_path / "variables"
     file.write_text("GOOD=1\na secret line\n")

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.deploys.environment import Environments
+from gateway.deploys.environment import Environments, Variable, choose_variables
 from gateway.redis.client import Store
 from tests.support.accounts import Account
 from tests.support.deploys import an_app
@@ -72,11 +72,59 @@ async def test_concurrent_changes_are_all_kept(account: Account, app: str) -> No
     assert await names(account, app) == [f"V{n}" for n in range(5)]
 
 
+async def test_what_previews_have() -> None:
+    live, other = Variable("live", 4, ""), Variable("other", 5, "")
+    none = Variable("", 1, "")
+    variables = {"SAME": live, "DIFFERENT": live, "LIVE_ONLY": live}
+    others = {"DIFFERENT": other, "LIVE_ONLY": none, "PREVIEW_ONLY": other, "NOWHERE": none}
+    chosen = choose_variables(variables, others)
+    assert chosen == {"SAME": live, "DIFFERENT": other, "PREVIEW_ONLY": other}
+    assert choose_variables(variables, {}) == variables
+
+
+async def test_previews_have_other_values_or_none(gw: Gateway, account: Account, app: str, store: Store) -> None:
+    value = secrets.token_hex(20)
+    gw.confidential.add(value)
+    path = f"/account/apps/{app}/env"
+    previews = path + "?kind=preview"
+    await account.call("PUT", path, {"SAME": "1", "DATABASE": "live", "PAYMENTS": "live"})
+    live = (await account.call("GET", path)).json()
+    put = await account.call("PUT", previews, {"DATABASE": value, "PAYMENTS": False, "ONLY": ""})
+    assert put.status_code == 200, put.text
+    assert {each["name"]: each["inPreviews"] for each in put.json()} == {
+        "DATABASE": "other",
+        "ONLY": "other",
+        "PAYMENTS": "none",
+        "SAME": "same",
+    }
+    assert (await account.call("GET", previews)).json() == put.json()
+    assert (await account.call("GET", path)).json() == live, "clients that know of no previews see what they saw"
+    record = App(id=app, name=app, account=account.id, createdAt="")
+    key = gw.environment["GATEWAY_ENCRYPTION_KEY"]
+    environments = Environments(store, Vault(key))
+    assert await environments.open_variables(record) == {"SAME": "1", "DATABASE": "live", "PAYMENTS": "live"}
+    assert await environments.open_variables(record, "preview") == {"SAME": "1", "DATABASE": value, "ONLY": ""}
+    with gw.redis.client() as client:
+        [stored] = client.keys("*:preview-environment:*")
+        assert value.encode() not in client.get(stored)
+    put = await account.call("PUT", previews, {"DATABASE": None, "PAYMENTS": None, "ONLY": None})
+    assert {each["inPreviews"] for each in put.json()} == {"same"}
+    assert await environments.open_variables(record, "preview") == await environments.open_variables(record)
+    file = await account.call("PUT", previews, content=b"DATABASE=other\n", headers={"Content-Type": "text/plain"})
+    assert file.status_code == 200, file.text
+    assert (await environments.open_variables(record, "preview"))["DATABASE"] == "other"
+    for refused, body in ((path, {"A": False}), (previews, {"A": True}), (previews, {"PORT": False})):
+        answer = await account.call("PUT", refused, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED"), body
+    assert (await account.call("GET", path + "?kind=both")).status_code == 400
+
+
 async def test_another_account_inherits_no_variables(gw: Gateway, account: Account) -> None:
     other = await gw.account()
     for change in ("delete", "move"):
         app = await an_app(account)
         await account.call("PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
+        await account.call("PUT", f"/account/apps/{app}/env?kind=preview", {"TOKEN": "y"})
         if change == "delete":
             await gw.platform("DELETE", f"apps/{app}")
         await gw.platform("PUT", f"apps/{app}", {"account": other.id})
@@ -84,7 +132,7 @@ async def test_another_account_inherits_no_variables(gw: Gateway, account: Accou
         await gw.platform("PUT", f"apps/{app}", {"account": account.id})
         assert await names(account, app) == []
     with gw.redis.client() as client:
-        assert client.keys("*:environment:*") == []
+        assert client.keys("*environment:*") == []
 
 
 async def test_another_encryption_key_opens_no_variables(account: Account, app: str, store: Store) -> None:

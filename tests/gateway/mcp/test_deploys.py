@@ -62,6 +62,19 @@ async def test_set_list_and_unset_without_values(connect: Connect, hosted: App) 
         assert await names("unset", variables="C") == []
 
 
+async def test_values_for_previews(connect: Connect, hosted: App) -> None:
+    async with connect(hosted.gateway.address, hosted.account.key) as client:
+
+        async def previews(action: str, **more: object) -> dict[str, str]:
+            answered = await call(client, ENV, action=action, app=hosted.name, kind="preview", **more)
+            return {variable["name"]: variable["inPreviews"] for variable in answered["variables"]}
+
+        await call(client, ENV, action="set", app=hosted.name, variables={"A": "1", "B": "2", "C": "3"}, kind="")
+        assert await previews("list") == {"A": "same", "B": "same", "C": "same"}
+        assert await previews("set", variables={"A": "4", "B": False}) == {"A": "other", "B": "none", "C": "same"}
+        assert await previews("unset", variables=["A"]) == {"A": "same", "B": "none", "C": "same"}
+
+
 # -- service_hook --------------------------------------------------------------------------------------------
 
 

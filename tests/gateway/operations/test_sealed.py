@@ -20,7 +20,7 @@ from gateway.redis.client import Store
 
 OLD, NEW, OTHER = "an-old-encryption-key-of-32-chars", "a-new-encryption-key-of-32-chars", "no-encryption-key-of-it"
 OF_OLD, OF_NEW = (Vault(key).fingerprints()[0] for key in (OLD, NEW))
-VALUES = 9  # that are in use, of the app below
+VALUES = 10  # that are in use, of the app below
 
 
 def as_json(record: object) -> str:
@@ -42,6 +42,7 @@ async def fill(store: Store, vault: Vault, name: str = "shop") -> App:
     )
     app = await registry.put_app(app, None)
     await Environments(store, vault).change_variables(app, {"COLOR": "red", "SIZE": "large"})
+    await Environments(store, vault).change_variables(app, {"COLOR": "blue", "SIZE": False}, "preview")
     webhooks = Webhooks(store, vault, allow_private=True)
     await webhooks.set_receiver(account.id, "http://127.0.0.1:9/")
     await webhooks.rotate_secret(account.id)
@@ -81,6 +82,7 @@ async def test_all_are_sealed_with_the_first_key(store: Store) -> None:
     assert await count_sealed(store, both) == SealedCounts({OF_NEW: VALUES, OF_OLD: 0}, {})
     assert await reseal_all(store, both) == 0
     assert await Environments(store, new).open_variables(app) == {"COLOR": "red", "SIZE": "large"}
+    assert await Environments(store, new).open_variables(app, "preview") == {"COLOR": "blue"}
     found = await Registry(store, new).find_app(app.id)
     assert found is not None
     assert found.repository is not None

@@ -75,6 +75,7 @@ class Service:
             await self.webhooks.set_receiver(account.id, "http://127.0.0.1:9/")
             await self.hooks.create(account.id, app.id, "ci")
             await self.environments.change_variables(app, {"COLOR": f"red {number}"})
+            await self.environments.change_variables(app, {"COLOR": f"blue {number}"}, "preview")
             await self.serve(app, "dep_1")
             await self.store.client.hset(usage_key(account.id, "2026-07-02"), mapping={f"{app.id}/m/requests": "7"})
             await self.store.client.expire(usage_key(account.id, "2026-07-02"), 86_400)

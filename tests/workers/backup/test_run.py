@@ -92,6 +92,7 @@ async def test_all_of_it_comes_back(service: Service, servers: list[RedisServer]
     for account, key, app in made:
         assert (await other.registry.api_keys.identify(key)).account == account
         assert await other.environments.open_variables(app) == await service.environments.open_variables(app)
+        assert (await other.environments.open_variables(app, "preview"))["COLOR"].startswith("blue")
         assert (await other.webhooks.find_receiver(account)) == (await service.webhooks.find_receiver(account))
     await other.close()
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.deployment import Host
+from tests.support.deployment import Host, packed
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -40,6 +40,27 @@ async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
     lines = (await host.page(app)).splitlines()
     assert len(lines[0].split()[0]) == 64
     assert lines[1] == "0"
+
+
+async def test_a_preview_has_the_values_of_previews(host: Host) -> None:
+    """In its build and in its start command. Once promoted, the start command has those of the live release."""
+    show = "console.log([process.env.SAME, process.env.TOKEN, process.env.PAYMENTS].join(' '))"
+    serve = "require('http').createServer((_, answer) => answer.end(text)).listen(process.env.PORT)"
+    start = "const { TOKEN, PAYMENTS } = process.env; const text = require('fs').readFileSync('built', 'utf8')"
+    files = {"build.js": show, "server.js": f"{start}.trim() + `, ${{TOKEN}} ${{PAYMENTS}}`; {serve}"}
+    app = await host.app(build={"command": "node build.js > built", "start": "exec node server.js"})
+    path = f"/account/apps/{app}/env"
+    await host.call("PUT", path, json={"SAME": "1", "TOKEN": "live", "PAYMENTS": "on"})
+    await host.call("PUT", f"{path}?kind=preview", json={"TOKEN": "test", "PAYMENTS": False})
+    assert (await host.over(await host.publish(app, files)))["state"] == "live"
+    preview = await host.call("PUT", f"/account/apps/{app}/source?preview=a", content=packed(files))
+    deploy = await host.over(preview["deployId"])
+    assert deploy["state"] == "live", deploy
+    assert await host.page(f"{app}--p-a") == "1 test, test undefined"
+    assert await host.page(app) == "1 live on, live on"
+    promoted = await host.call("POST", f"/account/deploys/{deploy['id']}/promote")
+    assert (await host.over(promoted["deployId"]))["state"] == "live"
+    assert await host.page(app) == "1 test, live on"
 
 
 async def test_endless_output_of_a_build_does_not_delay_other_apps(host: Host) -> None:
