@@ -37,7 +37,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import run_process
 from workers.sandbox.keeper import STOP_SOON_SUFFIX
 from workers.sandbox.removal import remove_folder
 
@@ -74,10 +74,7 @@ class Site:
 
     def read_link(self, name: str) -> str | None:
         """Returns the id of the deploy that a link such as `current` points to."""
-        try:
-            return os.readlink(self.folder / name)
-        except OSError:
-            return None
+        return _read_link(self.folder / name)
 
     @property
     def current(self) -> str | None:
@@ -98,12 +95,6 @@ class Site:
         """The id of the deploy that is served but has not passed its canary yet."""
         in_canary = self.read_link("canary")
         return in_canary if in_canary == self.current else None
-
-    @property
-    def unfinished(self) -> str | None:
-        """The id of the deploy that must be undone if its builder dies."""
-        held_for = self.read_link("held")
-        return self.unverified or (held_for if held_for != self.current else None)
 
     def hold_requests(self, deploy_id: str) -> None:
         """Lets requests wait for up to ten seconds (`Caddyfile`), while one release stops before another one starts."""
@@ -430,17 +421,10 @@ async def link_folder(source: Path, target: Path) -> bool:
     A separate process does this. It handles folders of any depth, and leaves the event loop free. If it fails, nothing
     of the new release is left.
     """
-    copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(source), str(target))
-    try:
-        linked = await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
-    except BaseException:
-        with suppress(ProcessLookupError):  # it has just ended
-            copying.kill()
-        await finish_despite_cancellation(copying.wait())
-        raise
-    if not linked:
+    status, _ = await run_process("cp", "-al", "--", source, target, seconds=LINK_SECONDS)
+    if status:
         await asyncio.to_thread(remove_folder, target)
-    return linked
+    return status == 0
 
 
 def replace_link(path: Path, target: str) -> None:
