@@ -38,13 +38,13 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import run_process
+from workers.engine.app_data import is_long_gone
 from workers.sandbox.keeper import STOP_SOON_SUFFIX
 from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
 
 KEPT_RELEASES = 5  # per site
-KEPT_AFTER_DELETION_SECONDS = 7 * 86_400
 PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 LINK_SECONDS = 60.0  # in which the files of a release must be linked
 LOCK_RETRY_SECONDS = 0.5  # between attempts
@@ -367,15 +367,10 @@ class Releases:
                     self.stop(link.name)
 
     def _tidy_app(self, app: Path, *, exists: bool) -> None:
-        gone = app / "gone"
-        if exists:
-            gone.unlink(missing_ok=True)
-            for folder in _subfolders(app):
-                Site(folder).forget_recent()
-        elif not gone.exists():
-            gone.touch()
-        elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION_SECONDS:
-            remove_folder(app)
+        if is_long_gone(app / "gone", is_deleted=not exists):
+            return remove_folder(app)
+        for folder in _subfolders(app) if exists else ():
+            Site(folder).forget_recent()
 
     @staticmethod
     def _is_needed(link: Path, gone: Set[str], in_progress: Set[str]) -> bool:
