@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -39,6 +40,23 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> T:
 async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs the work in a thread, and waits for its end even if canceled, because the next step relies on its end."""
     return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))
+
+
+async def run_process(*command: str | Path, seconds: float, **options: Any) -> tuple[int, bytes]:
+    """Runs a process. Returns its exit status, and what it has written to stderr if `options` make a pipe of that.
+
+    If it takes too long or this task is canceled, it is killed. Raises TimeoutError.
+    """
+    process = await asyncio.create_subprocess_exec(*command, **{"stdin": asyncio.subprocess.DEVNULL} | options)
+    try:
+        async with asyncio.timeout(seconds):
+            _, error = await process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):  # it has just ended
+            process.kill()
+        await finish_despite_cancellation(process.wait())
+        raise
+    return process.returncode or 0, error or b""
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import run_process
 from gateway.deploys import archives
 from gateway.errors import MediaTypeUnsupported, RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
@@ -183,30 +183,22 @@ def _recognize(head: bytes, declared: Format | None) -> Format:
 
 async def _pack(form: Format, upload: Path, packed: Path, limits: SourceLimits) -> None:
     """Checks an upload, and packs one that is not a tar.gz. Raises RequestMalformed, and OSError for a full disk."""
-    with upload.open("rb") as source, packed.open("xb") as target:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-IS", archives.__file__, form, str(limits.files), str(limits.unpacked)),
-            stdin=source,
-            stdout=target,
-            stderr=subprocess.PIPE,
-            env={},
-            start_new_session=True,
-        )
     try:
-        async with asyncio.timeout(PACK_SECONDS):
-            _, reason = await process.communicate()
-    except BaseException as stopped:
-        if process.returncode is None:
-            process.kill()
-        await finish_despite_cancellation(process.wait())
-        if isinstance(stopped, TimeoutError):
-            raise RequestMalformed(
-                "The archive takes too long to unpack; leave out files, and publish it again."
-            ) from None
-        raise
-    check_exit_code(process.returncode or 0)
-    if process.returncode:
-        lines = reason.decode(errors="replace").strip().splitlines() if process.returncode == 1 else []
+        with upload.open("rb") as source, packed.open("xb") as target:
+            status, reason = await run_process(
+                *(sys.executable, "-IS", archives.__file__, form, str(limits.files), str(limits.unpacked)),
+                seconds=PACK_SECONDS,
+                stdin=source,
+                stdout=target,
+                stderr=subprocess.PIPE,
+                env={},
+                start_new_session=True,
+            )
+    except TimeoutError:
+        raise RequestMalformed("The archive takes too long to unpack; leave out files, and publish it again.") from None
+    check_exit_code(status)
+    if status:
+        lines = reason.decode(errors="replace").strip().splitlines() if status == 1 else []
         fault = lines[-1] if lines else "the archive takes too long to unpack"
         raise RequestMalformed(f"{fault[0].upper()}{fault[1:]}. Correct the archive, and publish it again.")
 

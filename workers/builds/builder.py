@@ -111,8 +111,7 @@ class DeployLog:
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(TimeoutError):  # a flush that is canceled could write its lines twice
             await finish_despite_cancellation(asyncio.wait_for(self.flush(), COMMAND_SECONDS))
-        self._flushing.cancel()
-        await asyncio.gather(self._flushing, return_exceptions=True)
+        await cancel(self._flushing)
 
 
 logger = structlog.get_logger()

@@ -9,7 +9,6 @@ a preview changes it. The files are a customer's: nobody but the worker may ente
 A copy is made while no process of the build is running.
 """
 
-import asyncio
 import os
 import time
 from collections.abc import Set
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.cancellation import finish_despite_cancellation, run_in_thread
+from gateway.cancellation import run_in_thread, run_process
 from workers.sandbox.folders import walk
 from workers.sandbox.keeper import measure_disk
 from workers.sandbox.removal import remove_folder
@@ -119,19 +118,12 @@ def _read_time(cache: Path) -> float:
 
 async def _copy(source: Path, target: Path, *options: str) -> bool:
     """Copies the folder. Returns False, and leaves nothing, if that fails or takes too long."""
-    copying = await asyncio.create_subprocess_exec("cp", "-a", *options, "--", str(source), str(target))
-    try:
-        copied = await asyncio.wait_for(copying.wait(), COPY_SECONDS) == 0
-    except BaseException as error:
-        with suppress(ProcessLookupError):  # it has just ended
-            copying.kill()
-        await finish_despite_cancellation(copying.wait())
-        if not isinstance(error, TimeoutError):
-            raise
-        copied = False
-    if not copied:
+    status = -1
+    with suppress(TimeoutError):
+        status, _ = await run_process("cp", "-a", *options, "--", source, target, seconds=COPY_SECONDS)
+    if status:
         await run_in_thread(remove_folder, target)
-    return copied
+    return status == 0
 
 
 def _is_folder(top: Path, path: str) -> bool:

@@ -31,9 +31,10 @@ from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
+from workers.engine.app_data import GONE_SECONDS
 from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
-from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_RELEASES, Releases, exclusive_lock
+from workers.hosting.releases import KEPT_RELEASES, Releases, exclusive_lock
 from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
@@ -263,7 +264,7 @@ class Rollout:
                 await self._storage.delete([mark])
         elif since is None:
             await self._storage.put(mark, str(int(time.time())).encode())
-        elif time.time() - int(since) > KEPT_AFTER_DELETION_SECONDS:
+        elif time.time() - int(since) > GONE_SECONDS:
             await self._storage.delete_folder(f"{archives.FOLDER}{app_id}")
 
 

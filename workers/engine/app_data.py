@@ -38,7 +38,7 @@ from workers.sandbox.sandbox import Sandbox
 FOLDER = "data"  # in the data folder of the service
 REPLACED, GONE = "replaced-", "gone-"
 REPLACED_SECONDS = 86_400.0  # that files before a restore are kept if their deploy never ends
-GONE_SECONDS = 7 * 86_400.0  # that files of another account, and of an app that is gone, are kept
+GONE_SECONDS = 7 * 86_400.0  # that the files of another account and of a deleted app are kept, and its releases
 DAILY_SECONDS = 86_400.0
 LISTED = 64  # snapshots whose ids are noted: more than are kept of an app
 STOP_SECONDS, STOP_POLL_SECONDS = 30.0, 0.1  # in which the processes of an app must end
@@ -292,6 +292,16 @@ class AppData:
             for path in self.folder.glob(f"{prefix}*"):
                 if time.time() - path.stat().st_ctime > seconds:
                     remove_folder(path)
+
+
+def is_long_gone(mark: Path, *, is_deleted: bool) -> bool:
+    """Returns whether an app has been deleted for a week. `mark` is a file that notes since when."""
+    if not is_deleted:
+        mark.unlink(missing_ok=True)
+        return False
+    if not mark.exists():
+        mark.touch()
+    return time.time() - mark.stat().st_mtime > GONE_SECONDS
 
 
 def is_empty(files: Path) -> bool:

@@ -8,12 +8,11 @@ import asyncio
 import hashlib
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import run_process
 from gateway.deploys.release import ReleaseArchive
 from gateway.storage import check_exit_code
 from workers.hosting.archive_files import RECORD, BadArchive
@@ -71,21 +70,12 @@ _PROCESS = (
 
 
 async def _run(action: str, source: Path, target: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-c", _PROCESS, action, source, target),
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = sys.executable, "-I", "-c", _PROCESS, action, source, target
     try:
-        _, error = await asyncio.wait_for(process.communicate(), PACK_SECONDS)
-    except BaseException as stopped:
-        with suppress(ProcessLookupError):  # it has just ended
-            process.kill()
-        await finish_despite_cancellation(process.wait())
-        if isinstance(stopped, TimeoutError):
-            raise BadArchive(f"{action}: took longer than {PACK_SECONDS:.0f} seconds") from None
-        raise
-    check_exit_code(process.returncode or 0)
-    if process.returncode:
+        status, error = await run_process(*command, seconds=PACK_SECONDS, stderr=asyncio.subprocess.PIPE)
+    except TimeoutError:
+        raise BadArchive(f"{action}: took longer than {PACK_SECONDS:.0f} seconds") from None
+    check_exit_code(status)
+    if status:
         lines = error.decode(errors="replace").strip().splitlines()
-        raise BadArchive(f"{action}: {lines[-1][:200] if lines else process.returncode}")
+        raise BadArchive(f"{action}: {lines[-1][:200] if lines else status}")

@@ -22,7 +22,7 @@ from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id
 from gateway.redis.client import patient
 from gateway.settings import Settings
-from workers.engine.app_data import FOLDER, GONE_SECONDS, AppData, is_empty, list_data
+from workers.engine.app_data import FOLDER, AppData, is_empty, is_long_gone, list_data
 from workers.engine.data import DataDriver, describe_status
 from workers.engine.data_keeper import DataKeeper, Keeper, Packed
 from workers.engine.packing import DataError, SandboxPacker
@@ -166,12 +166,7 @@ class HostData(DataDriver):
     async def tidy(self, app_id: str, account: str, *, is_deleted: bool) -> None:
         """Removes the data of an app a week after its deletion, and what was set aside."""
         data = self._data(app_id)
-        gone = data.folder / "gone"
-        if not (data.exists and is_deleted):
-            gone.unlink(missing_ok=True)
-        elif not gone.exists():
-            gone.touch()
-        elif time.time() - gone.stat().st_mtime > GONE_SECONDS:
+        if is_long_gone(data.folder / "gone", is_deleted=data.exists and is_deleted):
             async with self.turns.exclusive(app_id, account):
                 await DataKeeper(data, self._packer).remove()
         await run_in_thread(data.remove_leftovers)

@@ -37,14 +37,14 @@ from pathlib import Path
 
 import structlog
 
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import run_process
+from workers.engine.app_data import is_long_gone
 from workers.sandbox.keeper import STOP_SOON_SUFFIX
 from workers.sandbox.removal import remove_folder
 
 logger = structlog.get_logger()
 
 KEPT_RELEASES = 5  # per site
-KEPT_AFTER_DELETION_SECONDS = 7 * 86_400
 PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 LINK_SECONDS = 60.0  # in which the files of a release must be linked
 LOCK_RETRY_SECONDS = 0.5  # between attempts
@@ -74,10 +74,7 @@ class Site:
 
     def read_link(self, name: str) -> str | None:
         """Returns the id of the deploy that a link such as `current` points to."""
-        try:
-            return os.readlink(self.folder / name)
-        except OSError:
-            return None
+        return _read_link(self.folder / name)
 
     @property
     def current(self) -> str | None:
@@ -98,12 +95,6 @@ class Site:
         """The id of the deploy that is served but has not passed its canary yet."""
         in_canary = self.read_link("canary")
         return in_canary if in_canary == self.current else None
-
-    @property
-    def unfinished(self) -> str | None:
-        """The id of the deploy that must be undone if its builder dies."""
-        held_for = self.read_link("held")
-        return self.unverified or (held_for if held_for != self.current else None)
 
     def hold_requests(self, deploy_id: str) -> None:
         """Lets requests wait for up to ten seconds (`Caddyfile`), while one release stops before another one starts."""
@@ -376,15 +367,10 @@ class Releases:
                     self.stop(link.name)
 
     def _tidy_app(self, app: Path, *, exists: bool) -> None:
-        gone = app / "gone"
-        if exists:
-            gone.unlink(missing_ok=True)
-            for folder in _subfolders(app):
-                Site(folder).forget_recent()
-        elif not gone.exists():
-            gone.touch()
-        elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION_SECONDS:
-            remove_folder(app)
+        if is_long_gone(app / "gone", is_deleted=not exists):
+            return remove_folder(app)
+        for folder in _subfolders(app) if exists else ():
+            Site(folder).forget_recent()
 
     @staticmethod
     def _is_needed(link: Path, gone: Set[str], in_progress: Set[str]) -> bool:
@@ -431,17 +417,10 @@ async def link_folder(source: Path, target: Path) -> bool:
     A separate process does this. It handles folders of any depth, and leaves the event loop free. If it fails, nothing
     of the new release is left.
     """
-    copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(source), str(target))
-    try:
-        linked = await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
-    except BaseException:
-        with suppress(ProcessLookupError):  # it has just ended
-            copying.kill()
-        await finish_despite_cancellation(copying.wait())
-        raise
-    if not linked:
+    status, _ = await run_process("cp", "-al", "--", source, target, seconds=LINK_SECONDS)
+    if status:
         await asyncio.to_thread(remove_folder, target)
-    return linked
+    return status == 0
 
 
 def replace_link(path: Path, target: str) -> None:

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 
 from tests.support.folders import nest
 from tests.support.hosted_apps import Hosting
+from workers.engine.app_data import GONE_SECONDS
 from workers.hosting.releases import (
-    KEPT_AFTER_DELETION_SECONDS,
     Site,
     exclusive_lock,
     link_folder,
@@ -105,7 +105,7 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     hosting.releases.tidy(set(), set())
     assert not marker.exists(), "it is back"
     hosting.releases.tidy({"gone"}, set())
-    os.utime(marker, (since - KEPT_AFTER_DELETION_SECONDS - 1,) * 2)
+    os.utime(marker, (since - GONE_SECONDS - 1,) * 2)
     hosting.releases.tidy({"gone"}, set())
     assert not gone.folder.parent.exists()
 
