@@ -21,7 +21,7 @@ from tests.support.redis_servers import RedisServer, free_port
 from tests.support.versions import unpack_version
 from tests.support.worker_process import Worker
 
-FORMER = "d48c327e823e"  # replace it with the last tag once there is one
+FORMER = "cadb1ed14b2c"  # replace it with the last tag once there is one
 SETTINGS = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000", "GATEWAY_CANARY": "0.5", "GATEWAY_LOG_LEVEL": "info"}
 GROUPS = (("webhooks", "monitors"), ("deploys",))
 STOPPED = (0, -15)  # exit codes of a gateway after SIGTERM
