@@ -1,26 +1,16 @@
 """A thousand requests per second with invalid tokens do not delay the bystander."""
 
-import base64
-import json
 import re
-import secrets
 
 import pytest
 
 from tests.fakes import FakeAppBackend
 from tests.hostile.bystander import SECONDS, Bystander, assert_unharmed, measure_app, report_row, run_attack
+from tests.hostile.flood import SIGNATURES, make_garbage_token
 from tests.support.gateway_process import Gateway
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-def make_garbage_token(kid: str | None) -> str:
-    """Returns a well-formed token with a wrong signature."""
-    header = {"alg": "ES256", **({"kid": kid} if kid else {})}
-    parts = [json.dumps(header).encode(), json.dumps({"sub": "ana", "exp": 9_999_999_999}).encode()]
-    encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in [*parts, secrets.token_bytes(64)]]
-    return ".".join(encoded)
 
 
 async def count_refusals(gateway: Gateway) -> float:
@@ -33,8 +23,9 @@ async def count_refusals(gateway: Gateway) -> float:
 @pytest.mark.parametrize("kind", ["no token", "an unknown kid", "a bad signature", "no kid"])
 async def test_garbage_tokens(bystander: Bystander, backend: FakeAppBackend, kind: str) -> None:
     hostile = await bystander.gateway.app(backend)
-    kid = {"an unknown kid": "nobody", "a bad signature": backend.keys["ES256"][0]}.get(kind)
-    headers = [] if kind == "no token" else [f"Authorization: Bearer {make_garbage_token(kid)}"]
+    kids = {"an unknown kid": {"kid": "nobody"}, "a bad signature": {"kid": backend.keys["ES256"][0]}}
+    token = make_garbage_token({"alg": "ES256", **kids.get(kind, {})}, SIGNATURES["ES256"])
+    headers = [] if kind == "no token" else [f"Authorization: Bearer {token}"]
     async with run_attack(bystander.gateway, "flood", 20, request(hostile.path, b"{}", *headers)):
         refused = await count_refusals(bystander.gateway)
         during = await measure_app(bystander.app)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.accounts import App
+from tests.support.raw_http import request
 
 CONNECTIONS = 8
 
@@ -26,13 +27,9 @@ async def measure_first_tokens(app: App, seconds: float, rate: float = 50) -> li
             await asyncio.sleep(max(0, due - time.monotonic()))
             due, count = max(due + CONNECTIONS / rate, time.monotonic()), count + 1
             token = known if count % 2 else app.token(f"user-{number}-{count}")
-            body = b'{"prompt":"x","stream":true}'
-            request = (
-                f"POST {app.path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
+            data = request(app.path, b'{"prompt":"x","stream":true}', f"Authorization: Bearer {token}")
             began = time.perf_counter()
-            writer.write(request.encode() + body)
+            writer.write(data)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 200"), answer
             await reader.readuntil(b'"token"')
