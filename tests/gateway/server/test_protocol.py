@@ -131,6 +131,13 @@ async def test_http_1_0_clients_get_no_chunks(port: int, extra: bytes) -> None:
     writer.close()
 
 
+async def test_an_http_1_0_client_may_send_no_chunks(port: int, site: Site) -> None:
+    """A proxy that ignores the header would read the body as the next request (RFC 9112, section 6.1)."""
+    head = b"POST /echo HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert (await talk(port, head + CHUNKED)).startswith(b"HTTP/1.1 400 ")
+    assert site.requests == []
+
+
 async def test_nothing_is_read_after_the_last_request(port: int, site: Site) -> None:
     for last in (
         GET.replace(b"host", b"connection: close\r\nhost"),

@@ -173,7 +173,9 @@ async def test_a_request_counts_in_the_hour_of_its_end(local: CountingProcess) -
 async def test_rejected_usage_waits_for_the_next_flush(local: CountingProcess) -> None:
     await local.store.client.set(HOUR, "another kind", ex=60)
     local.count_answers()
+    began = local.counters._usage._present.began
     await local.counters.flush()
+    assert local.counters._usage._present.began == began, "otherwise it would never be too old"
     local.count_answers(times=2)
     await local.counters.flush()
     await local.store.client.delete(HOUR)

@@ -60,7 +60,7 @@ async def test_two_tokens_of_one_user_are_one_user(app: App) -> None:
 
 ISSUER, URI = "https://iss.example", "https://example.com/uid"
 STRICT: dict[str, Any] = {"issuer": ISSUER, "audience": "ai"}
-NOT_IDS = (1.5, True, False, None, [7], {})
+NOT_IDS: tuple[Any, ...] = (1.5, True, False, None, [7], {})
 
 # The app's `auth`, the claims of a token that differ from `claims()`, and the user or the refusal.
 CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
