@@ -93,7 +93,7 @@ def test_which_apps_are_probed() -> None:
 
 
 class Model:
-    """What the account is told, as the module says it, from all outages."""
+    """When an account hears of its outages, as the module says it."""
 
     def __init__(self) -> None:
         self.row, self.since, self.up = 0, 0, 0  # of the failures; the present outage; the last answer after one
