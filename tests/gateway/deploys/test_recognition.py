@@ -268,7 +268,7 @@ OWN_SERVERS = {
     "not JavaScript": ["python3 app.py"],
     "with variables": ["NODE_ENV=production node server.js", "cross-env NODE_ENV=production node server.js"],
     "after a tool": ["vite build && node server.js", "npm run build && npm run serve", "vite & node server.js"],
-    "beside a tool": ["concurrently 'vite' 'node server.js'"],
+    "along with a tool": ["concurrently 'vite' 'node server.js'"],
     "by another program": ["tsx watch src/server.ts", "bun run src/index.ts", "npx nodemon server.js"],
     "by a tool": ["vite-node server.ts"],
     "of a workspace": ["npm start -w api", "pnpm --filter api start", "yarn workspace api start"],

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.events.catalog import AppRecovered, AppUnhealthy, Event
@@ -93,7 +93,7 @@ def test_which_apps_are_probed() -> None:
 
 
 class Model:
-    """What the account is told, as the module says it, from all outages."""
+    """When an account hears of its outages, as the module says it."""
 
     def __init__(self) -> None:
         self.row, self.since, self.up = 0, 0, 0  # of the failures; the present outage; the last answer after one
@@ -127,33 +127,40 @@ class Model:
         return events
 
 
-STEPS = st.lists(
+def describe(event: Event) -> tuple[str, int]:
+    assert isinstance(event, AppUnhealthy | AppRecovered)
+    return event.type, event.failures if isinstance(event, AppUnhealthy) else event.downMs
+
+
+# Probes with the same result, one after another; then an outcome.
+RUNS = st.lists(
     st.tuples(
-        st.sampled_from(["", "", "status", "status", "timeout"]),
-        st.integers(1, COOLDOWN // 2) | st.sampled_from([MINUTE, COOLDOWN, PENDING_MS]),  # since the previous probe
+        st.sampled_from(["", "status", "timeout"]),
+        st.integers(1, FAILURES + 1),
+        st.just(MINUTE) | st.integers(1, COOLDOWN // 2) | st.sampled_from([COOLDOWN, PENDING_MS]),  # between probes
         st.sampled_from(["waiting", "delivered", "failed", "dropped", None]),  # becomes the outcome
         st.integers(1, 4),  # of this one of the last events
     ),
-    max_size=60,
+    max_size=30,
 )
+DOWN, UP = ("status", FAILURES, MINUTE, "delivered", 1), ("", 1, MINUTE, "delivered", 1)
 
 
-@given(STEPS)
-def test_any_sequence_of_steps(steps: list[tuple[Reason, int, str | None, int]]) -> None:
+@given(RUNS)
+@example([DOWN, UP, DOWN, UP])  # within the cooldown
+@example([DOWN, UP, ("status", 20, MINUTE, "delivered", 1), UP])  # beyond it
+def test_any_sequence_of_probes(runs: list[tuple[Reason, int, int, str | None, int]]) -> None:
     """With redeliveries, whose outcomes replace others."""
     app, model = Machine(), Model()
-    for reason, passed, outcome, ago in steps:
+    for reason, times, every, outcome, ago in runs:
+        for _ in range(times):
+            before = len(app.notified)
+            expected = model.probe(bool(reason), app.now + every, app.outcomes, f"evt_{before}")
+            app.probe(reason, every=every)
+            # The state survives being stored and read again.
+            assert health.decode_health(msgspec.json.encode(app.health).decode()) == app.health
+            assert [describe(event) for _, event in app.notified[before:]] == expected
         if len(app.outcomes) >= ago:
             app.outcomes[[*app.outcomes][-ago]] = outcome
-        before = len(app.notified)
-        expected = model.probe(bool(reason), app.now + passed, app.outcomes, f"evt_{before}")
-        app.probe(reason, every=passed)
-        # The state survives being stored and read again.
-        assert health.decode_health(msgspec.json.encode(app.health).decode()) == app.health
-        found = [
-            (each.type, each.failures if isinstance(each, AppUnhealthy) else each.downMs)
-            for _, each in app.notified[before:]
-        ]
-        assert found == expected
     ids = [event_id for event_id, _ in app.notified]
     assert len(ids) == len(set(ids))
