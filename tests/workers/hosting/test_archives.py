@@ -3,6 +3,8 @@
 import hashlib
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -89,3 +91,15 @@ async def test_a_dangerous_archive_is_refused(tmp_path: Path, members: list[tupl
         await unpack(tmp_path / "archive", right, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out", "precious"]
     assert (tmp_path / "precious").stat().st_nlink == 1
+
+
+PROGRAM = f"""\
+import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+import workers.hosting.archive_files
+print(*(name for name in ("asyncio", "msgspec", "redis", "structlog") if name in sys.modules))
+"""
+
+
+def test_the_process_imports_little() -> None:
+    """The modules of the worker would take most of the time of a small deploy."""
+    assert subprocess.check_output([sys.executable, "-I", "-c", PROGRAM], text=True) == "\n"
