@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway.accounts.records import App
 from gateway.deploys.release import ReleaseArchive
+from gateway.settings import Settings
+from tests.support.hosted_apps import Hosting
+from workers.engine.driver import ReleaseMissing
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import pack, read_record, unpack, write_record
+from workers.hosting.driver import HostDriver
 
 
 @pytest.fixture
@@ -91,6 +96,17 @@ async def test_a_dangerous_archive_is_refused(tmp_path: Path, members: list[tupl
         await unpack(tmp_path / "archive", right, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out", "precious"]
     assert (tmp_path / "precious").stat().st_nlink == 1
+
+
+async def test_a_release_from_another_archive_is_not_placed(hosting: Hosting) -> None:
+    """It is fetched again, here from a storage without it."""
+    release, deploy = hosting.publish("dep_1", {"index.html": "page"}).release("dep_1"), hosting.deploy("dep_1")
+    target = hosting.target(deploy, App(id="shop", name="shop", account="acc_1", createdAt=""))
+    driver = HostDriver(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"))
+    await driver.place(target)
+    write_record(release, ReleaseArchive("another", 1))
+    with pytest.raises(ReleaseMissing):
+        await driver.place(target)
 
 
 PROGRAM = f"""\
