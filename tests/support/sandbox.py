@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +137,26 @@ def as_ordinary_user(command: Sequence[str]) -> list[str]:
     closed = [path for path in needed if not all(each.stat().st_mode & 1 for each in (path, *path.parents))]
     user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups", "--bounding-set=-all"]
     return [require("unshare"), "--mount", "sh", "-c", SHOW, "sh", " ".join(map(str, closed)), *user, *command]
+
+
+def repeat_without_root(*options: str, enter: Callable[[], None] = lambda: None) -> None:
+    """Runs these tests again as an ordinary user, whose process `enter` prepares."""
+    if "CAPSULE_AGAIN" in os.environ or not ROOT:
+        return
+    with passable_folder() as temporary:
+        for folder in (temporary / "shown", temporary / "own"):
+            folder.mkdir()
+        os.chown(temporary / "own", ORDINARY, ORDINARY)
+        own = {"CAPSULE_AGAIN": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHOWN": str(temporary / "shown")}
+        ended = subprocess.run(
+            as_ordinary_user([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options]),
+            env={**os.environ, **own, "HOME": str(temporary / "own"), "TMPDIR": str(temporary / "own")},
+            preexec_fn=enter,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert ended.returncode == 0, ended.stdout[-8_000:] + ended.stderr[-2_000:]
 
 
 @contextlib.contextmanager

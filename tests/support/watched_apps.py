@@ -12,9 +12,8 @@ from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
 from tests.support.sandbox import checked_sandbox
 from workers.hosting import watchdog as module
-from workers.hosting.watchdog import LIMITS, AppState, Watchdog, read_state
+from workers.hosting.watchdog import DATA_LIMIT, LIMITS, AppState, Watchdog, read_state
 
-USERS = range(61_184, 61_200)  # not used by workers, because other tests may run at the same time
 # It answers with the name of its release. Some paths end it.
 SERVER = """
 const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
@@ -44,6 +43,9 @@ server.listen(PORT, HOST)
 class Watch:
     """A running watchdog, and its reports."""
 
+    users = range(61_184, 61_200)  # not used by workers, because other tests may run at the same time
+    first_data_limit = DATA_LIMIT
+
     def __init__(self, hosting: Hosting) -> None:
         self.hosting = hosting
         self.crashes: list[tuple[str, str, int | None]] = []
@@ -63,14 +65,15 @@ class Watch:
     def start(self) -> None:
         if self._task is not None:
             return
-        sandbox = checked_sandbox(USERS, self.hosting.folder, development=self.trusted, trusted=self.trusted)
+        self.sandbox = checked_sandbox(self.users, self.hosting.folder, development=self.trusted, trusted=self.trusted)
         watchdog = Watchdog(
             self.hosting.folder,
-            sandbox,
+            self.sandbox,
             self.crashed,
             self.limits,
             self.vault,
             self.find_sleep_limit,
+            self.first_data_limit,
         )
         self._task = asyncio.create_task(watchdog.run())
 
@@ -116,15 +119,14 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watching(hosting: Hosting, patch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    """Yields a watchdog that does not run yet, and checks that all apps and their files are gone afterwards."""
+async def watching(watch: Watch, patch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Checks that all apps and their files are gone afterwards."""
     patch.setattr(module, "FIRST_PAUSE_SECONDS", 0.1)
     patch.setattr(module, "CHECK_SECONDS", 0.05)
-    watch = Watch(hosting)
-    yield watch
+    yield
     watch.start()
-    for link in hosting.releases.running.iterdir():
+    for link in watch.hosting.releases.running.iterdir():
         if link.is_symlink():
             link.unlink()
-    await wait_until(lambda: not [*hosting.releases.running.iterdir()], 20)
+    await wait_until(lambda: not [*watch.hosting.releases.running.iterdir()], 20)
     await watch.stop()

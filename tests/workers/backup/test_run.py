@@ -501,12 +501,14 @@ async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(se
     target = tmp_path / "target"
     await service.back_up(target)
     other = BackupTarget(open_target(str(target)), service.vault)
+    began = time.monotonic()
     async with other.marked_as("running"):
         report = await service.back_up(target, keep=1)
+    seconds = time.monotonic() - began
     assert report.notes == ["no old backup was removed: another backup runs"]
     async with other.marked_as("pruning"):
         waiting = asyncio.create_task(service.back_up(target))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(2 * seconds)
         assert not waiting.done(), "it could rely on what is being removed"
     await waiting
     sorted((target / "backups").iterdir())[-1].write_text("damaged")

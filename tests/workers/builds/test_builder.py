@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,6 @@ from tests.support.polling import wait_until
 from tests.support.repositories import Repository
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.engine.reconciler.TIDY_SECONDS": 0.2}
-# The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
-SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 
 
 async def test_no_start_command_starts_without_free_memory(own: Host) -> None:
@@ -185,60 +180,39 @@ async def test_an_old_git_is_reported_at_the_start_and_clones_nothing(own: Host,
     assert (await own.over(await own.publish(published, files)))["state"] == "live"
 
 
-async def test_each_failed_phase_is_reported_once_and_keeps_the_served_release(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    good = "mkdir dist; echo good > dist/index.html"
-    assert (await host.over(await host.publish(app, {"build.sh": good})))["state"] == "live"
-
-    cases = {
-        "build": ({"build.sh": "echo to the log; exit 3"}, "the build command ended with status 3"),
-        "health": ({"build.sh": "mkdir dist; echo bad > dist/other.html"}, "GET / returned 404"),
+async def test_pages_are_checked_and_served_by_the_rules_of_their_release(host: Host) -> None:
+    app = await host.app()
+    first = {
+        "en/index.html": "english",
+        "_redirects": "/ /en/ 302\n/a /b Country=de\n",
+        "_headers": "/*\n  X-Own: yes\n",
     }
-    for phase, (files, reason) in cases.items():
+    deploy = await host.deploy(await live(host, app, first))
+    assert deploy["warning"] == "_redirects:2 is skipped: conditions are not supported; write: from to [status]."
+    assert "_redirects:2 is skipped: conditions are not supported" in deploy["log"]
+    found = await host.web.get("/", headers={"Host": f"{app}.{DOMAIN}"}, follow_redirects=False)
+    assert (found.status_code, found.headers["location"], found.headers["x-own"]) == (302, "/en/", "yes")
+    for files in ({"200.html": "app"}, {"index.html": "home", "404.html": "lost", "_redirects": "/* /404.html 404"}):
+        await live(host, app, files)
+        assert await host.page(app) in ("app", "home")
+
+
+async def test_each_failed_phase_is_reported_once_and_keeps_the_served_release(host: Host) -> None:
+    """Pages are checked as visitors get them, by the rules of their release."""
+    app = await host.app(build={"command": "[ ! -e build.sh ] || sh build.sh", "output": "."})
+    await live(host, app, {"index.html": "home"})
+    for files, phase, reason in [
+        ({"build.sh": "exit 3"}, "build", "the build command ended with status 3"),
+        ({"other.html": "no page"}, "health", "GET / returned 404"),
+        ({"index.html": "home", "404.html": "lost", "_redirects": "/* /404.html 404!"}, "health", "GET / returned 404"),
+        ({"index.html": "home", "_redirects": "/ /gone.html 410!"}, "health", "GET / returned 410"),
+        ({"en/a.html": "a", "_redirects": "/ /none.html 200"}, "health", "GET / returned 404"),
+    ]:
         deploy = await host.over(await host.publish(app, files))
         assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: {reason}")
         [(event, data)] = await host.events(deploy["id"])
         assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
-        assert await host.page(app) == "good\n"
-
-
-async def test_pages_are_checked_as_visitors_get_them(host: Host) -> None:
-    """By the rules of their release, before anybody gets it."""
-    app, headers = await host.app(), {}
-    headers["Host"] = f"{app}.{DOMAIN}"
-    files = {"en/index.html": "english", "_redirects": "/ /en/ 302"}
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
-    found = await host.web.get("/", headers=headers, follow_redirects=False)
-    assert (found.status_code, found.headers["location"]) == (302, "/en/")
-    for files in ({"200.html": "app"}, {"index.html": "home", "404.html": "lost", "_redirects": "/* /404.html 404"}):
-        deploy = await host.over(await host.publish(app, files))
-        assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
-        assert await host.page(app) in ("app", "home")
-    for files, error in [
-        ({"index.html": "home", "404.html": "lost", "_redirects": "/* /404.html 404!"}, "health: GET / returned 404"),
-        ({"index.html": "home", "_redirects": "/ /gone.html 410!"}, "health: GET / returned 410"),
-        ({"en/a.html": "a", "_redirects": "/ /none.html 200"}, "health: GET / returned 404"),
-        ({"api/data.json": "{}"}, "build: There is no index.html at the top of what you published"),
-    ]:
-        deploy = await host.over(await host.publish(app, files))
-        assert (deploy["state"], deploy["error"]) == ("failed", error)
         assert await host.page(app) == "home"
-
-
-async def test_redirects_and_headers_go_live_with_their_release(host: Host) -> None:
-    app = await host.app()
-    files = {"index.html": "a page", "_redirects": "/old /new\n/a /b Country=de\n", "_headers": "/*\n  X-Own: yes\n"}
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", deploy["log"] + str(deploy["error"])
-    assert "_redirects:2 is skipped: conditions are not supported" in deploy["log"]
-    assert deploy["warning"] == "_redirects:2 is skipped: conditions are not supported; write: from to [status]."
-    headers = {"Host": f"{app}.{DOMAIN}"}
-    moved = await host.web.get("/old", headers=headers, follow_redirects=False)
-    assert (moved.status_code, moved.headers["location"], moved.headers["x-own"]) == (301, "/new", "yes")
-    assert (await host.web.get("/", headers=headers)).headers["x-own"] == "yes"
-    assert (await host.over(await host.publish(app, {"index.html": "plain"})))["state"] == "live"
-    assert (await host.web.get("/old", headers=headers, follow_redirects=False)).status_code == 200
 
 
 async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
@@ -254,22 +228,6 @@ async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
     assert await own.page(second) == "404"
     small = await own.over(await own.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
     assert small["state"] == "live"
-
-
-async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
-    app, deep = await own.app(build=BUILD), await own.app(build=BUILD)
-    worker = await own.worker("deploys", constants=OFTEN)
-    assert (await own.over(await own.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
-    nested = "mkdir -p $(printf 'd/%.0s' $(seq 1200)); "
-    failed = await own.over(await own.publish(deep, {"build.sh": nested + "exit 3"}))
-    assert failed["error"] == "build: the build command ended with status 3"
-    killed = await own.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
-    await wait_until(lambda: own.deploy(killed), 20, holds=lambda deploy: "nested" in deploy["log"])
-    worker.kill()
-    await own.worker("deploys", constants=OFTEN, **SOON)
-    assert (await own.over(killed))["state"] == "failed"
-    await wait_until(lambda: not list((own.gateway.data_folder / "builds").iterdir()), 10)
-    assert await own.page(app) == "good\n"
 
 
 async def _is(host: Host, app: str, text: str) -> bool:
@@ -291,31 +249,6 @@ async def test_a_damaged_record_does_not_affect_served_apps(host: Host, busy: Ho
             assert [await host.page(app) for app in (damaged, other)] == ["page\n", "page\n"]
         finally:
             client.set(f"app:{damaged}", record)
-
-
-async def test_a_killed_workers_deploy_fails_once_and_the_next_deploy_succeeds(own: Host, tmp_path: Path) -> None:
-    app = await own.app(build=BUILD)
-    worker = await own.worker("deploys")
-    begun = "echo begun; mkdir dist; echo done > dist/index.html; "
-    sleep = f"sleep 61.{secrets.randbelow(10**9)}"  # which no other process of the machine runs
-    killed = await own.publish(app, {"build.sh": begun + sleep})
-    await wait_until(lambda: own.deploy(killed), 60, holds=lambda deploy: "begun" in deploy["log"])
-    waits = await own.publish(app, {"build.sh": begun})
-    assert (await own.deploy(waits))["state"] == "queued"
-    worker.kill()
-    await wait_until(lambda: not subprocess.run(["pgrep", "-f", sleep], capture_output=True).stdout, 10)
-    await own.worker("webhooks")
-    await own.worker("deploys", **SOON)
-    deploy = await own.over(killed)
-    assert (deploy["state"], deploy["error"]) == (
-        "failed",
-        "build: the worker stopped during the deploy; deploy again",
-    )
-    ended = await wait_until(lambda: own.deploy(killed), holds=lambda deploy: "Failed: " in deploy["log"])
-    assert ended["log"].endswith(f"\nFailed: {deploy['error']}\n")
-    assert (await own.over(waits))["state"] == "live"
-    assert [event for event, _ in await own.events(waits)] == ["deploy.succeeded"]
-    assert [event for event, _ in await own.events(killed)] == ["deploy.failed"]
 
 
 @pytest.mark.parametrize("state", ["building", "canary"])

@@ -75,19 +75,6 @@ async def test_a_rollback_ends_a_build_of_its_app(host: Host) -> None:
     )
 
 
-async def test_a_failed_rollback_keeps_the_served_release(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    one = await live(host, app, page("one"))
-    await live(host, app, page("two"))
-    # The former release is damaged, so its health check fails.
-    [index] = (host.gateway.data_folder).glob(f"releases/{app}/live/{one}/files/index.html")
-    index.unlink()
-    back = await host.over(await roll_back(host, app))
-    assert (back["state"], back["error"]) == ("failed", "health: GET / returned 404")
-    assert [event for event, _ in await host.events(back["id"])] == ["deploy.failed"]
-    assert await host.page(app) == "two\n"
-
-
 async def test_canceling_a_build_ends_all_its_processes(host: Host) -> None:
     app = await host.app(build=BUILD)
     await live(host, app, page("one"))
@@ -112,20 +99,6 @@ async def test_canceling_a_build_ends_all_its_processes(host: Host) -> None:
         key = f"{partition_tag(host.account.id)}:builds"
         await wait_until(lambda: client.xlen(key) == 0)
         assert client.xpending(key, "deploys")["pending"] == 0
-
-
-async def test_a_newer_deploy_replaces_a_queued_one(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    first = await host.publish(app, page("one", "sleep 2;"))
-    await host.in_state(first, "building")
-    second, third = await host.publish(app, page("two")), await host.publish(app, page("three"))
-    assert (await host.deploy(second))["state"] == "canceled"
-    assert (await host.over(third))["state"] == "live"
-    assert await host.page(app) == "three\n"
-    replaced = await host.deploy(second)
-    assert replaced["error"] == f"replaced by {third}, a newer deploy of the same address"
-    await host.events(third)
-    assert second not in [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
 
 
 async def test_a_build_canceled_while_its_worker_is_dead_stays_canceled(own: Host) -> None:
@@ -158,18 +131,3 @@ async def test_queued_deploys_show_what_they_wait_for(own: Host) -> None:
     assert (await own.deploy(waits))["waitsFor"] == "a free slot for builds"
     assert (await own.deploy(second))["waitsFor"] == f"{first}, an earlier deploy of this app"
     assert "position" not in await own.deploy(first)
-
-
-async def test_one_accounts_builds_do_not_delay_anothers(host: Host) -> None:
-    apps = [await host.app(build=BUILD) for _ in range(4)]
-    slow = [await host.publish(app, page("x", "sleep 120;")) for app in apps]
-
-    async def two_build() -> bool:
-        return [(await host.deploy(deploy))["state"] for deploy in slow].count("building") == 2
-
-    await wait_until(two_build, 20)
-    attacker, host.account = host.account, await host.gateway.account("maker")
-    victim = await host.over(await host.publish(await host.app(build=BUILD), page("y")))
-    assert victim["state"] == "live"
-    host.account = attacker
-    assert {(await host.deploy(deploy))["state"] for deploy in slow} == {"building", "queued"}

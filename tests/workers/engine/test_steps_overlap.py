@@ -88,7 +88,7 @@ class Shop:
 async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
     with passable_folder() as folder:
         hosting = Hosting(folder)
-        async with watching(hosting, monkeypatch) as watch, hosting.served():
+        async with watching(watch := Watch(hosting), monkeypatch), hosting.served():
             shop = Shop(watch, hosting)
             watch.start()
             await shop.deploy("dep_1")

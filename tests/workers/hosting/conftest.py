@@ -18,5 +18,5 @@ def hosting() -> Iterator[Hosting]:
 
 @pytest_asyncio.fixture
 async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    async with watching(hosting, monkeypatch) as watch:
+    async with watching(watch := Watch(hosting), monkeypatch):
         yield watch

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import shlex
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -11,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from gateway.accounts.records import App
 from gateway.deploys.release import ReleaseArchive
+from gateway.settings import Settings
+from tests.support.hosted_apps import Hosting
 from tests.support.programs import on_small_disk
+from workers.engine.driver import ReleaseMissing
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import pack, read_record, unpack, write_record
+from workers.hosting.driver import HostDriver
 
 
 @pytest.fixture
@@ -108,3 +114,26 @@ async def test_a_full_disk_is_not_the_fault_of_an_archive(
         await pack(release, disk / "archive")
     with pytest.raises(OSError, match="No space left on device"):
         await unpack(tmp_path / "archive", archive, disk)
+
+
+async def test_a_release_from_another_archive_is_not_placed(hosting: Hosting) -> None:
+    """It is fetched again, here from a storage without it."""
+    release, deploy = hosting.publish("dep_1", {"index.html": "page"}).release("dep_1"), hosting.deploy("dep_1")
+    target = hosting.target(deploy, App(id="shop", name="shop", account="acc_1", createdAt=""))
+    driver = HostDriver(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"))
+    await driver.place(target)
+    write_record(release, ReleaseArchive("another", 1))
+    with pytest.raises(ReleaseMissing):
+        await driver.place(target)
+
+
+PROGRAM = f"""\
+import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+import workers.hosting.archive_files
+print(*(name for name in ("asyncio", "msgspec", "redis", "structlog") if name in sys.modules))
+"""
+
+
+def test_the_process_imports_little() -> None:
+    """The modules of the worker would take most of the time of a small deploy."""
+    assert subprocess.check_output([sys.executable, "-I", "-c", PROGRAM], text=True) == "\n"

@@ -1,10 +1,9 @@
 """The custom domains of an app: all lead to it, and visitors of the others are redirected to the primary one."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from msgspec.structs import replace
 
 from gateway.accounts.records import App, Domain, replace_domains
 from gateway.deploys.addresses import hosts_of
@@ -18,18 +17,13 @@ SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:
 APEX, WWW, EMOJI = "example.org", "www.example.org", "xn--e28h.example.org"
 
 
-@pytest.fixture(scope="module")
-def filled() -> Iterator[Hosting]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hosting() -> AsyncIterator[Hosting]:
     with passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.publish("dep_1", {"index.html": "shop"})
-        yield hosting
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hosting(filled: Hosting) -> AsyncIterator[Hosting]:
-    async with filled.served() as served:
-        yield served
+        async with hosting.served():
+            yield hosting
 
 
 @pytest.fixture
@@ -68,23 +62,6 @@ async def test_the_others_redirect_to_the_primary(hosting: Hosting, places: Host
         assert (await hosting.ask("/", host=host)).body == b"shop"
     for method in ("POST", "PUT", "OPTIONS"):  # the app's own answers
         assert (await hosting.ask("/", host=WWW, method=method)).status == 405
-
-
-async def test_another_primary(hosting: Hosting, places: HostPlaces) -> None:
-    apex, www = Domain(APEX, verified=True), Domain(WWW, verified=True)
-    await serve(places, apex, www)
-    assert (await serve(places, www, apex)).hosts == {HOST: "", WWW: "", APEX: WWW}
-    assert (await hosting.ask("/a", host=APEX)).headers["location"] == f"https://{WWW}/a"
-    assert (await hosting.ask("/", host=WWW)).status == 200
-    # As long as one of the two is not verified, neither leads to the other.
-    assert (await serve(places, replace(www, verified=False), apex)).hosts == {HOST: "", APEX: ""}
-    assert (await hosting.ask("/", host=APEX)).status == 200
-    assert (await hosting.ask("/", host=WWW)).status == 404
-    assert (await serve(places, apex, replace(www, verified=False))).hosts == {HOST: "", APEX: ""}
-    # A domain that is removed leaves nothing.
-    await serve(places, apex, www)
-    assert (await serve(places)).hosts == {HOST: ""}
-    assert [*(hosting.folder / "redirects").iterdir()] == []
 
 
 async def test_a_suspended_app_redirects_nobody(hosting: Hosting, places: HostPlaces) -> None:

@@ -6,21 +6,19 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting, swapped_under_load
 
 
 @pytest_asyncio.fixture
-async def hosting() -> AsyncIterator[Hosting]:
-    with passable_folder() as folder:
-        async with Hosting(folder).served() as hosting:
-            yield hosting
+async def served(hosting: Hosting) -> AsyncIterator[Hosting]:
+    async with hosting.served():
+        yield hosting
 
 
-async def test_a_file_may_disappear_between_its_check_and_its_opening(hosting: Hosting) -> None:
+async def test_a_file_may_disappear_between_its_check_and_its_opening(served: Hosting) -> None:
     """Releases are swapped as fast as possible, and only the first has the requested file."""
-    hosting.publish("dep_1", {"index.html": "1", "one.js": "one"})
-    site, over = hosting.publish("dep_2", {"index.html": "2"}), threading.Event()
+    served.publish("dep_1", {"index.html": "1", "one.js": "one"})
+    site, over = served.publish("dep_2", {"index.html": "2"}), threading.Event()
 
     def swap() -> None:
         while not over.is_set():
@@ -30,17 +28,17 @@ async def test_a_file_may_disappear_between_its_check_and_its_opening(hosting: H
     swapping = asyncio.create_task(asyncio.to_thread(swap))
     try:
         for _ in range(50):
-            answers = await asyncio.gather(*(hosting.ask("/one.js") for _ in range(10)))
+            answers = await asyncio.gather(*(served.ask("/one.js") for _ in range(10)))
             assert {(said.status, said.body) for said in answers} == {(200, b"one")}
     finally:
         over.set()
         await swapping
 
 
-async def test_nothing_fails_while_releases_are_swapped(hosting: Hosting) -> None:
+async def test_nothing_fails_while_releases_are_swapped(served: Hosting) -> None:
     """Pages still request a file of the first release that the second does not have."""
     texts = {"dep_1": "one " * 500, "dep_2": "two " * 700}
     for deploy, text in texts.items():
-        site = hosting.publish(deploy, {"index.html": text, f"{deploy}.js": text, "both.js": text})
+        site = served.publish(deploy, {"index.html": text, f"{deploy}.js": text, "both.js": text})
     paths = ["/", "/both.js", "/some/route", "/dep_1.js"]
-    await swapped_under_load(hosting, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=25)
+    await swapped_under_load(served, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=25)

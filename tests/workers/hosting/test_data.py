@@ -3,61 +3,35 @@
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
 from gateway.deploys.line_times import split_stamp
-from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
-from tests.support.sandbox import ORDINARY, ROOT, as_ordinary_user, checked_sandbox
+from tests.support.sandbox import ROOT, repeat_without_root
+from tests.support.watched_apps import Watch, watching
 from workers.engine.app_data import AppData, DataHeld
 from workers.engine.replacements import Replacements
-from workers.hosting import watchdog
-from workers.hosting.watchdog import Watchdog, is_running, output_path, read_state
+from workers.hosting.watchdog import is_running, output_path, read_state
 from workers.sandbox.sandbox import MIB, Sandbox
 
-USERS = range(61_200 - 4, 61_200)  # few, so that they are used again
 # Prints what a shell command says, and then runs until it is stopped.
 RUN = "{} 2>&1; echo done; exec sleep 1000"
 
 
-class Apps:
-    """A watchdog, and apps that are shell commands."""
+class Apps(Watch):
+    """Apps that are shell commands."""
 
-    def __init__(self, hosting: Hosting, sandbox: Sandbox) -> None:
-        self.hosting, self.sandbox = hosting, sandbox
-        self.crashes: list[tuple[str, str, int | None]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def _crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
-        self.crashes.append((app, reason, code))
-
-    def start(self) -> None:
-        run = Watchdog(self.hosting.folder, self.sandbox, self._crashed, first_data_limit=4 * MIB).run()
-        self._task = asyncio.create_task(run)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+    users = range(61_200 - 4, 61_200)  # few, so that they are used again
+    first_data_limit = 4 * MIB
 
     async def run(self, deploy_id: str, command: str, **which: str) -> list[str]:
         """Runs a release with the command. Returns its output once the command has ended."""
         self.publish(deploy_id, RUN.format(command), **which)
         return await self.output(deploy_id)
-
-    def publish(self, deploy_id: str, start: str, **which: str) -> None:
-        deploy = self.hosting.deploy(deploy_id, **which)  # type: ignore[arg-type]
-        site = self.hosting.build(deploy, {"index.html": "page"}, start)
-        site.swap(deploy_id)
-        self.hosting.releases.run(site.release(deploy_id))
 
     async def output(self, deploy_id: str) -> list[str]:
         path = output_path(self.hosting.folder, deploy_id)
@@ -68,7 +42,7 @@ class Apps:
         await wait_until(lambda: "done" in lines(), 20)
         return lines()[:-2]
 
-    async def end(self, deploy_id: str) -> None:
+    async def remove(self, deploy_id: str) -> None:
         self.hosting.releases.stop(deploy_id)
         await wait_until(lambda: not [*self.hosting.releases.running.glob(f"{deploy_id}*")], 20)
 
@@ -76,34 +50,18 @@ class Apps:
         return AppData(self.hosting.folder, app_id)
 
 
-@pytest_asyncio.fixture(params=["sandboxed", "trusted"])
-async def each_apps(
+@pytest_asyncio.fixture
+async def apps(
     hosting: Hosting, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[Apps]:
-    async with running_apps(hosting, monkeypatch, trusted=request.param == "trusted") as apps:
+    apps = Apps(hosting)
+    apps.trusted = getattr(request, "param", False)
+    async with watching(apps, monkeypatch):
+        apps.start()
         yield apps
 
 
-@pytest_asyncio.fixture
-async def apps(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Apps]:
-    async with running_apps(hosting, monkeypatch) as apps:
-        yield apps
-
-
-@contextlib.asynccontextmanager
-async def running_apps(
-    hosting: Hosting, monkeypatch: pytest.MonkeyPatch, *, trusted: bool = False
-) -> AsyncIterator[Apps]:
-    monkeypatch.setattr(watchdog, "FIRST_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
-    apps = Apps(hosting, checked_sandbox(USERS, hosting.folder, trusted=trusted, development=trusted))
-    apps.start()
-    yield apps
-    for link in hosting.releases.running.iterdir():
-        if link.is_symlink():
-            link.unlink()
-    await wait_until(lambda: not [*hosting.releases.running.iterdir()], 20)
-    await apps.stop()
+each_kind = pytest.mark.parametrize("apps", [False, True], indirect=True, ids=["sandboxed", "trusted"])
 
 
 @contextlib.contextmanager
@@ -122,41 +80,27 @@ def reserved_user(sandbox: Sandbox, wanted: int) -> Iterator[None]:
 @pytest.mark.timeout(360)
 def test_everything_again_without_root() -> None:
     """Apps cannot reach each other's data either if all have the same user."""
-    if "CAPSULE_AGAIN" in os.environ or not ROOT:
-        return
-    with passable_folder() as temporary:
-        (temporary / "shown").mkdir()
-        (temporary / "own").mkdir()
-        os.chown(temporary / "own", ORDINARY, ORDINARY)
-        own = {"CAPSULE_AGAIN": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHOWN": str(temporary / "shown")}
-        ended = subprocess.run(
-            as_ordinary_user([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]),
-            env={**os.environ, **own, "HOME": str(temporary / "own"), "TMPDIR": str(temporary / "own")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert ended.returncode == 0, ended.stdout[-8_000:] + ended.stderr[-2_000:]
+    repeat_without_root(__file__)
 
 
-async def test_data_outlive_the_command_its_release_and_the_watchdog(each_apps: Apps) -> None:
-    apps = each_apps
+@each_kind
+async def test_data_outlive_the_command_its_release_and_the_watchdog(apps: Apps) -> None:
     assert await apps.run("dep_1", "ls $DATA_DIR; echo one > $DATA_DIR/note") == []
     await apps.stop()
     apps.start()
     assert await apps.run("dep_2", "cat $DATA_DIR/note; echo two >> $DATA_DIR/note") == ["one"], "both run"
-    await apps.end("dep_1")
-    await apps.end("dep_2")
+    await apps.remove("dep_1")
+    await apps.remove("dep_2")
     assert await apps.run("dep_3", "cat $DATA_DIR/note") == ["one", "two"]
     assert apps.crashes == []
 
 
-async def test_a_preview_has_an_empty_folder_of_its_own(each_apps: Apps) -> None:
-    apps = each_apps
+@each_kind
+async def test_a_preview_has_an_empty_folder_of_its_own(apps: Apps) -> None:
     await apps.run("dep_1", "echo mine > $DATA_DIR/note")
     assert await apps.run("dep_2", "ls $DATA_DIR; echo > $DATA_DIR/x", kind="preview") == []
     assert os.listdir(apps.data().files) == ["note"]
-    await apps.end("dep_2")
+    await apps.remove("dep_2")
     assert await apps.run("dep_3", "ls $DATA_DIR", kind="preview") == []
 
 
@@ -182,12 +126,12 @@ async def test_the_processes_of_an_app_share_a_user_that_no_other_app_has(apps: 
         for deploy_id, app_id in (("dep_1", "shop"), ("dep_2", "shop"), ("dep_3", "other"))
     ]
     assert uids[0] == uids[1] != uids[2]
-    assert all(int(uid) in USERS for [uid] in uids)
+    assert all(int(uid) in Apps.users for [uid] in uids)
     files = apps.data().files
     assert files.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_uid for path in (files, *files.iterdir())} == {int(uids[0][0])}
-    await apps.end("dep_1")
-    await apps.end("dep_2")
+    await apps.remove("dep_1")
+    await apps.remove("dep_2")
     assert await apps.run("dep_4", "id -u") == uids[0], "also after it was stopped"
 
 
@@ -199,7 +143,7 @@ async def test_files_change_their_owner_when_another_app_has_the_user(apps: Apps
         "dep_1",
         f"id -u; umask 077; cd $DATA_DIR; mkdir inner; echo kept > inner/note; ln -s {target} inner/link",
     )
-    await apps.end("dep_1")
+    await apps.remove("dep_1")
     with reserved_user(apps.sandbox, int(first)):
         second, note = await apps.run("dep_2", "id -u; cat $DATA_DIR/inner/note")
     assert (second != first, note) == (True, "kept")

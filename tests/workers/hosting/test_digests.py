@@ -48,7 +48,7 @@ def test_a_name_that_a_person_may_have_written(path: str) -> None:
 async def test_browsers_keep_what_a_tool_has_named(tmp_path: Path) -> None:
     """Without a recognized tool, only in folders of well-known tools. Archives keep this."""
     names = [*DIGESTS.split(), "assets/app.js", "about-5f3a9c1b.html"]
-    files: dict[str, str | bytes] = dict.fromkeys(names, "content")
+    files: dict[str, str | bytes] = dict.fromkeys([*names, "404.html"], "content")
     with passable_folder() as folder:
         hosting = Hosting(folder)
         for number, kind in enumerate(("hand", "tool")):
@@ -65,18 +65,19 @@ async def test_browsers_keep_what_a_tool_has_named(tmp_path: Path) -> None:
             site.swap(fetched.name)
             hosting.releases.serve_as(f"{kind}.apps.test", site)
         async with hosting.served():
-            for name in files:
+            for name in names:
                 for kind in ("hand", "tool"):
                     said = await hosting.ask(f"/{name}", host=f"{kind}.apps.test")
                     anywhere = kind == "tool" or not name.startswith(
                         ("js/", "css/", "logo.", "main.", "fonts/", "A1B2")
                     )
                     kept = name in DIGESTS.split() and anywhere
-                    assert (name, said.status) == (name, 200)
+                    assert (name, said.status, "etag" in said.headers) == (name, 200, True)
                     assert (name, kind, said.headers["cache-control"]) == (
                         name,
                         kind,
                         IMMUTABLE if kept else "no-cache",
                     )
-            page = await hosting.ask("/about-5f3a9c1b", host="tool.apps.test")
-            assert (page.status, page.headers["cache-control"]) == (200, "no-cache")
+            for path, status in (("/about-5f3a9c1b", 200), ("/assets/gone-GpEN3EET.js", 404)):
+                said = await hosting.ask(path, host="tool.apps.test")
+                assert (said.status, said.headers["cache-control"]) == (status, "no-cache")

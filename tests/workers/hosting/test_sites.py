@@ -14,6 +14,7 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.data.records import DataRecords
 from gateway.keys import PARTITION_TAGS, bodies_key, crashes_key, partition_tag
 from gateway.settings import Settings
 from tests.support.background import cancel
@@ -111,32 +112,6 @@ async def test_it_serves_reports_crashes_and_stops_cleanly(
         assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
 
 
-async def test_a_killed_worker_is_replaced_and_no_visitor_notices(
-    pair: tuple[Worker, Worker], hosting: Hosting
-) -> None:
-    worker, standby = pair
-    await (await worker.start()).serving()
-    first = await app_birth(hosting)
-    await standby.start()
-    await wait_until(lambda: "worker.standing_by" in standby.log, 60)
-    answers: list[int] = []
-
-    async def visitor() -> None:
-        while True:
-            answers.append((await hosting.ask("/")).status)
-            await asyncio.sleep(0.01)
-
-    visiting = asyncio.create_task(visitor())
-    await wait_until(lambda: len(answers) > 10)
-    assert "sites.serving" not in standby.log
-    worker.kill()
-    await standby.serving()
-    assert await app_birth(hosting) == first, "an app outlives the worker"
-    visiting.cancel()
-    assert set(answers) == {200}
-    assert await standby.stop() == 0
-
-
 async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     worker, _ = pair
     worker.environment["GATEWAY_REDIS_URL"] = f"redis://127.0.0.1:{free_port()}/0"
@@ -214,16 +189,21 @@ async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Worker, Worker], hosti
 async def test_an_app_sleeps_as_its_plan_says_and_wakes_after_a_kill_of_its_worker(
     pair: tuple[Worker, Worker], hosting: Hosting, redis_url: str
 ) -> None:
+    """The worker reports that it sleeps."""
     async with opened(redis_url) as store:
         registry = Registry(store, Vault(""))
         account, _ = await registry.create_account("A", "starter")
-        await registry.put_app(App(id="live", name="live", account=account.id, createdAt=""), None)
+        app = App(id="live", name="live", account=account.id, createdAt="")
+        await registry.put_app(app, None)
+        (hosting.site(hosting.deploy("dep_2", "live")).folder.parent / "account").write_text(account.id)
         for worker in pair:
             worker.environment["GATEWAY_APP_SLEEP"] = "starter=1"
         worker, standby = pair
         await (await worker.start()).serving()
         first = await app_birth(hosting)
         await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
+        status = DataRecords(store).read_status
+        await wait_until(lambda: status(app), 20, holds=lambda found: found.state == "asleep")
         await standby.start()  # beforehand, because Caddy holds a request for ten seconds only
         await wait_until(lambda: "worker.standing_by" in standby.log, 60)
         worker.kill()

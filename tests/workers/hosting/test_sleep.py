@@ -65,7 +65,7 @@ class Shop:
 async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
     with passable_folder() as folder:
         hosting = Hosting(folder)
-        async with watching(hosting, monkeypatch) as watch, hosting.served():
+        async with watching(watch := Watch(hosting), monkeypatch), hosting.served():
             watch.sleeps_after = SLEEP_SECONDS
             watch.publish("dep_1", server=SERVER)
             hosting.releases.serve_as(HOST, hosting.site(hosting.deploy("dep_1")))

@@ -133,30 +133,24 @@ async def test_an_app_that_sleeps_is_not_woken(watch: Watch, hosting: Hosting) -
 async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str) -> None:
     """From the record to the page, with the worker as a process."""
     hosting.port = free_port()
-    store = Store(redis_url)
-    registry = Registry(store, Vault(""))
-    account, _ = await registry.create_account("A", "free")
-    app = App(id="shop", name="shop", account=account.id, createdAt="")
-    await registry.put_app(app, None)
-    site = hosting.publish("dep_1", {"index.html": "shop"})
-    (site.folder.parent / "account").write_text(account.id)
-    # An app that moves while it is suspended is listed anew.
-    suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
-    await registry.change_app(app, lambda record: replace(record, suspension=suspended))
-    await registry.put_app(app, app)
-    worker = hosting.worker(redis_url)
-    try:
-        await (await worker.start()).serving()
-        assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
-        await unlist_suspended(store, account.id, "shop")
+    async with opened(redis_url) as store:
+        registry = Registry(store, Vault(""))
+        account, _ = await registry.create_account("A", "free")
+        app = App(id="shop", name="shop", account=account.id, createdAt="")
+        await registry.put_app(app, None)
+        site = hosting.publish("dep_1", {"index.html": "shop"})
+        (site.folder.parent / "account").write_text(account.id)
+        # An app that moves while it is suspended is listed anew.
+        suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
+        await registry.change_app(app, lambda record: replace(record, suspension=suspended))
+        await registry.put_app(app, app)
+        async with hosting.worker(redis_url) as worker:
+            await worker.serving()
+            assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
+            await unlist_suspended(store, account.id, "shop")
 
-        async def served() -> bool:
-            return (await hosting.ask("/")).status == 200
+            async def served() -> bool:
+                return (await hosting.ask("/")).status == 200
 
-        await wait_until(served)
-        assert await worker.stop() == 0
-        worker.assert_log_is_clean()
-    finally:
-        worker.kill()
-        kill_caddies(hosting.folder)
-        await store.close()
+            await wait_until(served)
+    kill_caddies(hosting.folder)

@@ -18,7 +18,7 @@ from gateway.deploys.runtime_log import FORMER
 from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
-from tests.support.watched_apps import USERS, Watch
+from tests.support.watched_apps import Watch
 from workers.engine.health import Listening
 from workers.hosting import watchdog as watchdog_module
 from workers.hosting.release_files import write_environment
@@ -32,7 +32,7 @@ def test_links_that_are_being_made_are_not_leftovers(hosting: Hosting) -> None:
     running = hosting.releases.running
     (running / ".dep_1.new").symlink_to("dep_1")
     (running / "dep_0.scratch").mkdir()
-    Watchdog(hosting.folder, Sandbox(development=True, users=USERS), ignore_crash)._remove_leftovers()
+    Watchdog(hosting.folder, Sandbox(development=True, users=Watch.users), ignore_crash)._remove_leftovers()
     assert os.listdir(running) == [".dep_1.new"]
 
 
@@ -51,7 +51,7 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     watch.start()
     who = eval(await watch.ask("dep_1", "/who"))
     assert (who["cwd"], who["home"]) == ("/app", "/home/app")
-    assert (who["uid"] in USERS) == (os.geteuid() == 0)
+    assert (who["uid"] in Watch.users) == (os.geteuid() == 0)
     assert await watch.ask("dep_1", "/write") == "kept"
     assert await watch.ask("dep_1", "/deface") == "EROFS"
     await wait_until(lambda: read_output(watch.hosting, "dep_1") == "starting\n")
@@ -116,16 +116,18 @@ async def test_the_pause_grows(watch: Watch, hosting: Hosting) -> None:
 
 
 async def test_an_app_that_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
+    """It finishes the requests in progress, which may take longer than the app's grace period."""
+    watch.limits = LIMITS.__class__(memory=LIMITS.memory, grace=0.1)
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
     for deploy_id in ("dep_1", "dep_2"):
         await watch.ask(deploy_id)
     keeper = watch.state("dep_1").keeper
-    under_way = asyncio.create_task(watch.ask("dep_1", "/slow"))
+    under_way = [asyncio.create_task(watch.get("dep_1", "/slow")) for _ in range(8)]
     await asyncio.sleep(0.2)
     watch.hosting.releases.stop("dep_1")
-    assert await under_way == "slow", "it finishes requests in progress"
+    assert await asyncio.gather(*under_way) == ["slow"] * 8
     await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
     await wait_until(lambda: watch.state("dep_1") == AppState(), 20)
     assert await watch.ask("dep_2") == "release dep_2"
@@ -143,20 +145,6 @@ async def test_an_app_that_was_stopped_is_not_started_again(watch: Watch, monkey
         await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
         await asyncio.sleep(1)
     assert read_output(watch.hosting, "dep_1") == "starting\n"
-
-
-async def test_a_replaced_release_finishes_requests_in_progress(watch: Watch) -> None:
-    """They may take longer than the app's grace period."""
-    watch.limits = LIMITS.__class__(memory=LIMITS.memory, grace=0.1)
-    watch.publish("dep_1")
-    watch.start()
-    await watch.ask("dep_1")
-    keeper = watch.state("dep_1").keeper
-    under_way = [asyncio.create_task(watch.get("dep_1", "/slow")) for _ in range(8)]
-    await asyncio.sleep(0.2)
-    watch.hosting.releases.stop("dep_1")
-    assert await asyncio.gather(*under_way) == ["slow"] * 8
-    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
 
 
 # -- apps outlive the watchdog -------------------------------------------------------------------------------

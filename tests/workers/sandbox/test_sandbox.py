@@ -1,9 +1,7 @@
 import asyncio
-import contextlib
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.support import folders
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.programs import require
-from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation, room_of
+from tests.support.sandbox import ROOT, Room, delegation, repeat_without_root, room_of
 from workers.sandbox import bwrap, cgroups, tools
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.output import LINE_CHARACTERS
@@ -28,25 +26,12 @@ GROUPED = "not measured and (control or processor or canceled or stop or dies)"
 @pytest.mark.parametrize("delegated", [True, False], ids=["with control groups", "measured"])
 def test_everything_again_without_root(delegated: bool) -> None:
     """The sandbox also isolates a worker that is an ordinary user, with and without delegated control groups."""
-    if "CAPSULE_AGAIN" in os.environ or not ROOT:
-        return
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("keeper", "network"))]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    command += ["-k", GROUPED] if delegated else []
-    with delegation() if delegated else contextlib.nullcontext(lambda: None) as enter, passable_folder() as temporary:
-        (temporary / "shown").mkdir()
-        (temporary / "own").mkdir()
-        os.chown(temporary / "own", ORDINARY, ORDINARY)
-        own = {"CAPSULE_AGAIN": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHOWN": str(temporary / "shown")}
-        ended = subprocess.run(
-            as_ordinary_user(command),
-            env={**os.environ, **own, "HOME": str(temporary / "own"), "TMPDIR": str(temporary / "own")},
-            preexec_fn=enter,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert ended.returncode == 0, ended.stdout[-8_000:] + ended.stderr[-2_000:]
+    if delegated and ROOT:
+        with delegation() as enter:
+            repeat_without_root(*files, "-k", GROUPED, enter=enter)
+    else:
+        repeat_without_root(*files)
 
 
 # -- isolation -----------------------------------------------------------------------------------------------

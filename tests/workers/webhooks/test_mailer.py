@@ -227,18 +227,20 @@ async def test_invitations_take_nothing_from_notices(own: Queue) -> None:
         assert BOB not in each.log
 
 
-@pytest.mark.parametrize("end", ["the account", "the person"])
-async def test_an_invitation_that_waits_is_not_sent_once_it_is_canceled(own: Queue, end: str) -> None:
+@pytest.mark.parametrize("end", ["the account", "the invited", "the member"])
+async def test_a_mail_that_waits_is_not_sent_once_somebody_ends_it(own: Queue, end: str) -> None:
     async with MailServer() as server:
         server.refusals = ["451 later"] * 100
         account = await subscribed(own)
-        await invite(own, account.id, BOB)
+        await (account.emit(FAILED) if end == "the member" else invite(own, account.id, BOB))
         await worker(own, server)
         await wait_until(lambda: server.attempts, 10)
         if end == "the account":
             assert await Registry(own.store, Vault("")).members.remove(account.id, BOB)
-        else:
+        elif end == "the invited":
             await Notices(own.store).end_invitations(BOB)
+        else:
+            await Notices(own.store).end(account.id, ADA)
         await outcomes(own, ended=1)
         assert server.messages == []
 
@@ -258,18 +260,6 @@ async def test_an_account_that_is_stopped_invites_nobody(own: Queue, stop: str) 
         await worker(own, server)
         await outcomes(own, ended=1, sent=1)
         assert server.recipients == [ADA]
-
-
-async def test_a_notice_that_waits_is_not_sent_once_its_address_wants_none(own: Queue) -> None:
-    async with MailServer() as server:
-        server.refusals = ["451 later"] * 100
-        account = await subscribed(own)
-        await account.emit(FAILED)
-        await worker(own, server)
-        await wait_until(lambda: server.attempts, 10)
-        await Notices(own.store).end(account.id, ADA)
-        await outcomes(own, ended=1)
-        assert server.messages == []
 
 
 async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:

@@ -171,14 +171,10 @@ async def test_faults_of_an_answer(
     assert await account.outcome(await account.emit()) == outcome
 
 
-async def test_a_refused_connection_is_a_failure(shared: Queue) -> None:
-    account = await shared.account(f"http://127.0.0.1:{free_port()}/")
-    assert await account.outcome(await account.emit()) == ("failed", "connect")
-
-
-async def test_an_unknown_name_is_a_failure(shared: Queue) -> None:
-    account = await shared.account("https://nobody.invalid/")
-    assert await account.outcome(await account.emit()) == ("failed", "dns")
+async def test_no_connection_is_a_failure(shared: Queue) -> None:
+    for url, reason in ((f"http://127.0.0.1:{free_port()}/", "connect"), ("https://nobody.invalid/", "dns")):
+        account = await shared.account(url)
+        assert await account.outcome(await account.emit()) == ("failed", reason)
 
 
 async def test_a_bad_certificate_is_a_failure(shared: Queue, tls: Tls, bad_tls: Tls) -> None:

@@ -233,24 +233,6 @@ async def test_redis_is_killed(durable: Queue, receiver: FakeReceiver) -> None:
     await assert_each_has_one_outcome(durable, account, ids)
 
 
-async def test_redis_and_the_worker_are_killed(durable: Queue, receiver: FakeReceiver) -> None:
-    account = await durable.account(receiver)
-    path = f"/{account.id}"
-    receiver.plays(path, 0.005, OK)
-    ids = await account.emit_many(200)
-    worker = await durable.worker()
-    await wait_until(lambda: len(receiver.got(path)) > 50)
-    durable.redis.kill()
-    worker.kill()
-    await restart_redis(durable)
-    await next_worker(durable)
-    await durable.drained(20)
-    times = receiver.ids(path)
-    assert times.keys() == set(ids)
-    assert sum(times.values()) <= len(ids) + 8
-    await assert_each_has_one_outcome(durable, account, ids)
-
-
 async def test_redis_is_unreachable_after_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     answering = asyncio.Event()
