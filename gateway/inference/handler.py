@@ -192,7 +192,13 @@ class Inference:
         except ServiceError as fault:
             return fault
         models = self._upstream.providers.models
-        return completion if completion.model in models else ModelNotAllowed(choice_of(models))
+        if completion.model in models:
+            return completion
+        if (
+            completion.model in self._settings.tariffs[0].prices
+        ):  # another name is the client's text, which nothing keeps
+            request.model = completion.model
+        return ModelNotAllowed(choice_of(models))
 
     # -- before the token ------------------------------------------------------------------------------------
 

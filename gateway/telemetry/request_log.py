@@ -33,7 +33,7 @@ class RequestRow(msgspec.Struct):
     id: str  # its X-Request-Id
     at: Time  # when it arrived
     app: str
-    model: str  # '' if it was refused before its model was known
+    model: str  # '' if it was refused before its model was known, or names a model without a price
     status: int  # 0 if the client disconnected before the response began
     code: str  # '' if the answer is complete
     inputTokens: int

@@ -76,7 +76,7 @@ class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
     id: str
     at: int
     app: str
-    model: str  # '' if it was refused before its model was known
+    model: str  # '' if it was refused before its model was known, or names a model without a price
     status: int  # 0 if the client disconnected before the response began
     code: str  # '' if the answer is complete
     inputTokens: int

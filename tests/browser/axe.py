@@ -1,4 +1,4 @@
-"""Runs axe-core in a page: the checks of WCAG 2.2 AA that a program can make."""
+"""Checks of WCAG 2.2 AA that a program can make: those of axe-core, and zoom, forced colors and the keyboard."""
 
 from typing import Any
 
@@ -14,6 +14,50 @@ FAULTS = """async (tags) => {
     const { violations } = await axe.run(document, { runOnly: tags });
     const about = ({ target, failureSummary }) => `${target}: ${failureSummary}`;
     return violations.map(({ id, nodes }) => [id, ...nodes.map(about)]);
+}"""
+
+ZOOMED, NARROW = {"width": 640, "height": 430}, {"width": 320, "height": 640}  # a desktop at 200 %, and at 400 %
+# What is wider than the page, or beyond its edge and not in a part that scrolls.
+CUT = """() => {
+    const { scrollWidth, clientWidth } = document.documentElement;
+    const scrolls = (it) => it && (getComputedStyle(it).overflowX !== "visible" || scrolls(it.parentElement));
+    const beyond = [...document.querySelectorAll("a, button, input, select, textarea, summary")].filter((it) => {
+        const { left, right } = it.getBoundingClientRect();
+        return it.checkVisibility() && (left < -1 || right > clientWidth + 1) && !scrolls(it.parentElement);
+    });
+    const wide = scrollWidth > clientWidth ? [`${scrollWidth} > ${clientWidth}`] : [];
+    return [...wide, ...beyond.map((it) => it.outerHTML)];
+}"""
+# Marks that have lost their color, and navigations whose present entry looks like another.
+LOST = """() => {
+    const canvas = getComputedStyle(document.body).backgroundColor;
+    const color = (it) => getComputedStyle(it, it.matches(".badge") ? "::before" : null).backgroundColor;
+    const marks = [...document.querySelectorAll(".badge, .bar > *, .days li, .key i")];
+    const look = (it) => {
+        const { borderBottom, borderLeft, backgroundColor, fontWeight } = getComputedStyle(it);
+        return [borderBottom, borderLeft, backgroundColor, fontWeight].join();
+    };
+    const same = [...document.querySelectorAll("nav [aria-current]")].filter((current) => {
+        const others = [...current.closest("nav").querySelectorAll("a:not([aria-current])")];
+        return others.some((other) => look(other) === look(current));
+    });
+    const lost = marks.filter((it) => it.checkVisibility() && [canvas, "rgba(0, 0, 0, 0)"].includes(color(it)));
+    return [...lost, ...same].map((it) => it.outerHTML);
+}"""
+# The controls that Tab must reach. A group of radio buttons is one stop.
+MARK_CONTROLS = """() => {
+    const scope = document.querySelector("dialog[open]") ?? document;
+    const controls = scope.querySelectorAll("a[href], button, input:not([type=radio]), select, textarea, summary");
+    const stops = [...controls].filter((it) => it.checkVisibility() && !it.disabled && it.tabIndex >= 0);
+    stops.forEach((it) => (it.dataset.stop = ""));
+    return stops.length;
+}"""
+REACHED = """() => {
+    const { activeElement: it } = document;
+    const { outlineStyle, outlineWidth } = getComputedStyle(it);
+    delete it.dataset.stop;
+    const left = [...document.querySelectorAll("[data-stop]")].map((each) => each.outerHTML);
+    return [it === document.body || (outlineStyle === "solid" && outlineWidth === "2px") || it.outerHTML, left];
 }"""
 
 
@@ -35,3 +79,25 @@ async def assert_accessible(page: Page, looks: list[Any] = LOOKS) -> None:
             await page.evaluate(require("axe-core/axe.min.js").read_text())
         faults: list[Any] = await page.evaluate(FAULTS, TAGS)
         assert not faults, (page.url, scheme, size["width"], faults)
+
+
+async def assert_usable(page: Page) -> None:
+    """Checks the page at 200 % and 400 %, with forced colors, and by keyboard."""
+    for size in (ZOOMED, NARROW):
+        await page.set_viewport_size(size)
+        cut = await page.evaluate(CUT)
+        assert not cut, (page.url, size["width"], cut)
+    await page.set_viewport_size(DESKTOP)
+    for scheme in ("light", "dark"):
+        await page.emulate_media(forced_colors="active", color_scheme=scheme, reduced_motion="reduce")
+        lost = await page.evaluate(LOST)
+        assert not lost, (page.url, scheme, lost)
+    await page.emulate_media(forced_colors="none")
+    left = ["all"]
+    for _ in range(2 * await page.evaluate(MARK_CONTROLS) + 5):
+        await page.keyboard.press("Tab")
+        visible, left = await page.evaluate(REACHED)
+        assert visible is True, (page.url, "has no visible focus", visible)
+        if not left:
+            break
+    assert not left, (page.url, "cannot be reached", left)

@@ -1,9 +1,12 @@
-"""Every page meets WCAG 2.2 AA as far as axe-core can check it, in both color schemes, on a desktop and a phone."""
+"""Every page meets WCAG 2.2 AA as far as a program can check it.
+
+That is by axe-core, in both color schemes, on a desktop and a phone; and with zoom, forced colors and a keyboard.
+"""
 
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
+from tests.browser.axe import EVERY_LOOK, assert_accessible, assert_usable, open_view
 from tests.browser.dashboard import SECTIONS, VIEWS, Holder, visiting
 from tests.fakes import FakeAppBackend
 from tests.fakes.receiver import FakeReceiver
@@ -64,29 +67,52 @@ async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) 
     }
 
 
+async def test_the_dashboard_with_zoom_forced_colors_and_keyboard(
+    browser: Browser, gw: Gateway, worker: Worker, backend: FakeAppBackend, receiver: FakeReceiver
+) -> None:
+    async with visiting(browser, gw) as holder:
+        shown = await fill(holder, backend, receiver)
+        await holder.go()
+        await expect(holder.page.get_by_label("API key")).to_be_visible()
+        await assert_usable(holder.page)
+        await holder.log_in()
+        await assert_usable(holder.page)
+        views = {**VIEWS, **shown, "new-app": "New app"}
+        del views[""]  # the login has opened it
+        for view, heading in views.items():
+            await open_view(holder.page, view)
+            await expect(holder.heading(heading)).to_be_visible()
+            await assert_usable(holder.page)
+
+
 async def test_the_operators_page(browser: Browser, gw: Gateway) -> None:
     context = await browser.new_context(base_url=gw.address)
     page = await context.new_page()
     await page.goto("/ops")
     await expect(page.get_by_label("Operator token")).to_be_focused()
     await assert_accessible(page, EVERY_LOOK)
+    await assert_usable(page)
     await page.get_by_label("Operator token").fill(OPERATOR)
     await page.keyboard.press("Enter")
     await expect(page.locator("#live")).to_have_text("Live")
     await assert_accessible(page, EVERY_LOOK)
+    await assert_usable(page)
     account = await gw.account()
     assert (await gw.platform("PUT", "apps/seen-by-operators", {"account": account.id})).is_success
     views = ("?period=24h", "accounts", f"accounts/{account.id}", "apps", "apps/seen-by-operators")
     for view in (*views, "deploys", "spending", "system", "audit"):
         await open_view(page, view)
         await assert_accessible(page, EVERY_LOOK)
+        await assert_usable(page)
     gw.confidential |= {cookie["value"] for cookie in await context.cookies()}
     await context.close()
 
 
-async def test_the_public_page(browser: Browser, gw: Gateway) -> None:
+@pytest.mark.parametrize("path", ["", "/docs", "/docs/deploys", "/docs/reference"])
+async def test_the_public_pages(browser: Browser, gw: Gateway, path: str) -> None:
     page = await browser.new_page()
-    await page.goto(gw.address)
+    await page.goto(gw.address + path)
     await expect(page.get_by_role("heading").first).to_be_visible()
     await assert_accessible(page, EVERY_LOOK)
+    await assert_usable(page)
     await page.close()

@@ -1,6 +1,7 @@
 """The dashboard says what is wrong, and each form works with its optional parts empty."""
 
 import asyncio
+import secrets
 
 import pytest
 from playwright.async_api import Locator, expect
@@ -127,6 +128,33 @@ async def test_keys_of_the_account(holder: Holder) -> None:
     await expect(changes.nth(2)).to_contain_text("session")
     await expect(changes.filter(has_text="Set webhook")).to_contain_text("Set webhook, 2 times")
     await assert_accessible(page, EVERY_LOOK)
+
+
+async def test_changes_are_filtered_by_action_and_actor(holder: Holder) -> None:
+    page, account, gw = holder.page, holder.account, holder.gateway
+    name = f"app-{secrets.token_hex(4)}"
+    await account.call("POST", "/account/apps", {"name": name})
+    await account.call("PUT", f"/account/apps/{name}/env", {"TOKEN": "x"})
+    await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "Too loud"})
+    await gw.platform("DELETE", f"accounts/{account.id}/suspension")
+    await holder.log_in()
+    await holder.go("account")
+    changes = card(holder, "Changes")
+    rows = changes.locator("tbody").get_by_role("row")
+    await expect(rows.filter(has_text="Create app")).to_contain_text(name)
+    everything = await rows.count()
+    await page.get_by_label("All changes").select_option("Change variables")
+    await expect(rows).to_have_count(1)
+    await expect(rows).to_contain_text(name)
+    await page.get_by_label("By anybody").select_option("operator")
+    await expect(changes.get_by_text("No changes yet")).to_be_visible()
+    await page.get_by_label("All changes").select_option("All changes")
+    await expect(rows.filter(has_text="Suspend account")).to_be_visible()
+    for row in await rows.all():
+        await expect(row).to_contain_text("operator")
+    assert await rows.count() < everything
+    await page.get_by_label("By anybody").select_option("By anybody")
+    await expect(rows).to_have_count(everything)
 
 
 async def test_a_key_for_the_deploys_of_one_app(holder: Holder) -> None:

@@ -1,20 +1,24 @@
-"""An account with 200 apps: every view is short, and an app is found by a part of its name."""
+"""An account with 200 apps and 500 deploys: every view is short, and an app is found by a part of its name."""
 
 import asyncio
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Locator, expect
 
+from gateway.keys import deploy_key, deploys_key
 from tests.browser.axe import EVERY_LOOK, PHONE, assert_accessible, open_view
 from tests.browser.dashboard import VIEWS, Holder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-APPS, FAILED, SCREENS = 200, 20, 5
+APPS, FAILED, DEPLOYS, SCREENS = 200, 20, 500, 5
 
 
 async def fill(holder: Holder) -> list[str]:
-    """Creates apps. The last deploys of some failed: most for one reason, seven for a reason of their own."""
+    """Creates apps. The last deploys of some failed: most for one reason, seven for a reason of their own.
+
+    The earlier deploys of these are copies, because each deploy takes several requests.
+    """
     limit, prefix = asyncio.Semaphore(4), holder.account.id[-6:].lower()
     names = [f"{name}-{prefix}-{n:03}" for n, name in enumerate(["shop", "notes", "a-long-name-of-an-app"] * 67)][:APPS]
 
@@ -30,7 +34,23 @@ async def fill(holder: Holder) -> list[str]:
 
     await asyncio.gather(*map(create, names))
     await asyncio.gather(*map(fail, range(1, FAILED + 1)))
+    copy_deploys(holder)
     return sorted(names)
+
+
+def copy_deploys(holder: Holder) -> None:
+    account = holder.account.id
+    with holder.gateway.redis.client() as client:
+        last = client.zrange(deploys_key(account), 0, -1, withscores=True)
+        originals = [(client.hgetall(deploy_key(account, name.decode())), at) for name, at in last]
+        pipeline = client.pipeline()
+        for n in range(DEPLOYS - FAILED):
+            record, at = originals[n % FAILED]
+            name, at = f"dep_{n:026}", at - 60_000 * (n + 1)
+            pipeline.hset(deploy_key(account, name), mapping={**record, b"id": name})
+            pipeline.expire(deploy_key(account, name), 600)
+            pipeline.zadd(deploys_key(account), {name: at})
+        pipeline.execute()
 
 
 async def test_a_large_account(holder: Holder) -> None:
@@ -61,6 +81,11 @@ async def test_a_large_account(holder: Holder) -> None:
     await expect(cards).to_have_count(1)
     await assert_accessible(page, EVERY_LOOK)
 
+    for view, labels in {"deploys": ["App", "Show"], "hooks": ["App"], "webhooks": ["All apps"]}.items():
+        await open_view(page, view)
+        for label in labels:
+            await find_app(holder, page.get_by_label(label, exact=True), names[150])
+
     await page.set_viewport_size(PHONE)
     for view in ("new-app", *VIEWS, "account", f"apps/{names[0]}", f"apps/{names[0]}/deploys"):
         await open_view(page, view)
@@ -69,6 +94,21 @@ async def test_a_large_account(holder: Holder) -> None:
         )
         assert height <= SCREENS * PHONE["height"], (view, height)
         assert width <= PHONE["width"], (view, width)
+
+
+async def find_app(holder: Holder, select: Locator, name: str) -> None:
+    """Chooses the app by a part of its name, with the mouse and with the keyboard."""
+    dialog = holder.page.get_by_role("dialog", name="Choose an app")
+    await select.click()
+    await holder.page.keyboard.type(name[-6:])
+    await dialog.get_by_role("button", name=name).click()
+    await expect(dialog).to_be_hidden()
+    await expect(select).to_have_value(name)
+    await expect(select).to_be_focused()
+    await holder.page.keyboard.press("Space")
+    await expect(dialog.get_by_label("Find an app")).to_be_focused()
+    await holder.page.keyboard.press("Escape")
+    await expect(select).to_have_value(name)
 
 
 async def test_the_switch_finds_an_app(holder: Holder) -> None:

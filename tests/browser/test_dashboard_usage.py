@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import re
+import secrets
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -176,6 +177,22 @@ async def test_filters_are_in_the_address_and_details_open_by_id(
         await wait_for_requests(holder, 3)
         await page.get_by_label("Live").check()
         await expect(requests).to_have_count(2)
+
+
+async def test_a_refused_model_is_named_only_if_it_is_one(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    async with visiting(browser, gw) as holder:
+        page, app = holder.page, await holder.account.app(backend)
+        name = secrets.token_hex(8)
+        answer = await app.ask("x", model=name)
+        await wait_for_requests(holder, 1)
+        await holder.log_in("requests")
+        await holder.go(f"requests?id={answer.headers['X-Request-Id']}")
+        sheet = page.get_by_role("dialog", name="Request")
+        await expect(sheet).to_contain_text("None that the service knows, so its name is not kept")
+        await expect(sheet).to_contain_text(f"Available: gpt-oss-120b, {QWEN}")
+        assert name not in await page.content()
 
 
 async def test_charts_are_read_by_keyboard_pointer_and_touch(

@@ -515,6 +515,26 @@ async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(
     assert "operator=nobody" in inside.url
 
 
+async def test_an_account_is_deleted_after_its_grace(inside: Page, gw: Gateway) -> None:
+    account = await gw.account()
+    name = (await account.get("/account")).json()["name"]
+    await inside.goto(f"/ops#/accounts/{account.id}")
+    await inside.get_by_role("button", name="Delete account").click()
+    dialog = inside.get_by_role("dialog")
+    await dialog.get_by_label("to confirm").fill("another")
+    await dialog.get_by_label("Reason").fill("It left")
+    await dialog.get_by_role("button", name="Delete account").click()
+    await expect(dialog.get_by_role("alert")).to_have_text(f"Type {name} to continue.")
+    assert "deletesAt" not in (await account.get("/account")).json()
+    await dialog.get_by_label("to confirm").fill(name)
+    await dialog.get_by_role("button", name="Delete account").click()
+    await expect(inside.get_by_text("Being deleted").first).to_be_visible()
+    await expect(inside.get_by_role("button", name="Delete account")).to_have_count(0)
+    assert (await account.get("/account")).json()["deletesAt"]
+    await inside.goto(f"/ops#/audit?target={account.id}")
+    await expect(inside.get_by_role("row").filter(has_text="It left")).to_be_visible()
+
+
 async def test_the_overview_compares_periods(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend)
     await app.ask("x")

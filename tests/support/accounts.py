@@ -103,6 +103,15 @@ class App:
     async def ask(self, prompt: str, *, token: str | None = None, **fields: Any) -> httpx.Response:
         return await self.post({"prompt": prompt, **fields}, headers=self.headers(token))
 
+    async def logged(self, request_id: str) -> dict[str, Any]:
+        """Waits for the request in the account's log, and returns its details."""
+
+        async def read() -> Any:
+            response = await self.account.get(f"/account/requests/{request_id}")
+            return response.json() if response.status_code == 200 else None
+
+        return await wait_until(read)
+
     @contextlib.asynccontextmanager
     async def stream(
         self, prompt: str, *, token: str | None = None, **fields: Any

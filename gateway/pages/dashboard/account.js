@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { capital, count, moment, money, size } from "/pages/format.js";
 import { call, get } from "./api.js";
+import { searchable } from "./app_search.js";
 import { invitationCard } from "./invitations.js";
 import { memberCard } from "./members.js";
 import { action, announce, card, confirmAction, empty, facts, field, form, heading, offer, redraw, refusal, run, sessionEnded, showOnce, table } from "./parts.js";
@@ -88,7 +89,7 @@ function keyForm(apps, created, refresh) {
   const options = Object.entries(SCOPES).map(([value, text]) => h("option", { value }, text));
   const scope = h("select", { id: "key-scope", onchange: () => limit() }, options);
   const names = apps.map(({ name }) => h("option", { value: name }, name));
-  const app = h("select", { id: "key-app", disabled: true }, h("option", { value: "" }, "All apps"), names);
+  const app = searchable(h("select", { id: "key-app", disabled: true }, h("option", { value: "" }, "All apps"), names));
   const limit = () => {
     app.disabled = scope.value === "full";
     if (app.disabled) app.value = "";

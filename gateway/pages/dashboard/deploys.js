@@ -3,6 +3,7 @@
 import { h, link } from "/pages/dom.js";
 import { bare, capital, duration, moment, sentence } from "/pages/format.js";
 import { get } from "./api.js";
+import { searchable } from "./app_search.js";
 import { follow } from "./follow.js";
 import {
   action,
@@ -41,7 +42,7 @@ export const commitOf = ({ commit, dirty }) => commit && `${commit.slice(0, 7)}$
 // With `app`, the view is about this app alone. The query can hold the app whose deploys are shown.
 export async function draw(signal, { app: chosen = "" }, query) {
   const log = new Log(signal, chosen || (query.get("app") ?? ""));
-  const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
+  const only = searchable(h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps")));
   const [apps] = await Promise.all([get("/account/apps", signal), follow(["deploys"], signal, log.refresh)]);
   only.append(...apps.map(({ name }) => h("option", {}, name)));
   only.value = log.app;
@@ -129,7 +130,7 @@ function result({ url, error, waitsFor, position }) {
 }
 
 function publishForm(apps, choosable, signal) {
-  const app = choice("app", apps.map(({ name }) => name), "Choose an app");
+  const app = searchable(choice("app", apps.map(({ name }) => name), "Choose an app"));
   const line = refusal();
   const preview = action("Publish a preview", { "data-focus": "preview", "data-opens": "branch preview-message" }, line, async () => {
     if (!app.value) throw { status: 400, message: "Choose an app first." };

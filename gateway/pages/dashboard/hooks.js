@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call, get } from "./api.js";
+import { searchable } from "./app_search.js";
 import { follow } from "./follow.js";
 import {
   action,
@@ -71,7 +72,7 @@ const codeHosts = () =>
 
 function hookForm(apps, created, refresh) {
   const names = apps.map(({ name }) => name);
-  const app = choice("app", names, "Choose an app");
+  const app = searchable(choice("app", names, "Choose an app"));
   const name = h("input", {
     id: "name",
     required: true,

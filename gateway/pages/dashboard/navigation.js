@@ -1,8 +1,8 @@
 // Draws the switch between apps, and the tabs of the account or of the app that it shows.
 
-import { h, showDialog } from "/pages/dom.js";
-import { plural } from "/pages/format.js";
+import { h } from "/pages/dom.js";
 import { get } from "./api.js";
+import { openAppSearch, redrawAppSearch } from "./app_search.js";
 import { follow } from "./follow.js";
 import { may } from "./session.js";
 
@@ -25,10 +25,8 @@ const APP = {
   Settings: "/settings",
 };
 
-const FEW = 12; // apps that the switch lists at once
 const button = document.querySelector("#app-switch");
 let [names, shown] = [[], ""]; // the account's apps, and the app whose tabs are shown
-let drawSwitch = () => {}; // while it is open
 
 button.addEventListener("click", openSwitch);
 
@@ -38,7 +36,7 @@ export function watchApps(signal) {
     const apps = await get("/account/apps", signal).catch(() => null);
     if (apps) names = apps.map(({ name }) => name);
     button.hidden = !names.length && !shown;
-    drawSwitch();
+    redrawAppSearch();
   };
   follow(["apps"], signal, refresh);
   signal.addEventListener("abort", () => (names = []), { once: true }); // logged out
@@ -62,27 +60,9 @@ export function showNavigation(bar, path) {
   button.hidden = !names.length && !shown;
 }
 
-// Enter opens the first app that matches.
 export async function openSwitch() {
   if (button.hidden || document.querySelector("dialog[open]")) return;
-  const find = h("input", { type: "search", "aria-label": "Find an app", placeholder: "Find an app", autocomplete: "off", spellcheck: "false" });
-  const list = h("ul", { class: "apps-found" });
-  const rest = h("p", { class: "small quiet", role: "status" });
-  const entry = (name) => {
-    const properties = { href: name ? `#/apps/${name}` : "#/", "aria-current": name === shown ? "true" : null };
-    return h("li", {}, h("a", { ...properties, onclick: () => dialog.close() }, name || "All apps"));
-  };
-  drawSwitch = () => {
-    const wanted = find.value.trim().toLowerCase();
-    const found = names.filter((name) => name.includes(wanted));
-    const hidden = found.length - FEW;
-    list.replaceChildren(...[...(wanted ? [] : [""]), ...found.slice(0, FEW)].map(entry));
-    rest.textContent = hidden > 0 ? `And ${plural(hidden, "more app")}. Type a part of the name.` : found.length ? "" : "No such app.";
-  };
-  find.addEventListener("input", drawSwitch);
-  drawSwitch();
-  const submit = (event) => (event.preventDefault(), list.querySelector("a")?.click());
-  const dialog = h("dialog", { class: "switch", "aria-label": "Switch app" }, h("form", { role: "search", onsubmit: submit }, find), list, rest);
-  await showDialog(dialog);
-  drawSwitch = () => {};
+  await openAppSearch("Switch app", () => ["", ...names], (name) =>
+    h("a", { href: name ? `#/apps/${name}` : "#/", "aria-current": name === shown ? "true" : null }, name || "All apps"),
+  );
 }

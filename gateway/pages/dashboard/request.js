@@ -71,7 +71,7 @@ export async function openRequest(id, signal) {
       Time: h("time", { datetime: request.at }, exact(request.at)),
       Id: h("code", {}, request.id),
       App: h("a", { href: `#/apps/${app}` }, app),
-      Model: request.model || "Unknown",
+      Model: request.model || (models ? "None that the service knows, so its name is not kept" : "Unknown"),
       Tokens: tokens ? `${count(request.inputTokens)} in, ${count(request.outputTokens)} out` : "Not reported",
       Cost: money(nanoEuro),
       Reserved: money(reservedNanoEuro),

@@ -5,6 +5,7 @@ import { h } from "/pages/dom.js";
 import { count, duration, money, plural } from "/pages/format.js";
 import { KINDS, kindOf, outcomeSeries } from "/pages/outcomes.js";
 import { get, getText } from "./api.js";
+import { searchable } from "./app_search.js";
 import { follow } from "./follow.js";
 import { action, badge, card, empty, facts, field, heading, offer, redraw, refusal, run, table } from "./parts.js";
 import { keepQuery, saveCsv } from "./query.js";
@@ -127,7 +128,7 @@ export async function draw(signal, { app = "" }, query) {
 function makeFilters(app, query) {
   const select = (id, all) => h("select", { id }, h("option", { value: "" }, all));
   const inputs = {
-    app: select("app", "All apps"),
+    app: searchable(select("app", "All apps")),
     model: select("model", "All models"),
     outcome: select("outcome", "All outcomes"),
     code: select("code", "All codes"),

@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { capital, duration, exact, moment, plural } from "/pages/format.js";
 import { call, get, getIfThere } from "./api.js";
+import { searchable } from "./app_search.js";
 import { follow } from "./follow.js";
 import {
   action,
@@ -124,7 +125,7 @@ class Log {
       const options = values.map((value) => h("option", { value }, name === "outcome" ? capital(value) : value));
       const list = h("select", { "aria-label": all, onchange: change }, h("option", { value: "" }, all), options);
       list.value = this.chosen[name];
-      return list;
+      return name === "app" ? searchable(list) : list;
     };
     return h(
       "div",

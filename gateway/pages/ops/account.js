@@ -26,7 +26,7 @@ export async function draw(signal, { id }, query) {
   const changes = h("a", { href: `#/audit?target=${account.id}` }, "Changes by operators");
   const lead = [h("code", { class: "small" }, account.id), " · created ", moment(account.createdAt), " · ", changes];
   return [
-    headingOf(account, lead, (line) => brake(at, account.name, account.suspension, line)),
+    headingOf(account, lead, (line) => brake(at, account.name, account.suspension, line), (line) => deletion(account, at, line)),
     h("div", { class: "pair" }, spend(account), plan(account, at)),
     showUsage(`#/accounts/${id}`, period, usage, account.appList),
     h("p", {}, h("a", { href: `#/spending?account-id=${id}` }, "Spending on any dates, by model or provider")),
@@ -34,6 +34,16 @@ export async function draw(signal, { id }, query) {
     h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), card("Members", members(account.members))),
     card("API keys", keys(account, at), newKey(account, at)),
   ];
+}
+
+function deletion({ name, deletesAt }, at, line) {
+  const remove = async () => {
+    const text = "Its apps stop at once. After the grace they are deleted with their data, keys and logs; until then its owner can keep the account.";
+    const reason = await confirmAction(`Delete ${name}?`, text, "Delete account", { type: name, required: true });
+    if (reason === null) return;
+    await makeChange("DELETE", at, { reason }, `${name} will be deleted.`);
+  };
+  return !deletesAt && action("Delete account", { class: "danger" }, line, remove);
 }
 
 function spend({ settled, reserved, cap, deploysToday, deploysPerDay }) {

@@ -58,6 +58,18 @@ async def test_changes_by_a_key(app: App) -> None:
 
 
 @session
+async def test_the_creation_of_an_app_has_its_name(gw: Gateway) -> None:
+    """Its id is nothing that a person has seen."""
+    account = await gw.account("maker")
+    made = (await account.call("POST", "/account/apps", {"name": "by-a-key"})).json()
+    assert made["id"] != "by-a-key"
+    async with over_http()(gw.address, account.key) as client:
+        await call(client, "service_app", action="create", app="by-an-agent")
+    created = [target for _, action, target in await changes(account) if action == "create_app"]
+    assert created == ["by-an-agent", "by-a-key"]
+
+
+@session
 async def test_what_is_refused_or_changes_nothing_leaves_no_entry(app: App) -> None:
     account = app.account
     before = await entries(account)

@@ -61,14 +61,6 @@ def providers(running: Trio) -> list[FakeProvider]:
     return running[1]
 
 
-async def logged(app: App, request_id: str) -> dict[str, Any]:
-    async def read() -> Any:
-        response = await app.account.get(f"/account/requests/{request_id}")
-        return response.json() if response.status_code == 200 else None
-
-    return await wait_until(read)
-
-
 async def has_status(gw: Gateway, name: str, status: str) -> bool:
     return (await states(gw))[name]["status"] == status
 
@@ -86,7 +78,7 @@ async def test_the_first_provider_gets_the_requests(providers: list[FakeProvider
     response = await app.ask(prompt)
     assert answered(response)["text"] == "one"
     assert asked(providers, prompt) == [1, 0, 0]
-    row = await logged(app, response.headers["X-Request-Id"])
+    row = await app.logged(response.headers["X-Request-Id"])
     assert (row["provider"], row["region"]) == ("one", "fr-par")
     ((attempt),) = row["attempts"]
     assert (attempt["provider"], attempt["code"]) == ("one", "")
@@ -112,8 +104,11 @@ async def test_a_model_that_no_provider_serves(tmp_path: Path, backend: FakeAppB
     fields = {name: {"models": {"gpt-oss-120b": "gpt"}} for name in NAMES}
     async with several_providers(tmp_path, fields=fields) as (gw, _):
         app = await gw.app(backend)
-        error = refused(await app.ask("x", model="llama-3.3-70b-instruct"), 400, "MODEL_NOT_ALLOWED")
+        response = await app.ask("x", model="llama-3.3-70b-instruct")
+        error = refused(response, 400, "MODEL_NOT_ALLOWED")
         assert error["message"].endswith("offered here: gpt-oss-120b.")
+        row = await app.logged(response.headers["X-Request-Id"])
+        assert (row["code"], row["model"]) == ("MODEL_NOT_ALLOWED", "llama-3.3-70b-instruct")
         listing = await gw.http.get(f"{app.path}/models", headers=app.headers())
         assert [model["id"] for model in listing.json()["data"]] == ["gpt-oss-120b"]
         assert (await gw.http.get(f"{app.path}/models/qwen3.6-35b-a3b", headers=app.headers())).status_code == 404
@@ -160,7 +155,7 @@ async def test_a_fault_before_the_first_token(
         assert answered(response)["text"] == "two"
     assert asked(providers, prompt) == [1, 1, 0]
     assert await app.account.settled() == 7 * 150 + 3 * 600, "the failed attempt costs nothing"
-    row = await logged(app, request_id)
+    row = await app.logged(request_id)
     assert [(each["provider"], each["code"]) for each in row["attempts"]] == [("one", code), ("two", "")]
     assert (row["provider"], row["code"], row["nanoEuro"]) == ("two", "", 7 * 150 + 3 * 600)
     assert [await metric(gw, counter) for counter in counters] == [each + 1 for each in before]
@@ -179,7 +174,7 @@ async def test_three_attempts_at_most_and_the_last_code(providers: list[FakeProv
     response = await app.ask(prompt)
     refused(response, 503, "PROVIDER_QUOTA_EXHAUSTED")
     assert asked(providers, prompt) == [1, 1, 1]
-    row = await logged(app, response.headers["X-Request-Id"])
+    row = await app.logged(response.headers["X-Request-Id"])
     codes = [each["code"] for each in row["attempts"]]
     assert codes == ["PROVIDER_ERROR", "PROVIDER_UNREACHABLE", "PROVIDER_QUOTA_EXHAUSTED"]
     assert row["provider"] == "three"
@@ -447,7 +442,7 @@ async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothi
                     accepted.append(stack.enter_context(connection))
             response = await request
             assert answered(response)["text"] == "two"
-            row = await logged(app, response.headers["X-Request-Id"])
+            row = await app.logged(response.headers["X-Request-Id"])
             assert [each["provider"] for each in row["attempts"]] == ["two"]
             rows = await wait_until(lambda: states(gw), holds=lambda rows: rows["two"]["attempts"] == 1)
             assert (rows["one"]["attempts"], rows["one"]["failovers"]) == (0, 0)

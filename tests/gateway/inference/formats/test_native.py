@@ -1,6 +1,7 @@
 """Native bodies that are refused, and bodies at the limits that are accepted."""
 
 import json
+import secrets
 from typing import Any
 
 import pytest
@@ -80,7 +81,21 @@ async def test_whole_pairs_and_their_escapes_as_text_are_sent(app: App, provider
 
 @pytest.mark.parametrize("model", ["", "gpt-5", "GPT-OSS-120B", "gpt-oss-120b ", "gpt-oss-120b\n", "*"])
 async def test_models_outside_the_list(app: App, model: str) -> None:
-    refused(await app.ask("x", model=model), 400, "MODEL_NOT_ALLOWED")
+    response = await app.ask("x", model=model)
+    refused(response, 400, "MODEL_NOT_ALLOWED")
+    row = await app.logged(response.headers["X-Request-Id"])
+    assert (row["code"], row["model"]) == ("MODEL_NOT_ALLOWED", "")
+
+
+async def test_a_name_that_is_no_models_may_be_a_prompt_and_is_kept_nowhere(app: App) -> None:
+    prompt = secrets.token_hex(12)
+    app.gateway.confidential.add(prompt)
+    response = await app.ask("x", model=prompt)
+    refused(response, 400, "MODEL_NOT_ALLOWED")
+    await app.logged(response.headers["X-Request-Id"])
+    with app.gateway.redis.client() as client:
+        assert prompt.encode() not in b"".join(client.zrange(key, 0, -1)[-1] for key in client.keys("*:request-log:*"))
+        assert not [key for key in client.keys("*:usage:*") if prompt.encode() in b"".join(client.hkeys(key))]
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
