@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import os
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -25,6 +26,8 @@ from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
+PATH_CHECK_SECONDS = 0.05  # between two checks whether the path of the emergency-off file can be read
+
 
 class InferenceStatus(enum.StrEnum):
     DISABLED = "disabled"
@@ -33,9 +36,8 @@ class InferenceStatus(enum.StrEnum):
     PROVIDER_UNREACHABLE = "provider-unreachable"
     OPERATIONAL = "operational"
 
-    @property
-    def available(self) -> bool:
-        return self not in (InferenceStatus.DISABLED, InferenceStatus.MISCONFIGURED)
+    def __init__(self, value: str) -> None:
+        self.available = value not in ("disabled", "misconfigured")
 
 
 class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +106,8 @@ class Availability:
         self._healths = {health.provider: health for health in healths}
         self._switch: Switch | None = None
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
+        self._emergency_off = False  # at the last full check
+        self._emergency_check_due = 0.0  # monotonic seconds
         self.changes = 0  # how often the switch or a health may have changed; who keeps a choice compares it
         self.status_changes = 0  # how often the status has changed; it tells whether it was another one in between
         registry.cache.subscribe(INFERENCE_KEY, self._reload_switch, self._doubt_switch)
@@ -113,7 +117,17 @@ class Availability:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def is_emergency_off(self) -> bool:
-        return is_emergency_off(self._settings)
+        """Returns whether the emergency-off file exists, or cannot be looked for.
+
+        A request checks twice, and the error for a missing file would cost it as much as relaying two tokens. `access`
+        raises none, but it does not tell a missing file from a path that cannot be read.
+        """
+        if os.access(self._settings.emergency_off_file, os.F_OK, follow_symlinks=False):
+            return True
+        if (now := time.monotonic()) >= self._emergency_check_due:
+            self._emergency_check_due = now + PATH_CHECK_SECONDS
+            self._emergency_off = is_emergency_off(self._settings)
+        return self._emergency_off
 
     def status(self) -> InferenceStatus:
         """Returns the status. The emergency-off file needs no Redis.

@@ -39,7 +39,7 @@ from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference import scripts
-from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.provider.errors import COMPLETION, ProviderSignal
 from gateway.keys import failed_accounts_key, probe_key, provider_key, refusal_key, trial_key
 from gateway.loops import every
 from gateway.redis.client import Store
@@ -260,14 +260,14 @@ class Health:
 
         `account`: whose request it was. `pause`: seconds for which the provider asks to be left alone.
         """
-        if signal is ProviderSignal.DENIED:
-            self._check_credential(account)
-            return
         writing = self._recorder is not None and not self._recorder.done()
-        if signal is ProviderSignal.COMPLETION:
+        if signal is COMPLETION:
             self._note_answer(account)
             if self._record == HEALTHY and not writing:
                 return  # as after almost every request
+        elif signal is ProviderSignal.DENIED:
+            self._check_credential(account)
+            return
         elif signal is ProviderSignal.QUOTA:
             self._note_refusal()
         if pause > 0:

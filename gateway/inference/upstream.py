@@ -31,7 +31,7 @@ from gateway.errors import (
 from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.inference.formats.completion import CompletionRequest, Format, encode
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
-from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.provider.errors import CONGESTED, ProviderSignal
 from gateway.inference.providers import Choice, ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
 from gateway.inference.traces import EXCHANGE
@@ -39,7 +39,7 @@ from gateway.loops import every
 from gateway.settings import Settings
 from gateway.settings.prices import Usage, worst_case_tokens
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.spans import Kind
+from gateway.telemetry.spans import CLIENT
 from gateway.telemetry.usage import Attempt
 
 MAX_ATTEMPTS = 3  # of one request, each at another provider
@@ -291,7 +291,7 @@ class Exchange:
         assert provider is not None
         assert permit is not None
         self._started, request.stream = time.perf_counter(), None
-        request.trace.enter(EXCHANGE, Kind.CLIENT, provider.pool.span_attributes)
+        request.trace.enter(EXCHANGE, CLIENT, provider.pool.span_attributes)
         try:
             connection = await provider.pool.connect()
         except ProviderUnreachable:
@@ -398,7 +398,7 @@ def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseExcep
             provider.health.note_signal(ProviderSignal.FAILED, account)
     elif stream.answer.signal is not None:
         provider.health.note_signal(stream.answer.signal, account, stream.pause)
-        if stream.answer.signal is ProviderSignal.CONGESTED:
+        if stream.answer.signal is CONGESTED:
             provider.permits.halve_limit()
 
 
@@ -409,8 +409,8 @@ def billed_usage(stream: Stream, error: BaseException | None) -> Usage | None:
     gateway that stopped, an app that was suspended.
     """
     answer = stream.answer
-    if answer.usage is not None:
-        return answer.usage
+    if (usage := answer.usage) is not None:
+        return usage
     if isinstance(error, ServiceError) and not answer.produced and not isinstance(error, Interrupted | AppSuspended):
         return NOTHING
     return None

@@ -50,6 +50,10 @@ class ProviderSignal(enum.Enum):
     REFUSED = "a probe confirmed that the provider refuses the credential"
 
 
+# Every request compares with these two. The class would take 0.3 µs to find each.
+COMPLETION, CONGESTED = ProviderSignal.COMPLETION, ProviderSignal.CONGESTED
+
+
 def classify(status: int, body: bytes, retry_after: float | None = None) -> tuple[ServiceError, ProviderSignal | None]:
     """Returns the caller's error for a provider's error status, and the signal.
 

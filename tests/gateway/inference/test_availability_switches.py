@@ -96,6 +96,26 @@ async def test_the_file_needs_no_redis(provider: FakeProvider, tmp_path: Path) -
         refused(await gw.platform("GET", "inference"), 503, "BACKBONE_UNAVAILABLE")
 
 
+async def test_whatever_is_at_the_files_path_turns_inference_off(launch: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    file = folder / "inference.off"
+    async with launch(GATEWAY_EMERGENCY_OFF_FILE=str(file)) as gw:  # neither the folder nor the file exists
+        assert await status(gw) == OPERATIONAL
+        folder.symlink_to(folder)  # the path leads nowhere, so whether the file exists is unknown
+        await status_becomes(gw, DISABLED)
+        folder.unlink()
+        await status_becomes(gw, OPERATIONAL)
+        folder.mkdir()
+        for make, remove in (
+            (file.mkdir, file.rmdir),
+            (lambda: file.symlink_to("nothing"), file.unlink),
+        ):
+            make()
+            assert await status(gw) == DISABLED
+            remove()
+            await status_becomes(gw, OPERATIONAL)
+
+
 async def test_the_switch_takes_effect_in_every_process(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
