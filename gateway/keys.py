@@ -311,9 +311,10 @@ def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
 # These have no expiry, but a test must settle all of its reservations.
 @key("{pNN}:reservations", "hash: id → `<account> <day> <nano-euro> <app id>[ <hash>]`", "each when settled")
 @key("{pNN}:leases", "zset: reservation ids by when they expire, ms", "each when settled")
-def reservation_keys(tag: str) -> list[str]:
+@lru_cache
+def reservation_keys(tag: str) -> tuple[str, str]:
     """Returns the keys of a partition's reservations, and of when they expire."""
-    return [f"{tag}:reservations", f"{tag}:leases"]
+    return f"{tag}:reservations", f"{tag}:leases"
 
 
 settled_key = in_partition(

@@ -12,7 +12,7 @@ cluster is away, is read again until it can be, and affects no other record.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -59,8 +59,10 @@ class RecordCache:
     async def read(self, key: str, kind: type[R]) -> R | None:
         """Returns the record, from the copy if it is current. Raises BackboneUnavailable."""
         copy, now = self._copies.get(key), time.monotonic()
+        record: R
         if copy is not None and copy.current_until > now:
-            return cast(R, copy.record)
+            record = copy.record
+            return record
         if copy is not None and copy.away and copy.usable_until > now:
             copy.current_until = now + RETRY_SECONDS  # one request reads, and the others do not wait for it
         before = self.changes
@@ -70,7 +72,8 @@ class RecordCache:
             if copy is None or copy is not self._copies.get(key) or copy.usable_until <= now or not self._store.cluster:
                 raise
             copy.away, copy.current_until = True, now + RETRY_SECONDS
-            return cast(R, copy.record)
+            record = copy.record
+            return record
         if text is None:
             self._copies.pop(key, None)
             return None  # not cached: names that do not exist must not push out those that do
@@ -87,7 +90,8 @@ class RecordCache:
     def find(self, key: str, kind: type[R]) -> R | None:
         """Returns the record from its copy, if that is current. Does not read Redis."""
         copy = self._copies.get(key)
-        return cast(R, copy.record) if copy is not None and copy.current_until > time.monotonic() else None
+        record: R | None = copy.record if copy is not None and copy.current_until > time.monotonic() else None
+        return record
 
     def forget(self, key: str) -> None:
         """Drops a copy. A process that changes a record calls this, and does not wait for its own message."""

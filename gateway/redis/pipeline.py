@@ -39,6 +39,8 @@ NOT_PRIMARY_CODES = ("READONLY", "MASTERDOWN", "LOADING")  # codes of a server t
 FAILOVER_CODES = ("NOREPLICAS", *NOT_PRIMARY_CODES)  # codes of a server that may have been replaced
 
 Notice = Callable[[], None]
+# In hiredis's annotation, the parts of a command may only be of one type.
+pack_command: Callable[[tuple[str | int | bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
 def _ignore() -> None:
@@ -267,11 +269,6 @@ class Pipeline:
 def parse_run_id(info: str) -> str:
     """Returns the run id from the answer to INFO. A server has the same one from its start to its end."""
     return info.partition("run_id:")[2].partition("\r")[0]
-
-
-def pack_command(command: tuple[str | int | bytes, ...]) -> bytes:
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
-    return packed
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:

@@ -16,7 +16,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import structlog
@@ -64,12 +64,12 @@ MAX_RECENT = 10_000
 REPEAT_BATCH = 50  # settlements that are repeated at once; Redis serves other calls in between
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct):
     id: str
     account: str
     max_cost: int  # nano-euro
     tariff: Tariff
-    record: ReservationRecord | None = None  # None if its admission was not answered
+    record: ReservationRecord | None = None  # None until its admission is answered
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -130,14 +130,17 @@ class Admission:
         """
         self._settings, self._budget = settings, budget
         self._arrival, self._clock_error, self._retry, self._max_pending = arrival, clock_error, retry, max_pending
+        self._arrival_ms = int(arrival * 1000)
         self._life = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._pending: OrderedDict[str, PendingSettlement] = OrderedDict()
         self._has_pending = asyncio.Event()
-        self._recent: deque[tuple[float, PendingSettlement]] = deque(maxlen=MAX_RECENT)  # confirmed, by monotonic time
+        # Confirmed settlements: the monotonic time, the reservation and its cost.
+        self._recent: deque[tuple[float, Reservation, int]] = deque(maxlen=MAX_RECENT)
         self._replaced = asyncio.Event()
         store.on_change(self._replaced.set)
         self._clock = clock or RedisClock()
+        self._tariff = settings.tariffs[0]  # of the last admission
 
     @property
     def pending(self) -> int:
@@ -153,19 +156,26 @@ class Admission:
         """
         limits = limits_of(app, account, self._settings)
         for _ in range(2):
-            # This process's own clock serves until the first answer.
-            tariff = tariff_at(self._settings.tariffs, self._clock.at(time.monotonic()) or int(time.time() * 1000))
+            sent = time.monotonic()
+            estimate = self._clock.at(sent)
+            now = estimate or int(time.time() * 1000)  # this process's own clock serves until the first answer
+            if not self._tariff.since <= now < self._tariff.until:
+                self._tariff = tariff_at(self._settings.tariffs, now)
+            tariff = self._tariff
             cost = 0 if max_cost is None else max_cost(tariff)
             reservation = Reservation(request_id(), account.id, cost, tariff)
-            decision = await self._decide(app, limits, user, reservation)
+            arrival = estimate + self._arrival_ms if estimate else FOREVER
+            decision = await self._decide(app, limits, user, reservation, sent, min(arrival, tariff.until))
             if decision.verdict != "late":
                 self._clock.learn(decision.now)
                 return self._admitted(decision, reservation, app, user, limits)
             self._clock.reset(decision.now)
         raise BackboneUnavailable
 
-    async def _decide(self, app: App, limits: Limits, user: str, reservation: Reservation) -> Decision:
-        sent = time.monotonic()
+    async def _decide(
+        self, app: App, limits: Limits, user: str, reservation: Reservation, sent: float, deadline: int
+    ) -> Decision:
+        """`sent` is now, in monotonic seconds, and `deadline` is in milliseconds of Redis's clock."""
         try:
             return await scripts.admit(
                 self._store,
@@ -176,7 +186,7 @@ class Admission:
                 reservation.max_cost,
                 reservation=reservation.id,
                 life=self._life,
-                deadline=min(self._clock.at(sent + self._arrival) or FOREVER, reservation.tariff.until),
+                deadline=deadline,
             )
         except NotReplicated:
             self._settle_later(PendingSettlement(reservation, 0))
@@ -205,10 +215,10 @@ class Admission:
         if not max_cost:
             return Admitted(None, headers, uses)
         payer = "" if limits.user_cap is None else user_hash(user)
-        record = ReservationRecord(
+        reservation.record = ReservationRecord(
             reservation.account, decision.day, max_cost, decision.now + self._life, app.id, payer
         )
-        return Admitted(msgspec.structs.replace(reservation, record=record), headers, uses)
+        return Admitted(reservation, headers, uses)
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
         """Ends the reservation at `cost` nano-euro; 0 releases it. Raises no error of Redis.
@@ -227,27 +237,27 @@ class Admission:
     async def _write(self, reservation: Reservation, cost: int) -> None:
         settlement = await self._send(self._store, reservation, cost)
         self._metrics.add_settled(settlement.nano_euro)
-        self._recent.append((time.monotonic(), PendingSettlement(reservation, cost)))
+        self._recent.append((time.monotonic(), reservation, cost))
         # A reservation without a record had no answer to its admission, which most likely never arrived.
         if reservation.record is not None and settlement.outcome in ("recovered", "unknown"):
             self._metrics.lost_reservations.inc()
             event = "settlement.recovered" if settlement.outcome == "recovered" else "settlement.lost"
             logger.error(event, reservation=reservation.id, nano_euro=cost)
 
-    async def _send(self, store: Store, reservation: Reservation, cost: int) -> Settlement:
-        return await scripts.settle(store, partition_tag(reservation.account), reservation.id, cost, reservation.record)
+    def _send(self, store: Store, reservation: Reservation, cost: int) -> Awaitable[Settlement]:
+        return scripts.settle(store, partition_tag(reservation.account), reservation.id, cost, reservation.record)
 
     async def repeat_recent(self) -> None:
         """Repeats the settlements that a replaced server confirmed. Runs for the life of the process."""
         while True:
             await self._replaced.wait()
             self._replaced.clear()
-            recent = [settled for at, settled in self._recent if at > time.monotonic() - RECENT_SECONDS]
+            since = time.monotonic() - RECENT_SECONDS
+            recent = [(reservation, cost) for at, reservation, cost in self._recent if at > since]
             for n in range(0, len(recent), REPEAT_BATCH):
-                await asyncio.gather(*map(self._repeat, recent[n : n + REPEAT_BATCH]))
+                await asyncio.gather(*(self._repeat(*settled) for settled in recent[n : n + REPEAT_BATCH]))
 
-    async def _repeat(self, settled: PendingSettlement) -> None:
-        reservation, cost = settled.reservation, settled.cost
+    async def _repeat(self, reservation: Reservation, cost: int) -> None:
         settlement = await self._send(patient(self._store), reservation, cost)
         if settlement.outcome in ("settled", "recovered"):
             logger.warning("settlement.repeated", reservation=reservation.id, nano_euro=cost)
