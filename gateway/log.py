@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -186,7 +187,7 @@ class RequestLine(msgspec.Struct, kw_only=True, gc=False):
     provider_status: int | None = None  # the status of the provider's answer; None if there was no answer
     event: str = "request"
     level: str = "info"
-    timestamp: datetime.datetime = msgspec.field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    timestamp: datetime.datetime = msgspec.field(default_factory=partial(datetime.datetime.now, datetime.UTC))
 
 
 def write_request_line(line: RequestLine) -> None:

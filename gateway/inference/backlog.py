@@ -6,8 +6,6 @@ many accounts are at their limit, another one finds room. No model's answer is l
 most tokens that a request may ask for. If one is, its provider is slowed down.
 """
 
-from collections import deque
-
 TOTAL_BYTES = 67_108_864  # in a process
 ANSWER_BYTES = 2_097_152  # of one answer
 PIECE_BYTES = 16_384  # that are sent at once, unless one event is longer
@@ -43,7 +41,7 @@ class Backlog:
 
     def __init__(self, backlogs: Backlogs, account: str) -> None:
         self._all, self._account = backlogs, account
-        self._pieces: deque[bytearray] = deque()
+        self._pieces: list[bytearray] = []  # few; an empty deque would be a twentieth of a stream's memory
         self._size = 0  # bytes
 
     def __len__(self) -> int:
@@ -62,12 +60,13 @@ class Backlog:
 
     def next_piece(self) -> bytes:
         """Removes and returns the next piece. It never splits the data of one `add`."""
-        piece = bytes(self._pieces.popleft())
+        piece = bytes(self._pieces.pop(0))
         self._size -= len(piece)
         self._all.release(self._account, len(piece))
         return piece
 
     def clear(self) -> None:
-        self._pieces.clear()
-        self._all.release(self._account, self._size)
-        self._size = 0
+        if self._size:
+            self._pieces.clear()
+            self._all.release(self._account, self._size)
+            self._size = 0
