@@ -34,6 +34,9 @@ USAGE_SECONDS = 5.0  # for which the usage may follow the finish reason
 IDLE_SECONDS = 4.0  # for which a connection is kept without a request; vLLM's and uvicorn's servers close it after 5
 DRAIN_SECONDS = 1.0  # for which the HTTP message may continue after its answer is complete
 
+_HEADERS = frozenset(
+    {b"content-length", b"transfer-encoding", b"retry-after", b"retry-after-ms", b"keep-alive", b"content-encoding"}
+)  # that this module reads
 _KEEP_ALIVE_HINT = re.compile(rb"timeout *= *([0-9]{1,6})", re.IGNORECASE)
 _SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
@@ -151,15 +154,21 @@ class Stream:
         self._silence = 0.0
         answer = self.answer
         if self._waiter is not None and self._pending is None and answer.received and self.status == 200:
-            texts = None if self.forward is None else answer.read_texts()
-            deltas = answer.read() if texts is None else []
-            if self.forward is None or answer.complete:  # the relay sends it, with the end
-                self._pending = deltas or None
-            elif out := self.format.chunks(deltas) if texts is None else self.format.texts(texts):
-                if self.forward(out):
+            forward = self.forward
+            if forward is not None and (texts := answer.read_texts()) is not None:
+                if forward(self.format.texts(texts)):
                     self.unsent = 0.0
                 else:
-                    self._pending = deltas or deltas_of(texts or [])
+                    self._pending = deltas_of(texts)
+            else:
+                deltas = answer.read()
+                if forward is None or answer.complete:  # the relay sends it, with the end
+                    self._pending = deltas or None
+                elif out := self.format.chunks(deltas):
+                    if forward(out):
+                        self.unsent = 0.0
+                    else:
+                        self._pending = deltas
             if not (self._pending or answer.complete or answer.eof or answer.failure is not None):
                 return
         elif answer.unread > HIGH_WATER_BYTES:
@@ -398,9 +407,9 @@ class ProviderConnection(asyncio.Protocol):
             self._reusable = False  # a second answer, without a request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._ended:
-            return
         lower = name.lower()
+        if lower not in _HEADERS or self._ended:
+            return
         if lower in (b"content-length", b"transfer-encoding"):
             self._framed = True
         elif lower in (b"retry-after", b"retry-after-ms"):

@@ -27,7 +27,7 @@ from gateway.inference.provider.dialects import (
     join_surrogates,
     read_leniently,
 )
-from gateway.inference.provider.errors import ProviderSignal, classify, error_status, is_error
+from gateway.inference.provider.errors import COMPLETION, ProviderSignal, classify, error_status, is_error
 from gateway.log import origin_of
 from gateway.settings.prices import Usage
 
@@ -59,7 +59,7 @@ class ReportedUsage(msgspec.Struct):
     def total(self) -> int:
         """The total, in which some providers count reasoning that they leave out of the completion. 0 without one."""
         total = self.total_tokens
-        return int(total) if isinstance(total, int | float) and not total % 1 else 0
+        return int(total) if isinstance(total, (int, float)) and not total % 1 else 0
 
 
 class UsageDetails(msgspec.Struct, omit_defaults=True):
@@ -105,7 +105,7 @@ class AnswerReader:
     def __init__(self, received: list[bytes]) -> None:
         """The connection appends bytes to `received`; `read` empties it."""
         self.received = received
-        self._frame: Frame | None = None
+        self._frame: Frame | None = None  # none once there is a finish reason or a failure
         self._samples_left = _FRAME_SAMPLES
         self._rest = b""  # the start of an incomplete event
         self._begun = False  # an event was read
@@ -138,8 +138,7 @@ class AnswerReader:
     def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
         """Ends the answer, unless it has ended already."""
         if self.failure is None and not self.complete:
-            self.failure = error
-            self.signal = signal
+            self.failure, self.signal, self._frame = error, signal, None
 
     def cut(self, error: Exception, signal: ProviderSignal | None = None) -> None:
         """Ends the answer where its bytes break off. With a finish reason it is complete."""
@@ -161,7 +160,7 @@ class AnswerReader:
     def read_texts(self) -> list[bytes] | None:
         """Reads the texts of all received events as JSON. Returns None and reads nothing if one is not in the frame."""
         frame = self._frame
-        if frame is None or self._rest or self.complete or self.failure is not None or self.finish or self._half:
+        if frame is None or self._rest or self._half:
             return None
         before, after = frame.before, frame.after
         first, last = len(before) - 1, 1 - len(after)
@@ -219,7 +218,7 @@ class AnswerReader:
                 self._read_event(event[6:], deltas)
             else:
                 self._read_fields(event, deltas)
-        if self.eof:
+        if self.eof and not self.complete:
             self._end()
 
     def _normalize_newlines(self, data: bytes) -> bytes:
@@ -238,13 +237,14 @@ class AnswerReader:
             self._read_event(event, deltas)
 
     def _read_event(self, data: bytes, deltas: list[Delta]) -> None:
-        if len(data) <= _WORD_BYTES:
+        length = len(data)
+        if length <= _WORD_BYTES:
             word = data.strip()
             if word == b"[DONE]":
                 return self._end()
             if word in KEEP_ALIVES:
                 return None
-        if len(data) > EVENT_BYTES:
+        if length > EVENT_BYTES:
             return self.reject()
         lenient = False
         try:
@@ -302,12 +302,12 @@ class AnswerReader:
 
     def _read_finish(self, choice: Choice, deltas: list[Delta]) -> None:
         given = (choice.finish_reason or "").lower()
-        if is_given(choice.error):
+        if choice.error and is_given(choice.error):
             given = BROKEN
         if given in ("", "null"):
             return
         self.unknown_finish = given not in FINISH
-        self.finish = FINISH.get(given, STOP)
+        self.finish, self._frame = FINISH.get(given, STOP), None
         if self._half:
             self._half = ""
             deltas.append(Delta(content="\ufffd"))
@@ -323,20 +323,24 @@ class AnswerReader:
     def _read_usage(self, raw: msgspec.Raw) -> None:
         # The last valid report counts. One with a negative or fractional number of tokens is ignored. A huge number is
         # reduced, because floats, JSON readers or Redis may not hold it; it costs more than any reservation anyway.
-        if bytes(raw) == b"null":
+        text = bytes(raw)
+        if text == b"null":
             return
-        with contextlib.suppress(*_INVALID):
-            reported = _decode_usage(raw)
-            into, out = reported.prompt_tokens, reported.completion_tokens
-            if into < 0 or out < 0 or into % 1 or out % 1:
-                return
-            into, out = int(into), max(int(out), reported.total - int(into))
-            if self._reported is not None and not (into or out):
-                return
-            details = _read_details(raw) if b"_details" in bytes(raw) else None
-            self._reported = Usage(min(into, MAX_REPORTED_TOKENS), min(out, MAX_REPORTED_TOKENS), details)
-            reasoning = (details or {}).get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-            self.inconsistent_usage = out > reported.completion_tokens or reasoning > out
+        try:
+            reported = _decode_usage(text)
+        except _INVALID:
+            return
+        into, out = reported.prompt_tokens, reported.completion_tokens
+        if into < 0 or out < 0 or into % 1 or out % 1:
+            return
+        into, out = int(into), max(int(out), reported.total - int(into))
+        if self._reported is not None and not (into or out):
+            return
+        details, reasoning = None, 0
+        if b"_details" in text and (details := _read_details(text)) is not None:
+            reasoning = details.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        self._reported = Usage(min(into, MAX_REPORTED_TOKENS), min(out, MAX_REPORTED_TOKENS), details)
+        self.inconsistent_usage = out > reported.completion_tokens or reasoning > out
 
     def _end(self) -> None:
         if self.finish is not None:
@@ -349,10 +353,10 @@ class AnswerReader:
             self.fail(ProviderFailed(), ProviderSignal.FAILED)
         elif self.failure is None:
             self.complete = True
-            self.signal = ProviderSignal.COMPLETION
+            self.signal = COMPLETION
 
 
-def _read_details(usage: msgspec.Raw) -> dict[str, dict[str, int]] | None:
+def _read_details(usage: bytes) -> dict[str, dict[str, int]] | None:
     """Returns the details of a usage, as callers get them. None if there are none, or they are not numbers."""
     with contextlib.suppress(*_INVALID):
         return msgspec.to_builtins(_decode_details(usage)) or None
