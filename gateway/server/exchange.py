@@ -30,11 +30,13 @@ class HttpExchange:
         "more_body",
         "scope",
         "started",
+        "task",
         "waiter",
     )
 
     def __init__(self, connection: Any, scope: dict[str, Any], keep_alive: bool, expects_continue: bool) -> None:
         self.connection, self.scope = connection, scope
+        self.task: Any = None  # that runs the application
         self.body = bytearray()  # received since the application last called `receive`
         self.more_body = True  # the body is not complete
         self.has_news = False  # some of the body, or its end, has arrived

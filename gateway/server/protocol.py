@@ -415,9 +415,8 @@ class HttpConnection(asyncio.Protocol):
         if exchange.fault:
             exchange.abandon()
             return self._answer_and_close(exchange.fault)
-        task = self.loop.create_task(self._run(exchange))
-        self.server_state.tasks.add(task)
-        task.add_done_callback(self.server_state.tasks.discard)
+        exchange.task = self.loop.create_task(self._run(exchange))
+        self.server_state.tasks.add(exchange.task)
 
     async def _run(self, exchange: HttpExchange) -> None:
         fault = "the application sent no complete response"
@@ -425,6 +424,8 @@ class HttpConnection(asyncio.Protocol):
             await self.app(exchange.scope, exchange.receive, exchange.send)
         except Exception as error:  # its text may contain a prompt or an answer
             fault = type(error).__name__
+        finally:
+            self.server_state.tasks.discard(exchange.task)
         if exchange.complete or exchange.gone:
             return
         logger.error("request.crashed", error=fault)

@@ -1,6 +1,7 @@
 """Counters per minute, hour and day, for the operators' page and dashboards on Redis.
 
-A process counts in memory and adds the counts to Redis every two seconds, so a request costs no round trip.
+A process counts in memory and adds the counts to Redis every two seconds, so a request costs no round trip. It counts
+many requests together, which takes less time than one by one.
 
 - `{ops}:minute:<minute>`: `requests`; `code:<CODE>` for requests that ended with an error; `streams` and `ttft:<ms>`,
   streams by the time to their first token, each in the first bucket that fits (`ttft:more` above all of them);
@@ -29,8 +30,8 @@ import os
 import socket
 import time
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -64,6 +65,7 @@ logger = structlog.get_logger()
 
 FLUSH_SECONDS = 2.0  # between two flushes
 MAX_WAIT_SECONDS = 3600.0  # that a count waits for Redis
+BATCH_REQUESTS = 1_000  # that are counted together at most
 BATCH_KEYS = 50  # keys that are written together
 PROCESS_SECONDS = 15  # until a heartbeat expires
 MINUTE_KEY_SECONDS, PROVIDERS_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 2 * 86_400, 400 * 86_400
@@ -72,6 +74,9 @@ TTFT_BUCKETS_MS = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 20
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT_BUCKETS_MS), "ttft:more")
 MODEL_PREFIX = "model:"  # of the fields of a model, before its name
 TOTAL = "total"  # a member of the day's spend, beside the accounts
+
+
+Ended = tuple[str, RequestLine, RequestDetails, bool]  # of a request, with its account and whether it was admitted
 
 
 class Tally:
@@ -99,6 +104,7 @@ class Counters:
         self._store, self._streams_open, self._clock = store, streams_open, clock
         self._max_wait_seconds = max_wait_seconds
         self._usage = UsageRecorder(store, on_drop)
+        self._ended: list[Ended] = []  # in the present minute, not counted yet
         self._tallies: dict[str, Tally] = {}
         self._minute = -1
         self._minute_counts: defaultdict[str, int]
@@ -124,43 +130,46 @@ class Counters:
         minute = int(self._clock()) // 60
         if minute != self._minute:
             self._start_minute(minute)
-        counts, hour_counts = self._minute_counts, self._hour_counts
-        counts["requests"] += 1
-        hour_counts["requests"] += 1
-        if line.code:
-            counts[f"code:{line.code}"] += 1
-            hour_counts[f"code:{line.code}"] += 1
-        bucket = None if line.ttft_ms is None else TTFT_FIELDS[bisect_left(TTFT_BUCKETS_MS, line.ttft_ms)]
-        if bucket is not None:
-            counts["streams"] += 1
-            counts[bucket] += 1
-        if admitted:
-            prefix = f"{MODEL_PREFIX}{line.model}:"
-            counts[prefix + "requests"] += 1
-            if line.code in PROVIDER_FAULT_CODES:
-                counts[prefix + "errors"] += 1
-            if bucket is not None:
-                counts[prefix + bucket] += 1
-        if line.input_tokens is not None and line.output_tokens is not None:
-            counts["inputTokens"] += line.input_tokens
-            counts["outputTokens"] += line.output_tokens
-        if line.nano_euro:
-            counts["settled"] += line.nano_euro
-            hour_counts["settled"] += line.nano_euro
-            self._day_spend[account] += line.nano_euro
-            self._day_spend[TOTAL] += line.nano_euro
-            self.spenders.add(account)
-        for attempt in details.attempts:
-            self._provider_counts[f"{attempt.provider}:attempts"] += 1
-        for failed in details.attempts[:-1]:
-            self._provider_counts[f"{failed.provider}:failovers"] += 1
         if account:
             self._usage.add_request(account, line, details)
-        if details.attempts:
-            count_line(self._day_by_provider, ("", details.attempts[-1].provider, line.model), line)
+        if line.nano_euro:
+            self.spenders.add(account)
+        self._ended.append((account, line, details, admitted))
+        if len(self._ended) >= BATCH_REQUESTS:
+            self._count_ended()
+
+    def _count_ended(self) -> None:
+        """Counts the requests of the present minute that ended since the last call."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        by_model: defaultdict[str, list[RequestLine]] = defaultdict(list)  # the admitted ones
+        tried: list[str] = []  # providers
+        failed: list[str] = []
+        spend = self._day_spend
+        for account, line, details, admitted in ended:
+            if admitted:
+                by_model[line.model].append(line)
+            if line.nano_euro:
+                spend[account] += line.nano_euro
+                spend[TOTAL] += line.nano_euro
+            if attempts := details.attempts:
+                providers = [attempt.provider for attempt in attempts]
+                tried += providers
+                failed += providers[:-1]
+                count_line(self._day_by_provider, ("", providers[-1], line.model), line)
+        _add(self._provider_counts, {f"{name}:attempts": number for name, number in Counter(tried).items()})
+        _add(self._provider_counts, {f"{name}:failovers": number for name, number in Counter(failed).items()})
+        lines = [line for _, line, _, _ in ended]
+        outcomes = _count_outcomes(lines)
+        _add(self._hour_counts, outcomes)
+        _add(self._minute_counts, outcomes | _count_tokens(lines))
+        for model, requests in by_model.items():
+            _add(self._minute_counts, _count_for_model(f"{MODEL_PREFIX}{model}:", requests))
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""
+        self._count_ended()
         moment = time.gmtime(minute * 60)
         self._minute = minute
         hour = time.strftime("%Y-%m-%dT%H", moment)
@@ -193,9 +202,9 @@ class Counters:
                 await self._write_heartbeat()
             except BackboneUnavailable as error:
                 logger.debug("counters.waiting", error=code_of(error.__cause__))
-                self._tally_providers()
                 self._drop_old()
                 return False
+            self._count_ended()
             self._tally_providers()
             tallies = [tally for tally in self._tallies.values() if tally.counts]
             self._tallies, self._by_provider, self._minute = {}, {}, -1
@@ -231,6 +240,8 @@ class Counters:
         self._drop_old()
 
     def _drop_old(self) -> None:
+        self._count_ended()
+        self._tally_providers()
         oldest = time.monotonic() - self._max_wait_seconds
         self._tallies = {key: tally for key, tally in self._tallies.items() if tally.began >= oldest}
         self._usage.drop_old(oldest)
@@ -256,6 +267,48 @@ class Counters:
                 pipe.srem(PROCESSES_KEY, self._id)
                 pipe.delete(process_key(self._id))
                 await pipe.execute()
+
+
+def _add(counts: defaultdict[str, int], more: Mapping[str, int]) -> None:
+    """Adds what is not zero."""
+    for name, number in more.items():
+        if number:
+            counts[name] += number
+
+
+def _count_outcomes(lines: Sequence[RequestLine]) -> dict[str, int]:
+    """Returns the fields that a minute and an hour have."""
+    codes = Counter(line.code for line in lines)
+    del codes[""]
+    settled = sum([line.nano_euro for line in lines])
+    return {"requests": len(lines), "settled": settled, **{f"code:{code}": number for code, number in codes.items()}}
+
+
+def _count_tokens(lines: Sequence[RequestLine]) -> dict[str, int]:
+    used = [
+        (line.input_tokens, line.output_tokens)
+        for line in lines
+        if line.input_tokens is not None and line.output_tokens is not None
+    ]
+    first = _count_first_tokens(lines)
+    return {
+        "inputTokens": sum([into for into, _ in used]),
+        "outputTokens": sum([out for _, out in used]),
+        "streams": first.total(),
+        **first,
+    }
+
+
+def _count_for_model(prefix: str, lines: Sequence[RequestLine]) -> dict[str, int]:
+    errors = sum([line.code in PROVIDER_FAULT_CODES for line in lines])
+    first = {prefix + bucket: number for bucket, number in _count_first_tokens(lines).items()}
+    return {prefix + "requests": len(lines), prefix + "errors": errors, **first}
+
+
+def _count_first_tokens(lines: Sequence[RequestLine]) -> Counter[str]:
+    """Returns the number of streams in each bucket of the time to their first token."""
+    times = [line.ttft_ms for line in lines if line.ttft_ms is not None]
+    return Counter([TTFT_FIELDS[bisect_left(TTFT_BUCKETS_MS, time)] for time in times])
 
 
 class ProviderCounts(NamedTuple):

@@ -31,7 +31,7 @@ class BulkHistogram(Histogram):
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         self._sum.inc(sum(amounts))
-        buckets = collections.Counter(bisect_left(self._upper_bounds, amount) for amount in amounts)
+        buckets = collections.Counter(map(partial(bisect_left, self._upper_bounds), amounts))
         for bucket, observations in buckets.items():
             self._buckets[bucket].inc(observations)
 
