@@ -325,8 +325,9 @@ class Inference:
             input_tokens=usage.input if usage else None,
             output_tokens=usage.output if usage else None,
             nano_euro=request.nano_euro,
-            ttft_ms=None if ttft is None else _to_ms(ttft),
-            duration_ms=_to_ms(now - request.began),
+            # One decimal, without `round`, which takes six times as long to find it.
+            ttft_ms=None if ttft is None else round(ttft * 10_000) / 10,
+            duration_ms=round((now - request.began) * 10_000) / 10,
             provider_status=(request.stream.status or None) if request.stream is not None else None,
         )
         self._metrics.queue_request(line, admitted=request.admitted)
@@ -339,11 +340,6 @@ class Inference:
         write_request_line(line)
         if self._traces is not None:
             self._traces.finish(request)
-
-
-def _to_ms(seconds: float) -> float:
-    """Returns milliseconds with one decimal, in a sixth of the time that `round` takes to find decimals."""
-    return round(seconds * 10_000) / 10
 
 
 def _bearer_token(authorization: bytes | None) -> bytes:

@@ -146,6 +146,7 @@ class Exchange:
 
     __slots__ = (
         "_began",
+        "_changes",
         "_completion",
         "_failed",
         "_failed_at",
@@ -181,6 +182,7 @@ class Exchange:
         self._permit: Permit | None = None
         self._stream: Stream | None = None
         self._trial = False  # it tries an unhealthy provider
+        self._changes = 0  # of the availability, when the provider was chosen
         self._began: float | None = None  # when the first attempt was sent
         self._started = 0.0
         # The attempts before.
@@ -220,6 +222,7 @@ class Exchange:
 
     async def _choose(self) -> None:
         """Takes a permit of the first provider that has one, or waits for one of any. Raises BackboneUnavailable."""
+        self._changes = self._upstream.availability.changes
         choice = self._upstream.providers.choose(self._completion.model)
         if choice.on_trial and not self._tried and await self._take_trial(choice.on_trial):
             return
@@ -325,6 +328,8 @@ class Exchange:
             return InferenceDisabled()
         if self._request.is_gone:
             return ClientGone()
+        if availability.changes == self._changes:
+            return None
         try:
             return None if availability.is_enabled(provider.name) else _Disabled()
         except BackboneUnavailable as error:

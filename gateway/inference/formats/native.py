@@ -87,8 +87,9 @@ class Native:
         """Does nothing: this format names the model at the end."""
 
     def chunks(self, deltas: list[Delta]) -> bytes:
-        texts = [delta.content or delta.refusal for delta in deltas]
-        return b"".join([b'data: {"token":%b}\n\n' % encode(text) for text in texts if text])
+        return b"".join(
+            [b'data: {"token":%b}\n\n' % encode(text) for delta in deltas if (text := delta.content or delta.refusal)]
+        )
 
     def texts(self, texts: list[bytes]) -> bytes:
         return b'data: {"token":%b}\n\n' % b'}\n\ndata: {"token":'.join(texts)

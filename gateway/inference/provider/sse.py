@@ -48,6 +48,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
     before: bytes
     after: bytes
+    text: slice  # of the event, with both quotation marks
 
 
 class ReportedUsage(msgspec.Struct):
@@ -162,14 +163,13 @@ class AnswerReader:
         frame = self._frame
         if frame is None or self._rest or self._half:
             return None
-        before, after = frame.before, frame.after
-        first, last = len(before) - 1, 1 - len(after)
+        before, after, place = frame.before, frame.after, frame.text
         texts, produced = [], 0
         try:
             for event in self.received:
                 if not (event.startswith(before) and event.endswith(after)):
                     return None
-                text = event[first:last]
+                text = event[place]
                 length = len(_decode_text(text))
                 if not length:
                     return None
@@ -381,7 +381,8 @@ def _frame_of(data: bytes, text: str) -> Frame | None:
         return None
     if other.choices != [Choice(Delta(content=_OTHER_TEXT))]:
         return None
-    return Frame(b'data: %b"' % before, b'"%b\n\n' % after)
+    head, tail = b'data: %b"' % before, b'"%b\n\n' % after
+    return Frame(head, tail, slice(len(head) - 1, 1 - len(tail)))
 
 
 def _fields_of(event: bytes) -> tuple[bytes, bytes]:
