@@ -12,6 +12,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
+import platform
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -256,6 +261,20 @@ def _spread(values: Sequence[float], digits: int | None = None) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
+def _circumstances(against: str | None) -> str:
+    """Says what was measured, when and where."""
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    commits = f"{_describe(None)}, before: {_describe(against)}" if against else _describe(None)
+    model = processor[1] if processor else platform.machine()
+    return f"{_today()}, {commits}, Python {platform.python_version()}, {os.cpu_count()} cores of {model}"
+
+
+def _describe(commit: str | None) -> str:
+    """Returns the short name of a commit, or of the one that is checked out, with a mark if files have changed."""
+    command = ["git", "describe", "--always", "--exclude=*", *([commit] if commit else ["--dirty"])]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+
+
 def _today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
@@ -285,7 +304,7 @@ def main() -> int:
     with Rig(options.gateway, options.cluster, options.against) as rig:
         bench = Bench(rig, names, options.runs, targets, options.together)
         bench.run()
-    print(bench.table(), bench.quiet_runs(), sep="\n\n")
+    print(_circumstances(options.against), bench.table(), bench.quiet_runs(), sep="\n\n")
     return int(bench.errors() > 0 or not bench.money_agrees)
 
 
