@@ -113,8 +113,8 @@ class Service:
         self.exporter_port = free_port()
 
     async def firing(self) -> set[str]:
-        with contextlib.suppress(httpx.TransportError):
-            found = (await self.prometheus.get("/api/v1/alerts")).json()["data"]["alerts"]
+        with contextlib.suppress(httpx.HTTPError):  # it answers 503 while it starts
+            found = (await self.prometheus.get("/api/v1/alerts")).raise_for_status().json()["data"]["alerts"]
             return {alert["labels"]["alertname"] for alert in found if alert["state"] == "firing"}
         return {"no answer"}
 
