@@ -4,6 +4,7 @@ Reservations and their leases do not expire either, and leak nevertheless, becau
 """
 
 import re
+from typing import Any
 
 import redis
 
@@ -26,7 +27,7 @@ def find_keys(client: redis.Redis, *words: str, lasting: bool = False) -> dict[s
 
     `lasting`: without those that expire.
     """
-    reads = {
+    reads: dict[bytes, Any] = {
         b"string": client.get,
         b"hash": client.hgetall,
         b"set": client.smembers,
