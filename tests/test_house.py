@@ -342,7 +342,7 @@ def makes_key(value: ast.expr) -> bool:
 SEALERS = {
     "gateway.accounts.app_fields": {"app", "serving"},  # the latter in the manifest of a release
     "gateway.accounts.vault": set[str](),
-    "gateway.deploys.environment": {"environment"},
+    "gateway.deploys.environment": {"environment", "preview-environment"},
     "gateway.events.notices": set[str](),  # in links, which are in no record
     "gateway.events.webhooks": {"webhook", "previous-secret"},
     "workers.builds.compiler": {"serving"},

@@ -108,7 +108,7 @@ async def test_the_operators_page(browser: Browser, gw: Gateway) -> None:
     await context.close()
 
 
-@pytest.mark.parametrize("path", ["", "/docs", "/docs/deploys", "/docs/reference"])
+@pytest.mark.parametrize("path", ["", "/docs", "/docs/deploys"])
 async def test_the_public_pages(browser: Browser, gw: Gateway, path: str) -> None:
     page = await browser.new_page()
     await page.goto(gw.address + path)
