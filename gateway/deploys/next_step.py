@@ -28,6 +28,7 @@ MISSING = re.compile(
 # pydantic names the field, in a line of its own.
 FIELD = re.compile(r"^([A-Za-z]\w*)\n +Field required \[type=missing", re.M)
 UNSETTABLE = ("PORT", "HOST", "HOME", "PATH", "DATA_DIR")  # the service sets them
+AGAIN = re.compile(r"; deploy again( later)?$")  # at the end of an error that is not the app's fault
 STEPS = {
     "build": "The log shows why the build failed. Correct it, and deploy again.",
     "health": "The release did not pass its health check; the log has its output. Correct it, and deploy again.",
@@ -48,6 +49,10 @@ def find_next_step(deploy: Deploy, log: str) -> NextStep | None:
     error = deploy.error or ""
     if error.startswith(MANIFEST):
         return NextStep(f"Correct {MANIFEST}, and deploy again.")
+    if AGAIN.search(error):
+        return NextStep(
+            "The service failed, not your app. Deploy again; if it fails again, tell the service's operators."
+        )
     if (name := find_missing_variable(f"{log}\n{error}")) is not None:
         text = f"The log says that the variable {name} is missing. Set it, and deploy again."
         return NextStep(text, f"capsule env set {deploy.app} {name}", name)

@@ -99,6 +99,8 @@ def test_the_next_step() -> None:
         "build: x": "why the build failed",
         "health: x": "health check",
         "canary: x": "while visitors used it",
+        "build: the disk of the service is full; deploy again later": "tell the service's operators",
+        "health: an internal error occurred in what serves the apps; deploy again": "tell the service's operators",
         "capsule.toml, line 3: KeyError: 'TOKEN'": "Correct capsule.toml",
     }
     for error, text in steps.items():
