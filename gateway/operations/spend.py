@@ -38,7 +38,7 @@ class AccountSpendRow(msgspec.Struct):
 ACCOUNT_COLUMNS = AccountSpendRow.__struct_fields__
 
 
-class AccountName(msgspec.Struct):
+class NamedAccount(msgspec.Struct):
     """What a report reads of an account's record."""
 
     name: str
@@ -76,4 +76,4 @@ async def _add_names(store: Store, rows: list[AccountSpendRow]) -> None:
     for n in range(0, len(rows), PAGE):
         page = [row for row in rows[n : n + PAGE] if row.account]
         for row, record in zip(page, await store.get_all([account_key(row.account) for row in page]), strict=True):
-            row.accountName = msgspec.json.decode(record, type=AccountName).name if record else ""
+            row.accountName = msgspec.json.decode(record, type=NamedAccount).name if record else ""

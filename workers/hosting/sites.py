@@ -27,7 +27,7 @@ from gateway.deploys.serving import Records
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
-from gateway.loops import every, raise_descriptor_limit
+from gateway.loops import every, raise_descriptor_limit, until
 from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
@@ -162,8 +162,10 @@ async def listen(settings: Settings) -> socket.socket:
     host, _, wanted = settings.apps_listen.rpartition(":")
     choices = [int(wanted), *([0] if settings.allow_private_addresses else [])]
     waiting = False
-    reason = ""
-    while True:
+
+    async def try_to_listen() -> socket.socket | None:
+        nonlocal waiting
+        reason = ""
         for choice in choices:
             try:
                 return caddy.open_listener(host.strip("[]"), choice)
@@ -173,7 +175,11 @@ async def listen(settings: Settings) -> socket.socket:
             action = "free the address, or set GATEWAY_APPS_LISTEN"
             logger.error("sites.port_taken", address=settings.apps_listen, reason=reason, action=action)
         waiting = True
-        await asyncio.sleep(RETRY_SECONDS)
+        return None
+
+    listener = await until(try_to_listen, RETRY_SECONDS)
+    assert listener is not None
+    return listener
 
 
 class CrashReporter:
