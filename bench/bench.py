@@ -301,10 +301,11 @@ def main() -> int:
     targets = ["nginx", *([] if options.no_rust else ["rust"]), *(["against"] if options.against else []), "gateway"]
     targets += [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
     targets += FORMATS if options.formats else []
+    circumstances = _circumstances(options.against)
     with Rig(options.gateway, options.cluster, options.against) as rig:
         bench = Bench(rig, names, options.runs, targets, options.together)
         bench.run()
-    print(_circumstances(options.against), bench.table(), bench.quiet_runs(), sep="\n\n")
+    print(circumstances, bench.table(), bench.quiet_runs(), sep="\n\n")
     return int(bench.errors() > 0 or not bench.money_agrees)
 
 

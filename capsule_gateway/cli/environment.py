@@ -74,7 +74,10 @@ def env_set(app: str, name: str, source: Path | None, preview: bool, no_value: b
         values: dict[str, Any] = {**_read_file(source)}
     else:
         values = {name: False if no_value else _read_value(name)}
-    open_service().send("PUT", path("account", "apps", app, "env"), values, **_query(preview))
+    service, address = open_service(), path("account", "apps", app, "env")
+    if preview:
+        _list_rows(service, address, preview)  # refuses to set the live values at an older service
+    service.send("PUT", address, values, **_query(preview))
     done = "Kept {} out of" if no_value else "Set {} for"
     show_line(
         {"set": [*values]}, f"{done.format(', '.join(values))} {_name(app, preview)}, effective from the next deploy."
@@ -89,7 +92,7 @@ def env_set(app: str, name: str, source: Path | None, preview: bool, no_value: b
 def env_remove(app: str, names: tuple[str, ...], preview: bool) -> None:
     """Remove variables from APP. If one of them is not set, none is removed."""
     service, address = open_service(), path("account", "apps", app, "env")
-    present = [row["name"] for row in service.list_rows(address, **_query(preview)) if row.get("inPreviews") != "same"]
+    present = [row["name"] for row in _list_rows(service, address, preview) if row.get("inPreviews") != "same"]
     if missing := [name for name in names if name not in present]:
         lack = f"previews of {app} have no value of their own for" if preview else f"{app} has no variable"
         raise ServiceRefusal(f"{lack} {missing[0]}{suggest(missing[0], present)}; nothing was removed")
@@ -97,6 +100,14 @@ def env_remove(app: str, names: tuple[str, ...], preview: bool) -> None:
     show_line(
         {"removed": [*names]}, f"Removed {', '.join(names)} from {_name(app, preview)}, effective from the next deploy."
     )
+
+
+def _list_rows(service: Service, address: str, preview: bool) -> list[dict[str, Any]]:
+    """Refuses to go on at an older service, which takes the live values for those of previews."""
+    rows = service.list_rows(address, **_query(preview))
+    if preview and any("inPreviews" not in row for row in rows):
+        raise ServiceRefusal("this service has no values for previews yet; nothing was changed")
+    return rows
 
 
 def _query(preview: bool) -> dict[str, Any]:

@@ -132,12 +132,15 @@ def _decode(record: str) -> Variables:
 
 def _check_size(variables: Mapping[str, Variable]) -> None:
     if len(variables) > MAX_VARIABLES:
-        raise RequestMalformed(f"An app has at most {MAX_VARIABLES} variables; remove some first.")
+        raise RequestMalformed(
+            f"An app has at most {MAX_VARIABLES} variables, and as many that differ in previews; remove some first."
+        )
     if sum(variable.bytes for variable in variables.values()) > TOTAL_BYTES:
         raise _too_large()
 
 
 def _too_large() -> RequestMalformed:
     return RequestMalformed(
-        f"The names and values of an app's variables can have at most {TOTAL_BYTES // 1024} KiB in total."
+        f"The names and values of an app's variables can have at most {TOTAL_BYTES // 1024} KiB in total, "
+        "and what differs in previews as much again."
     )

@@ -28,7 +28,8 @@ MISSING = re.compile(
 # pydantic names the field, in a line of its own.
 FIELD = re.compile(r"^([A-Za-z]\w*)\n +Field required \[type=missing", re.M)
 UNSETTABLE = ("PORT", "HOST", "HOME", "PATH", "DATA_DIR")  # the service sets them
-AGAIN = re.compile(r"; deploy again( later)?$")  # at the end of an error that is not the app's fault
+# What ends an error that is not the app's fault, unless the deploy has kept the data in a snapshot.
+AGAIN = re.compile(r"[;:] (deploy|try) again( later)?\.?($|; the data from before)|; tell the operator\b")
 STEPS = {
     "build": "The log shows why the build failed. Correct it, and deploy again.",
     "health": "The release did not pass its health check; the log has its output. Correct it, and deploy again.",
@@ -54,8 +55,10 @@ def find_next_step(deploy: Deploy, log: str) -> NextStep | None:
             "The service failed, not your app. Deploy again; if it fails again, tell the service's operators."
         )
     if (name := find_missing_variable(f"{log}\n{error}")) is not None:
-        text = f"The log says that the variable {name} is missing. Set it, and deploy again."
-        return NextStep(text, f"capsule env set {deploy.app} {name}", name)
+        # In previews, the variable may have another value than live, or none.
+        where, option = (" for previews", " --preview") if deploy.kind == "preview" else ("", "")
+        text = f"The log says that the variable {name} is missing. Set it{where}, and deploy again."
+        return NextStep(text, f"capsule env set {deploy.app} {name}{option}", name)
     return NextStep(STEPS.get(error.partition(":")[0], STEPS["build"]))
 
 

@@ -49,6 +49,8 @@ class Backlog:
 
     def add(self, data: bytes) -> bool:
         """Returns False if the account has no room for the data."""
+        if not data:
+            return True
         if not self._all.reserve(self._account, len(data)):
             return False
         self._size += len(data)

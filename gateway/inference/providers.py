@@ -75,9 +75,10 @@ class Providers:
 
     def choose(self, model: str) -> Choice:
         """Returns the providers that may serve the model. Raises BackboneUnavailable."""
-        if self._chosen_at != self.availability.changes:
-            self._chosen_at = self.availability.changes
+        changes = self.availability.changes
+        if self._chosen_at != changes:
             self._chosen = {model: self._choose(model) for model in self.models}
+            self._chosen_at = changes  # only now: while the switch is in doubt, each call raises
         return self._chosen[model]
 
     def _choose(self, model: str) -> Choice:

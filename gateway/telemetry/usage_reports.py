@@ -40,7 +40,7 @@ class UsageRow(UsageCounts, kw_only=True):
 
     start: Time
     app: str | msgspec.UnsetType = msgspec.UNSET  # `*` stands for further apps
-    model: str | msgspec.UnsetType = msgspec.UNSET  # '' for requests refused before their model was known
+    model: str | msgspec.UnsetType = msgspec.UNSET  # '' for requests without a model that has a price
     provider: str | msgspec.UnsetType = msgspec.UNSET  # the last one that was asked
 
 

@@ -373,12 +373,10 @@ class Builder:
         return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
-        if is_full(error):
-            error = StorageFailed(error)
         reason = str(error)
         if not isinstance(error, DeployError):
             logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
-            reason = "an internal error occurred; deploy again"
+            reason = str(StorageFailed(error)) if is_full(error) else "an internal error occurred; deploy again"
         if (snapshot := self._snapshots.get(deploy.id)) is not None:
             reason = f"{reason}; the data from before this deploy are kept as the snapshot {snapshot}"
         log.write_line(f"Failed: {reason}")

@@ -18,6 +18,10 @@ NAME_CHARACTERS = 100  # of an error's code, type or parameter that are read
 # The code or type of a 429. Only these name a quota: a message often links to a page about quotas for a short wait.
 _QUOTA = re.compile(r"quota|billing|credit|payment|balance", re.I)
 _RATE = re.compile(r"rate_?limit", re.I)
+# The code or type of an error event without a status. Other names with such words may be about a prompt, or a fault.
+_LIMITED = re.compile(
+    r"quota|billing|rate_?limit|payment_required|(insufficient|no|low|out_of)_?(credit|balance|funds)", re.I
+)
 _ERROR_STATUS = re.compile(r"[45][0-9]{2}")
 
 _TOO_LONG = "The request is longer than the model's context; shorten the prompt, or leave out older messages."
@@ -123,5 +127,4 @@ def error_status(body: bytes) -> int:
             return int(value)
         if isinstance(value, int) and 400 <= value <= 599:
             return value
-    limited = any(_QUOTA.search(name) or _RATE.search(name) for name in _names(error, "code", "type"))
-    return 429 if limited else 500
+    return 429 if any(map(_LIMITED.search, _names(error, "code", "type"))) else 500

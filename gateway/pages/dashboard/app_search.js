@@ -10,7 +10,7 @@ let draw = () => {}; // while the dialog is open
 export const redrawAppSearch = () => draw();
 
 // `names` returns the names of the apps, and '' for all of them. `entry` makes what leads to one. It closes the dialog, and
-// Enter clicks the first.
+// Enter clicks the first of those that are searched for.
 export async function openAppSearch(label, names, entry) {
   const find = h("input", { type: "search", "aria-label": "Find an app", placeholder: "Find an app", autocomplete: "off", spellcheck: "false" });
   const list = h("ul", { class: "apps-found", onclick: ({ target }) => target.closest("a, button") && dialog.close() });
@@ -24,7 +24,7 @@ export async function openAppSearch(label, names, entry) {
   };
   find.addEventListener("input", draw);
   draw();
-  const submit = (event) => (event.preventDefault(), list.querySelector("a, button")?.click());
+  const submit = (event) => (event.preventDefault(), find.value.trim() && list.querySelector("a, button")?.click());
   const dialog = h("dialog", { class: "switch", "aria-label": label }, h("form", { role: "search", onsubmit: submit }, find), list, rest);
   await showDialog(dialog);
   draw = () => {};

@@ -53,7 +53,7 @@ async function variableTable(at, kind, signal) {
   const address = `${at}/${kind.path}`;
   const variables = h("div", { class: "stack" });
   const show = (rows) =>
-    redraw(variables, rows.filter(({ inPreviews }) => inPreviews !== "same"), (list) => variableList(list, address, show, kind));
+    redraw(variables, rows.filter(({ inPreviews }) => kind === LIVE || ["other", "none"].includes(inPreviews)), (list) => variableList(list, address, show, kind));
   show(await get(address, signal));
   return { variables, forms: may("change_variables") && [variableForm(address, show, kind), fileForm(address, show, kind)] };
 }

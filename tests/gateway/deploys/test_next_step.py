@@ -95,12 +95,24 @@ def test_the_next_step() -> None:
     step = find_next_step(failed("health: the start command ended with status 1"), "KeyError: 'TOKEN'")
     text = "The log says that the variable TOKEN is missing. Set it, and deploy again."
     assert step == NextStep(text, "capsule env set shop TOKEN", "TOKEN")
+    step = find_next_step(failed("health: the start command ended with status 1", kind="preview"), "KeyError: 'TOKEN'")
+    text = "The log says that the variable TOKEN is missing. Set it for previews, and deploy again."
+    assert step == NextStep(text, "capsule env set shop TOKEN --preview", "TOKEN"), "the live value stays"
     steps = {
         "build: x": "why the build failed",
         "health: x": "health check",
         "canary: x": "while visitors used it",
-        "build: the disk of the service is full; deploy again later": "tell the service's operators",
-        "health: an internal error occurred in what serves the apps; deploy again": "tell the service's operators",
+        **dict.fromkeys(
+            [
+                "build: the disk of the service is full; deploy again later",
+                "health: it failed; deploy again later; the data from before this deploy are kept as the snapshot s",
+                "health: an internal error occurred in what serves the apps; deploy again",
+                "health: The disk of the service is full; tell the operator, who must make room there.",
+                "health: The storage of snapshots does not answer; try again later.",
+                "health: The host with the app's data was away; try again.",
+            ],
+            "tell the service's operators",
+        ),
         "capsule.toml, line 3: KeyError: 'TOKEN'": "Correct capsule.toml",
     }
     for error, text in steps.items():

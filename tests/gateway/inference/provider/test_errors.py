@@ -116,7 +116,10 @@ def test_an_error_status_of_any_size(code: str) -> None:
         ('"code":null,"type":"billing_error"', ProviderSignal.QUOTA),
         ('"code":"rate_limited"', ProviderSignal.CONGESTED),
         ('"code":"rate_limit_exceeded","type":"insufficient_quota"', ProviderSignal.CONGESTED),
+        ('"code":"insufficient_credits"', ProviderSignal.QUOTA),
         ('"code":"server_error"', ProviderSignal.FAILED),
+        ('"type":"load_balancer_error"', ProviderSignal.FAILED),
+        ('"code":"credit_card_detected"', ProviderSignal.FAILED),
         ('"type":"insufficient_quota","status":503', ProviderSignal.FAILED),
     ],
 )
