@@ -144,10 +144,11 @@ class Registry:
                 return {}, {app_ids[0]: str(error)}
         found: dict[str, tuple[App, Account]] = {}
         damaged: dict[str, str] = {}
-        for app_id in app_ids:
-            one, fault = await self.read_intact_apps([app_id])
-            found |= one
-            damaged |= fault
+        half = len(app_ids) // 2
+        for part in (app_ids[:half], app_ids[half:]):
+            intact, faults = await self.read_intact_apps(part)
+            found |= intact
+            damaged |= faults
         return found, damaged
 
     async def list_keys(self, account_id: str) -> list[ListedKey]:

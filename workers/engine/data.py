@@ -309,7 +309,7 @@ class DataAgent:
                         await self._make_daily(app_id, account)
                 except BackboneUnavailable:
                     raise
-                except (DataError, StorageUnavailable) as error:
+                except (DataError, OSError, StorageUnavailable) as error:
                     logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
                 except Exception as error:  # one app must not stop the others
                     logger.error("data.not_tidied", app=app_id, exc_info=error)

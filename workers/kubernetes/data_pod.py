@@ -56,7 +56,7 @@ NONCE, PROOF = "Capsule-Nonce", "Capsule-Proof"  # headers
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
-    is_full: bool = False  # the error is that of a full disk
+    is_full: bool = False  # the error is that of a full disk; workers of an earlier version only know `error`
     notes: list[str] | None = None  # what the archive lacks that follows; None: none follows
 
 
@@ -158,12 +158,12 @@ class _Requests:
                 await _reply(socket, Reply())
             except DataError as error:
                 await _reply(socket, Reply(error=str(error)))
+            except (aiohttp.WSMessageTypeError, ConnectionError, TimeoutError):
+                pass  # the worker has gone, and nothing has happened
             except OSError as error:
                 if not is_full(error):
                     raise
-                await _reply(socket, Reply(is_full=True))
-            except (aiohttp.WSMessageTypeError, ConnectionError, TimeoutError):
-                pass  # the worker has gone, and nothing has happened
+                await _reply(socket, Reply(error="The disk is full.", is_full=True))
             finally:
                 archive.unlink(missing_ok=True)
         await socket.close()

@@ -1,13 +1,15 @@
 """Accounts and their keys as the registry creates them, and names that it never looks up."""
 
+import msgspec
 import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import NotFound
+from gateway.keys import app_key
 from tests.support.key_leaks import find_keys
 from tests.support.redis_servers import RedisServer
-from tests.support.registries import KEY
+from tests.support.registries import KEY, an_app
 from tests.support.stores import change_plan, opened
 
 
@@ -40,3 +42,14 @@ async def test_the_plan_of_an_unknown_account(local: Registry) -> None:
 async def test_an_invalid_name_is_never_looked_up(redis_url: str, name: str) -> None:
     async with opened("redis://127.0.0.1:1/0") as store:
         assert await Registry(store, Vault(KEY)).find_app(name) is None
+
+
+async def test_a_damaged_record_affects_no_other_app(local: Registry) -> None:
+    account, _ = await local.create_account("One", "starter")
+    names = [f"shop-{number}" for number in range(7)]
+    for name in names:
+        record = msgspec.json.encode(an_app(name, account.id, id=name))
+        await local.store.client.set(app_key(name), b"{" if name == "shop-2" else record)
+    found, damaged = await local.read_intact_apps(["none", *names])
+    assert (sorted(found), list(damaged)) == ([name for name in names if name != "shop-2"], ["shop-2"])
+    assert await local.read_intact_apps([]) == ({}, {})
