@@ -99,6 +99,32 @@ async def test_create_list_and_revoke(connect: Connect, app: App) -> None:
         assert (await call(client, HOOK, action="list", id=None)) == {"hooks": []}
 
 
+async def test_accounts_do_not_see_each_other(hosted: App) -> None:
+    gw, other = hosted.gateway, await hosted.gateway.app(hosted.backend)
+    deploy = (await publish(hosted.account, hosted.name)).json()["deployId"]
+    async with (
+        over_http()(gw.address, hosted.account.key) as ours,
+        over_http()(gw.address, other.account.key) as theirs,
+    ):
+        made = await call(ours, HOOK, action="create", app=hosted.name, name="CI")
+        gw.confidential.add(made["hook"]["url"].rpartition("/")[2])
+        assert await call(theirs, HOOK, action="list") == {"hooks": []}
+        assert "no such hook" in await refused(theirs, HOOK, action="revoke", id=made["hook"]["id"])
+        assert "no such app" in await refused(theirs, HOOK, action="create", app=hosted.name, name="CI")
+        assert len((await call(ours, HOOK, action="list"))["hooks"]) == 1
+        assert "no such app" in await refused(theirs, LOGS, app=hosted.name)
+        assert "no such app" in await refused(theirs, ENV, action="list", app=hosted.name)
+        for tool, given in (
+            (DEPLOY, {"action": "show", "id": deploy}),
+            (DEPLOY, {"action": "cancel", "id": deploy}),
+            (LOGS, {"app": other.name, "deploy": deploy}),
+        ):
+            message = await refused(theirs, tool, **given)
+            assert "no such deploy in this account" in message, (tool, given)
+            assert "NOT_FOUND" in message
+        assert (await call(ours, DEPLOY, action="show", id=deploy))["deploy"]["state"] == "queued"
+
+
 # -- service_logs --------------------------------------------------------------------------------------------
 
 
