@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.accounts.jose.jwk import MAX_TRIED, PublicKey
@@ -18,6 +19,7 @@ from gateway.outbound.client import Client
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import private_key
 from tests.fakes.server import HANG, Script
+from tests.gateway.conftest import Launch
 from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
@@ -38,6 +40,24 @@ async def test_an_app_that_used_up_its_time_serves_users_with_verified_tokens(us
         await users.verify(an_app(), token(key, "new"))
     assert await users.verify(an_app(), known) == "known"
     assert (await users.check(an_app(), token(key, "new"))).user == "new", "checks by the owner have their own time"
+
+
+async def test_a_flood_of_bad_tokens_is_limited(launch: Launch) -> None:
+    """The budget is a thousandth of the real one."""
+    rate = {"gateway.inference.auth.verification_budget.APP_RATE": 0.0001}
+    async with launch(rate) as gw, FakeAppBackend() as backend:
+        app = await gw.app(backend)
+        kid, stranger = {"kid": backend.keys["ES256"][0]}, private_key("ES256")
+
+        async def is_limited() -> httpx.Response | None:
+            response = await app.ask("x", token=app.token(secrets.token_hex(4), key=stranger, headers=kid))
+            return None if response.status_code == 401 else response
+
+        limited = await wait_until(is_limited)
+        assert "invalid" in refused(limited, 429, "TOKENS_LIMITED")["message"]
+        assert int(limited.headers["Retry-After"]) >= 1
+        assert limited.headers["RateLimit-Remaining"] == "0"
+        assert limited.headers["RateLimit-Reset"] == limited.headers["Retry-After"]
 
 
 async def test_one_token_causes_few_signature_checks() -> None:
