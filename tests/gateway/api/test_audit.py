@@ -47,6 +47,10 @@ async def test_every_writing_route_is_recorded(gw: Gateway, method: str, path: s
     assert record["operator"] == "operator"
 
 
+async def test_there_are_writing_routes() -> None:
+    assert len(writing_routes()) >= 12
+
+
 async def test_a_record_names_operator_action_target_and_outcome(launch: Launch) -> None:
     named = ",".join(f"{name}={token}" for name, token in NAMED.items())
     async with launch(GATEWAY_OPERATOR_TOKENS=named) as gw:

@@ -26,6 +26,22 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+async def test_the_whole_api_is_covered() -> None:
+    assert len(OPERATIONS) > 30
+    covered = {(method, path) for method, path, _ in OPERATIONS}
+    for known in (
+        ("PUT", "/account/webhook"),
+        ("POST", "/account/webhook/test"),
+        ("POST", "/account/apps/x/hooks"),
+        ("PUT", "/account/apps/x/source"),
+        ("GET", "/account/deliveries/x"),
+        ("POST", "/account/deliveries/x/redeliver"),
+        ("POST", "/platform/apps/x/findings"),
+        ("PUT", "/platform/inference"),
+    ):
+        assert known in covered
+
+
 WRONG = ["", "Bearer", "Bearer csk_nobody", "Bearer " + "x" * 5_000, f"Basic {OPERATOR}", OPERATOR]
 WRONG += [f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}"]
 
