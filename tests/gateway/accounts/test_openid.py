@@ -275,6 +275,13 @@ async def test_only_refusals_of_the_provider_count_as_failed_log_ins(
     assert response.status_code == (429 if 429 in statuses else 302)
 
 
+async def test_another_site_uses_up_no_attempts(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    answer = idp.grant(await begin(visitor), new_email())
+    for _ in range(12):
+        assert_page(await come_back(visitor, {"code": secrets.token_hex(8), "state": "of another site"}), 400)
+    assert (await come_back(visitor, answer)).status_code == 302
+
+
 async def test_a_callback_counts_once(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
     """Even if the provider accepts its code again, and for one of several requests at once."""
     answer = idp.grant(await begin(visitor), new_email())

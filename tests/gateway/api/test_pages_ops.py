@@ -80,6 +80,14 @@ async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, vis
     refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
 
 
+async def test_another_sites_page_opens_and_ends_no_session(visitor: Visitor) -> None:
+    evil = "http://demo.apps.localhost"
+    refused(await visitor.log_in_as_operator(Origin=evil), 403, "CSRF_REFUSED")
+    await visitor.log_in_as_operator()
+    refused(await visitor.call("DELETE", "/ops/session", Origin=evil), 403, "CSRF_REFUSED")
+    assert (await visitor.call("GET", "/platform/inference")).status_code == 200
+
+
 async def test_failed_log_ins_are_limited(visitor: Visitor) -> None:
     for n in range(FAILED_LOGINS.limit):
         refused(await visitor.log_in_as_operator(f"wrong {n}"), 401, "UNAUTHORIZED")
