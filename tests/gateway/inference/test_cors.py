@@ -70,6 +70,14 @@ async def test_the_apps_own_page_reads_errors(app: App, provider: FakeProvider) 
     refused(limited, 429, "USER_RATE_LIMITED")
 
 
+async def test_the_openai_format(app: App) -> None:
+    body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "x"}]}
+    readable(await post(app, app.origin, body, "/chat/completions"), app.origin)
+    models = await app.gateway.http.get(app.path + "/models", headers=app.headers(Origin=app.origin))
+    assert models.status_code == 200
+    readable(models, app.origin)
+
+
 async def test_without_an_origin(app: App) -> None:
     assert (await post(app, None)).status_code == 200
 

@@ -9,14 +9,14 @@ import pytest
 
 from gateway.inference.provider.pool import pause_between_sweeps
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import MODEL, ROLE, chunk, tokens
+from tests.fakes.provider import DONE, MODEL, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import PATIENCE_SECONDS, wait_until
-from tests.support.prices import cost
-from tests.support.responses import failed, refused
+from tests.support.prices import cost, max_cost
+from tests.support.responses import failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -87,6 +87,19 @@ async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provide
     assert await app.account.settled() == 0
 
 
+async def test_silence_in_the_middle(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, chunk("Gu"), HANG)
+    began = time.monotonic()
+    events = await app.events(prompt)
+    assert (text_of(events), failed(events)) == ("Gu", "PROVIDER_TIMEOUT")
+    assert await app.account.settled() == max_cost(prompt)
+    refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+    assert time.monotonic() - began < 10, "before the limit of a whole answer"
+    for asked in provider.asked(prompt):
+        await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
+
+
 async def test_keep_alives_while_waiting_for_the_first_token(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
@@ -97,6 +110,16 @@ async def test_keep_alives_while_waiting_for_the_first_token(
     assert 3 <= got.count(": keep-alive") <= (time.monotonic() - began) / 0.3 + 1
     assert next(line for line in got if line.startswith("data")) == 'data: {"token":"late"}'
     assert await app.account.settled() == cost(2, 2)
+
+
+async def test_keep_alives_between_tokens(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, chunk("a"), 1.0, chunk("b"), chunk("c"), chunk(finish="stop"), DONE)
+    got = await lines(app, prompt)
+    first, second, third = (got.index(f'data: {{"token":"{w}"}}') for w in "abc")
+    assert 1 <= second - first - 1 <= 4
+    assert set(got[first + 1 : second]) == {": keep-alive"}
+    assert third == second + 1
 
 
 async def test_keep_alives_during_reasoning(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
