@@ -112,7 +112,7 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
         assert search_files(gw.data_folder, left.words)
         data = {"GATEWAY_DATA_DIR": str(gw.data_folder)}
         async with Worker(gw.redis.url, tmp_path, "monitors", confidential=gw.confidential, constants=SOON, **data):
-            answer = await gw.platform("DELETE", f"accounts/{left.account.id}?now=true")
+            answer = await gw.platform("DELETE", f"accounts/{left.account.id}?now=True")  # as the command line does
             assert answer.status_code == 202, answer.text
             await wait_until(left.is_gone, 30)
 
