@@ -20,12 +20,13 @@ async def test_a_page(gw: Gateway, address: str) -> None:
     response = await gw.http.get(address)
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'" in response.headers["content-security-policy"]
     assert "https://api.example.com" not in response.text
     assert response.text.count("<h1") == 1
     assert not re.findall(r"<script(?! type=\"module\" src=)|\sstyle=|\son\w+=\"", response.text)
     for file in re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="([^"#]+)"', response.text):
         assert file.startswith("/"), file
+        assert (await gw.http.get(file)).status_code == 200, file
     assert (await gw.http.get(f"{address}/nothing")).status_code == 404
 
 
