@@ -11,6 +11,7 @@ import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
@@ -111,15 +112,21 @@ async def test_a_command(case: Case, service: Service, tmp_path: Path) -> None:
 
 
 async def test_the_calls_are_those_of_the_api() -> None:
-    handlers = {
-        f"{method} {re.sub('{[^}]+}', '[^/?]+', route.path_format)}([?].*)?": handler
-        for route in Front(Services(Settings(allow_private_addresses=True))).litestar.routes
+    app = Front(Services(Settings(allow_private_addresses=True))).litestar
+    paths = openapi.build(app)["paths"]
+    routes = {
+        f"{method} {re.sub('{[^}]+}', '[^/]+', route.path_format)}": (handler, operation)
+        for route in app.routes
         if isinstance(route, HTTPRoute)
         for handler in route.route_handlers
         for method in handler.http_methods
+        if (operation := paths.get(route.path_format, {}).get(method.lower()))
     }
     for call in (call for case in CASES for call in case.calls):
-        handler = next(handler for pattern, handler in handlers.items() if re.fullmatch(pattern, call.request))
+        address, _, query = call.request.partition("?")
+        handler, operation = next(found for pattern, found in routes.items() if re.fullmatch(pattern, address))
+        known = {each["name"] for each in operation.get("parameters", []) if each["in"] == "query"}
+        assert {name for name, _ in parse_qsl(query, keep_blank_values=True)} <= known, call.request
         for value, kind in ((call.body, openapi.body_type(handler)), (call.answer, openapi.response_type(handler))):
             if value is not None and kind is not None and call.status == 200:
                 msgspec.json.decode(json.dumps(value), type=kind)
