@@ -112,11 +112,16 @@ async def test_accounts_do_not_see_each_other(hosted: App) -> None:
         assert "no such hook" in await refused(theirs, HOOK, action="revoke", id=made["hook"]["id"])
         assert "no such app" in await refused(theirs, HOOK, action="create", app=hosted.name, name="CI")
         assert len((await call(ours, HOOK, action="list"))["hooks"]) == 1
-        for action in ("show", "cancel"):
-            assert "NOT_FOUND" in await refused(theirs, DEPLOY, action=action, id=deploy)
-        assert "NOT_FOUND" in await refused(theirs, LOGS, app=hosted.name)
-        assert "NOT_FOUND" in await refused(theirs, LOGS, app=other.name, deploy=deploy)
-        assert "NOT_FOUND" in await refused(theirs, ENV, action="list", app=hosted.name)
+        assert "no such app" in await refused(theirs, LOGS, app=hosted.name)
+        assert "no such app" in await refused(theirs, ENV, action="list", app=hosted.name)
+        for tool, given in (
+            (DEPLOY, {"action": "show", "id": deploy}),
+            (DEPLOY, {"action": "cancel", "id": deploy}),
+            (LOGS, {"app": other.name, "deploy": deploy}),
+        ):
+            message = await refused(theirs, tool, **given)
+            assert "no such deploy in this account" in message, (tool, given)
+            assert "NOT_FOUND" in message
         assert (await call(ours, DEPLOY, action="show", id=deploy))["deploy"]["state"] == "queued"
 
 

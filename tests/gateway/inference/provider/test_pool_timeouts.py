@@ -87,13 +87,15 @@ async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provide
     assert await app.account.settled() == 0
 
 
-async def test_silence_in_the_middle(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    app = await hasty.app(backend)
+async def test_silence_in_the_middle(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await lively.app(backend)
     prompt = provider.plays(ROLE, chunk("Gu"), HANG)
+    began = time.monotonic()
     events = await app.events(prompt)
     assert (text_of(events), failed(events)) == ("Gu", "PROVIDER_TIMEOUT")
     assert await app.account.settled() == max_cost(prompt)
     refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+    assert time.monotonic() - began < 10, "before the limit of a whole answer"
     for asked in provider.asked(prompt):
         await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
 
