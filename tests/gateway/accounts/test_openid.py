@@ -643,9 +643,7 @@ async def test_addresses_that_the_operator_trusts(
     async with gateway_with_redis(provider, tmp_path, **trusting) as gw, (visitor := Visitor(gw)).http:
         gw.confidential.add(CLIENT_SECRET)
         trusted = [each for each in REASONS.values() if each[-1] in ("no-verification", "no-userinfo")]
-        refused_ones = {
-            each[-1]: each for each in REASONS.values() if each not in trusted
-        }  # each takes an attempt
+        refused_ones = {each[-1]: each for each in REASONS.values() if each not in trusted}  # each takes an attempt
         for claims, userinfo, reason in (*trusted, *refused_ones.values()):
             email = new_email()
             idp.userinfo = {"sub": email, **(userinfo or {})}
