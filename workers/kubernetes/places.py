@@ -6,6 +6,8 @@ A Service leads to the pods of a release, or to the worker's activator (`activat
 Endpoints or its EndpointSlices, so both say the same.
 """
 
+import time
+from collections import defaultdict
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -35,6 +37,7 @@ from workers.kubernetes.pod import PodRelease
 
 # The controllers that make EndpointSlices, as their label names them.
 CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
+MIRROR_SECONDS = 5.0  # for the controller that copies Endpoints
 SERVED = ("Service", "Deployment")  # one of these kinds shows that something of an app is there
 FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
 
@@ -77,26 +80,42 @@ class ClusterPlaces:
         if not asleep:  # the cluster lists the pods there
             self._cluster.leave(("Endpoints", name))
         await self._cluster.apply(describe_service(release, asleep=asleep), *([activator] if asleep else []))
-        await self._cluster.delete(*self._list_strays(self._cluster.select(SLICE, service=name)))
+        if asleep:  # whoever calls this ends the pods next; the activator leads there too
+            ends = time.monotonic() + MIRROR_SECONDS
+            while not self._leads(name) and time.monotonic() < ends:
+                await self._cluster.next_change(1.0)
+        await self._cluster.delete(*self._list_strays(name))
 
-    def _list_strays(self, slices: Collection[Any]) -> list[Key]:
+    def _leads(self, service: str) -> bool:
+        """Returns whether the controller that a Service needs now has made an EndpointSlice that leads somewhere."""
+        right, _ = self._sort_slices(service)
+        endpoints = [endpoint for each in right for endpoint in each.endpoints or []]
+        return any((each.get("conditions") or {}).get("ready") is not False for each in endpoints)
+
+    def _list_strays(self, service: str) -> list[Key]:
         """Returns the EndpointSlices that lead elsewhere than their Service now.
 
         A controller that makes slices of pods leaves them when the Service has no selector any more, and the one that
-        makes them of Endpoints leaves its own when there is a selector.
+        makes them of Endpoints leaves its own when there is a selector. They stay until another one leads there:
+        without any, visitors would get an error.
         """
-        found = []
-        for each in slices:
-            service = self._cluster.wanted.get(("Service", each.metadata.labels[SERVICE_LABEL]))
-            if service is not None:
-                stray = FROM_ENDPOINTS if service["spec"]["selector"] else FROM_PODS
-                if each.metadata.labels.get(CONTROLLER_LABEL) == stray:
-                    found.append((SLICE, each.metadata.name))
-        return found
+        _, strays = self._sort_slices(service)
+        return [(SLICE, each.metadata.name) for each in strays] if self._leads(service) else []
+
+    def _sort_slices(self, service: str) -> tuple[list[Any], list[Any]]:
+        """Returns the slices of a Service by the controller that it needs now, and those by the other one."""
+        described = self._cluster.wanted.get(("Service", service))
+        if described is None:
+            return [], []
+        needed, other = (FROM_PODS, FROM_ENDPOINTS) if described["spec"]["selector"] else (FROM_ENDPOINTS, FROM_PODS)
+        by_controller = defaultdict[str | None, list[Any]](list)
+        for each in self._cluster.select(SLICE, service=service):
+            by_controller[each.metadata.labels.get(CONTROLLER_LABEL)].append(each)
+        return by_controller[needed], by_controller[other]
 
     def _note_slice(self, found: Any) -> None:
-        """Deletes a slice that a controller has made too late."""
-        if strays := self._list_strays([found]):
+        """Deletes the slices that a controller has made too late, or that another one takes the place of."""
+        if strays := self._list_strays(found.metadata.labels[SERVICE_LABEL]):
             self._sweeping.start(self._sweep(strays))
 
     async def _sweep(self, strays: Collection[Key]) -> None:
