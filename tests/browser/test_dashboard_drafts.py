@@ -63,6 +63,8 @@ FORMS: dict[str, list[tuple[Fields, list[str]]]] = {
     "apps/{app}/settings/environment": [
         ({"variable": "KEPT", "value": SECRET}, ["Set"]),
         ({"variables": f"KEPT={SECRET}"}, ["Set all"]),
+        ({"preview-variable": "KEPT", "preview-value": SECRET}, ["Set for previews"]),
+        ({"preview-variables": f"KEPT={SECRET}"}, ["Set all for previews"]),
     ],
     "apps/{app}/settings/domain": [({"domain": "kept.example"}, ["Add domain"])],
     "apps/{app}/settings/limits": [({"limit-dailyEuro": "0.01", "limit-requestsPerMinute": "5"}, ["Save limits"])],
