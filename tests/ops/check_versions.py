@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import httpx
+
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import App
@@ -48,11 +50,17 @@ class Load:
 
     async def visit(self, name: str) -> None:
         while not self.is_over:
-            answer = await self.host.web.get("/", headers={"Host": f"{name}.apps.localhost"})
+            try:
+                answer = await self._look_at(name)
+            except httpx.RemoteProtocolError:  # Caddy has just closed the idle connection; browsers repeat it too
+                answer = await self._look_at(name)
             assert answer.status_code == 200, answer.text
             self.seen.add(answer.text)
             self.pages += 1
             await asyncio.sleep(0.02)
+
+    async def _look_at(self, name: str) -> httpx.Response:
+        return await self.host.web.get("/", headers={"Host": f"{name}.apps.localhost"})
 
     async def go_on(self) -> None:
         answers, pages = self.answers + ENOUGH, self.pages + ENOUGH
