@@ -194,9 +194,8 @@ class Inference:
         models = self._upstream.providers.models
         if completion.model in models:
             return completion
-        if (
-            completion.model in self._settings.tariffs[0].prices
-        ):  # another name is the client's text, which nothing keeps
+        # Another name is the client's text, which nothing keeps.
+        if completion.model in self._settings.tariffs[0].prices:
             request.model = completion.model
         return ModelNotAllowed(choice_of(models))
 
