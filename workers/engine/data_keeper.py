@@ -161,5 +161,5 @@ async def _stopped(data: AppData) -> AsyncIterator[None]:
         try:
             await run_in_thread(stack.enter_context, data.stopped())
         except TimeoutError:
-            raise DataError(NOT_STOPPED) from None
+            raise DataError(NOT_STOPPED, service_fault=True) from None
         yield

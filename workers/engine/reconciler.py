@@ -187,7 +187,8 @@ class Reconciler:
             if wanted.step in ("check", "canary") or not isinstance(error, ReleaseMissing):
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=wanted.step, why=why)
             step.state = State.FAILED
-            await self._answer(wanted, StepAnswer(wanted.token, False, why, was_applied, output=output))
+            answer = StepAnswer(wanted.token, False, why, was_applied, output=output, service_fault=error.service_fault)
+            await self._answer(wanted, answer)
             if wanted.step == "canary" and app is not None:  # the builder may be dead
                 await self._do.resume(Target(wanted, app, wanted.deploy, output))
         except Exception as error:  # a bug, or a full disk
@@ -196,7 +197,7 @@ class Reconciler:
             reason = "an internal error occurred in what serves the apps; deploy again"
             if is_full(error):
                 reason = str(StorageFailed(error))
-            await self._answer(wanted, StepAnswer(wanted.token, False, reason))
+            await self._answer(wanted, StepAnswer(wanted.token, False, reason, service_fault=True))
 
     async def _answer(self, wanted: Wanted, answer: StepAnswer) -> None:
         await self._answers.write_answer(wanted, answer)

@@ -237,7 +237,7 @@ class Cluster:
     @staticmethod
     def _refuse(key: Key, error: ApiError) -> DeployError:
         logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
-        return DeployError(explain_refusal(error.status.message or "", "serve"))
+        return DeployError(explain_refusal(error.status.message or "", "serve"), service_fault=True)
 
     def _pauses(self) -> Iterator[float]:
         return pauses(self._first_pause, self._longest_pause)

@@ -118,11 +118,12 @@ class ClusterData(DataDriver):
             await self._driver.apply_claim(release, limit)
             await self._cluster.apply(describe_data_deployment(release, self._settings))
         except DeployError as error:
-            raise DataError(str(error)) from None
+            raise DataError(str(error), service_fault=error.service_fault) from None
         ends = time.monotonic() + PLACE_SECONDS
         while (pod := self._find_pod(app_id, account, without_app=without_app)) is None:
             if time.monotonic() > ends:
-                raise DataError("The cluster has no room for a pod with the app's data; try again later.")
+                reason = "The cluster has no room for a pod with the app's data; try again later."
+                raise DataError(reason, service_fault=True)
             await self._cluster.next_change(1.0)
         return pod
 
@@ -292,7 +293,7 @@ async def _until_it_answers(pod: DataClient) -> None:
         return False
 
     if not await until(look, LISTEN_POLL_SECONDS, LISTEN_SECONDS):
-        raise DataError(NO_ANSWER)
+        raise DataError(NO_ANSWER, service_fault=True)
 
 
 def _is_ready(pod: Any) -> bool:

@@ -31,7 +31,7 @@ from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
+from workers.engine.driver import Hosts, NotStopped, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
@@ -214,7 +214,7 @@ class ClusterDriver:
         ends, why = time.monotonic() + seconds, "it has no pod"
         while time.monotonic() < ends:
             if fault := self._find_fault(deploy):
-                raise DeployError(fault)
+                raise DeployError(fault, service_fault=True)
             pods = [pod for pod in self._cluster.select("Pod", deploy=deploy) if not has_ended(pod)]
             for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
                 if outcome := find_end(pod):
@@ -223,9 +223,11 @@ class ClusterDriver:
                     return pod
                 why, is_final = explain_waiting(pod)
                 if is_final:
-                    raise DeployError(f"the cluster can't start the app: {why}; the operator must help")
+                    reason = f"the cluster can't start the app: {why}; the operator must help"
+                    raise DeployError(reason, service_fault=True)
             await self._cluster.next_change(1.0)
-        raise DeployError(f"the cluster did not start the app within {seconds:.0f} seconds: {why}")
+        reason = f"the cluster did not start the app within {seconds:.0f} seconds: {why}"
+        raise DeployError(reason, service_fault=True)
 
     def _find_fault(self, deploy: str) -> str:
         """Says why no pod can be made, such as a full quota; '' if one can."""
@@ -309,7 +311,7 @@ class ClusterDriver:
         ends = time.monotonic() + STOP_SECONDS
         while any(map(may_run, self._cluster.select("Pod", deploy=former))):
             if time.monotonic() > ends:
-                raise DeployError("the release that it replaces could not be stopped; deploy again")
+                raise NotStopped
             await self._cluster.next_change(1.0)
 
     def list_others(self, target: Target) -> list[str]:

@@ -247,7 +247,8 @@ async def test_a_full_disk_is_said_to_be_full(
 
     monkeypatch.setattr(DataDriver, "store", fail)
     answer = await room.run(app, "clear")
-    assert (answer.is_full, answer.error.partition(";")[0]) == (True, "The disk of the service is full")
+    assert (answer.is_full, answer.service_fault) == (True, True)
+    assert answer.error.partition(";")[0] == "The disk of the service is full"
     assert room.read(app) == {"note": "one"}
 
 
