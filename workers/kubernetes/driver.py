@@ -38,6 +38,8 @@ from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
 from workers.hosting.watchdog import LIMITS
 from workers.kubernetes.cluster import Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
+    ADDRESS_LABEL,
+    APP_LABEL,
     address_name,
     describe_claim,
     describe_deployment,
@@ -64,6 +66,8 @@ from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
 
+KINDS = "Deployment", "Secret"  # of the objects that each release has
+MAX_TIDIED = 500  # objects of a round of tidying, so that those of thousands of apps cost no more than these
 PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its release
 RETURN_SECONDS = 30.0  # in which a release that is served again should answer
 POLL_SECONDS = 0.2  # between requests to an app that starts
@@ -115,8 +119,7 @@ class ClusterDriver:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
-        self._notes = 0  # of records
-        self._tidied: tuple[int, ...] = ()  # what had changed before the last round of tidying
+        self._left: list[Key] = []  # the objects of releases that are still to be looked at in this turn of tidying
         self.changed: set[Address] = set()  # which have a new record, or lead elsewhere
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._visits: Visits = {}  # of previews, since the last `read_visits`
@@ -135,7 +138,6 @@ class ClusterDriver:
     def note(self, wanted: Wanted) -> None:
         self.records[wanted.app, wanted.address] = wanted
         self.changed.add((wanted.app, wanted.address))
-        self._notes += 1
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
 
@@ -439,16 +441,22 @@ class ClusterDriver:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
-        # A worker that ended between two deletions has left the Secret alone.
-        kinds = "Deployment", "Secret"
-        changes = self._notes, len(self.records), len(deploys), *map(self._cluster.changes.__getitem__, kinds)
-        if changes != self._tidied:
-            present = {each.metadata.labels.get(DEPLOY_LABEL) for kind in kinds for each in self._cluster.select(kind)}
-            kept = deploys | {wanted.served for wanted in self.records.values()}
-            await self._cluster.delete(*_keys_of(present - kept - {None}))
-            self._tidied = changes
+        if not self._left:
+            # A worker that ended between two deletions has left the Secret alone.
+            self._left = [(kind, each.metadata.name) for kind in KINDS for each in self._cluster.select(kind)]
+        some, self._left = self._left[:MAX_TIDIED], self._left[MAX_TIDIED:]
+        await self._cluster.delete(*[key for key in some if not self._is_needed(key, deploys)])
         for address in [address for address in self.records if address[0] in gone]:
             del self.records[address]
+
+    def _is_needed(self, key: Key, deploys: Set[str]) -> bool:
+        """Returns whether an object is of a deploy to keep, or of none."""
+        labels = self._cluster.present[key].metadata.labels if key in self._cluster.present else {}
+        deploy = labels.get(DEPLOY_LABEL)
+        if deploy is None or deploy in deploys:
+            return True
+        wanted = self.records.get((labels[APP_LABEL], labels[ADDRESS_LABEL]))
+        return wanted is not None and wanted.served == deploy
 
 
 def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
@@ -467,4 +475,4 @@ def _count_bytes(quantity: str) -> int:
 
 
 def _keys_of(deploys: Collection[str]) -> list[Key]:
-    return [(kind, object_name(deploy)) for deploy in deploys for kind in ("Deployment", "Secret")]
+    return [(kind, object_name(deploy)) for deploy in deploys for kind in KINDS]
