@@ -48,7 +48,7 @@ class ClusterPlaces:
     def __init__(self, settings: Settings, cluster: Cluster, activator: tuple[str, int]) -> None:
         self._settings, self._cluster, self._activator = settings, cluster, activator
         self._sweeping = RunningTasks()
-        cluster.on_slice = self._note_slice
+        cluster.followers[SLICE].append(self._note_slice)
 
     async def aclose(self) -> None:
         await self._sweeping.cancel()
