@@ -128,7 +128,6 @@ class Engine:
             self.find_app,
             self.settings.canary,
             poll_seconds=POLL_SECONDS,
-            quick_poll_seconds=POLL_SECONDS,
             resync_seconds=self.resync_seconds,
             tidy_seconds=TIDY_SECONDS,
             next_step_seconds=self.next_step_seconds,
