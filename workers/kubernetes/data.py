@@ -31,7 +31,7 @@ from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_client import NO_ANSWER, DataClient
-from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
+from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
@@ -44,6 +44,8 @@ from workers.kubernetes.objects import (
     gone_name,
 )
 from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.pod_status import serves, statuses_of
+from workers.kubernetes.startup import PLACE_SECONDS
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
@@ -81,7 +83,7 @@ class ClusterData(DataDriver):
             pod
             for pod in self._cluster.select("Pod", data=claim_name(app_id, account))
             if not pod.metadata.deletionTimestamp
-            and _is_ready(pod)
+            and serves(pod, DATA_CONTAINER)
             and not (without_app and DEPLOY_LABEL in pod.metadata.labels)
         ]
         if not pods:
@@ -138,7 +140,7 @@ class ClusterData(DataDriver):
     async def has_started(self, app_id: str, account: str) -> bool:
         """Returns whether the start command runs in all pods that have one."""
         pods = self._cluster.select("Pod", data=claim_name(app_id, account))
-        statuses = [each for pod in pods for each in pod.status.containerStatuses or [] if each.name == APP_CONTAINER]
+        statuses = [status for pod in pods for status in statuses_of(pod, APP_CONTAINER)]
         return all(each.state and each.state.running for each in statuses)
 
     # -- new volumes -----------------------------------------------------------------------------------------
@@ -302,10 +304,3 @@ async def _until_it_answers(pod: DataClient) -> None:
 
     if not await until(look, LISTEN_POLL_SECONDS, LISTEN_SECONDS):
         raise DataError(NO_ANSWER, service_fault=True)
-
-
-def _is_ready(pod: Any) -> bool:
-    statuses = (pod.status.containerStatuses or []) if pod.status else []
-    return bool(pod.status and pod.status.podIP) and any(
-        status.name == DATA_CONTAINER and status.ready for status in statuses
-    )

@@ -13,11 +13,9 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
 from functools import partial
-from typing import Any
 
 import msgspec
 import structlog
-from lightkube.utils.quantity import parse_quantity
 
 from gateway.accounts.domain_names import apps_host
 from gateway.accounts.records import App
@@ -32,11 +30,9 @@ from gateway.deploys.states import DeployError
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage
 from workers.engine.driver import Hosts, NotStopped, Place, ReleaseMissing, Target, Visits, until_stored
-from workers.engine.health import Listening, request_health, until_up
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
-from workers.hosting.watchdog import LIMITS
-from workers.kubernetes.cluster import Cluster, Key, explain_refusal
+from workers.kubernetes.cluster import Cluster, Key
 from workers.kubernetes.objects import (
     ADDRESS_LABEL,
     APP_LABEL,
@@ -49,28 +45,16 @@ from workers.kubernetes.objects import (
 from workers.kubernetes.places import ClusterPlaces
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.pod_quota import Address, PodQuota
-from workers.kubernetes.pod_relay import ask_relay
-from workers.kubernetes.pod_status import (
-    address_of,
-    explain_waiting,
-    find_end,
-    has_ended,
-    is_ready,
-    may_run,
-    read_release,
-    serves,
-    statuses_of,
-)
+from workers.kubernetes.pod_status import has_ended, may_run, read_bytes, read_release, statuses_of
 from workers.kubernetes.pods import Pods, ReportCrash
+from workers.kubernetes.startup import PLACE_SECONDS, POLL_SECONDS, Startup
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
 
 KINDS = "Deployment", "Secret"  # of the objects that each release has
 MAX_TIDIED = 500  # objects of a round of tidying, so that those of thousands of apps cost no more than these
-PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its release
 RETURN_SECONDS = 30.0  # in which a release that is served again should answer
-POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests to the activator, before a pod ends
 STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
 
@@ -115,7 +99,6 @@ class ClusterDriver:
         self._suspended, self._find_plan = suspended, find_plan
         self._pod_quota = PodQuota(cluster, self._find_pod_limit)
         self.places = ClusterPlaces(settings, cluster, activator)
-        self._domain = apps_host(settings)
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
@@ -126,7 +109,7 @@ class ClusterDriver:
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
         self.outage = asyncio.Event()
         self.return_seconds, self.activator_seconds = RETURN_SECONDS, activator_seconds
-        self._place_seconds, self._start_seconds, self._poll_seconds = place_seconds, start_seconds, poll_seconds
+        self.startup = Startup(cluster, apps_host(settings), place_seconds, start_seconds, poll_seconds)
 
     async def aclose(self) -> None:
         await self._pods.aclose()
@@ -193,82 +176,15 @@ class ClusterDriver:
         if present is not None:
             requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
             claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
-            if present.status.phase == "Bound" and _count_bytes(size) < _count_bytes(requests["storage"]):
+            if present.status.phase == "Bound" and read_bytes(size) < read_bytes(requests["storage"]):
                 with contextlib.suppress(DeployError):
                     return await self._cluster.apply(claim, secret)
             requests["storage"] = size
         await self._cluster.apply(claim, secret)
 
     async def until_answers(self, target: Target) -> None:
-        if self._sleeps(target):
-            return
-        pod = await self._until_pod(target.deploy, self._place_seconds + self._start_seconds)
-        await self._until_up(target, pod)
-        # An app may answer before the cluster counts its pod. The Service would lead nowhere meanwhile.
-        await self.until_ready(target.deploy, self._start_seconds)
-
-    async def until_ready(self, deploy: str, seconds: float) -> Any:
-        """Waits until Services lead to a pod of the release, and returns it. Raises DeployError."""
-        return await self._until_pod(deploy, seconds, is_ready)
-
-    async def _until_pod(self, deploy: str, seconds: float, is_fit: Callable[[Any], bool] = serves) -> Any:
-        """Waits until a pod of the release is fit, and returns it."""
-        ends, why = time.monotonic() + seconds, "it has no pod"
-        while time.monotonic() < ends:
-            if fault := self._find_fault(deploy):
-                raise DeployError(fault, service_fault=True)
-            pods = [pod for pod in self._cluster.select("Pod", deploy=deploy) if not has_ended(pod)]
-            for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
-                if outcome := find_end(pod):
-                    raise DeployError(outcome.describe("the start command", LIMITS))
-                if is_fit(pod):
-                    return pod
-                why, is_final = explain_waiting(pod)
-                if is_final:
-                    reason = f"the cluster can't start the app: {why}; the operator must help"
-                    raise DeployError(reason, service_fault=True)
-            await self._cluster.next_change(1.0)
-        reason = f"the cluster did not start the app within {seconds:.0f} seconds: {why}"
-        raise DeployError(reason, service_fault=True)
-
-    def _find_fault(self, deploy: str) -> str:
-        """Says why no pod can be made, such as a full quota; '' if one can."""
-        deployment = self._cluster.present.get(("Deployment", object_name(deploy)))
-        conditions = (deployment.status.conditions or []) if deployment is not None and deployment.status else []
-        failures = [
-            each.message or "" for each in conditions if each.type == "ReplicaFailure" and each.status == "True"
-        ]
-        if not failures:
-            return ""
-        logger.error("kubernetes.no_pod", deploy=deploy, reason=failures[0])
-        return explain_refusal(failures[0], "start")
-
-    async def _until_up(self, target: Target, pod: Any) -> None:
-        """Raises DeployError."""
-        if not statuses_of(pod, APP_CONTAINER):
-            return await self._request_health(target, pod)
-
-        async def find_listening() -> Listening | None:
-            with contextlib.suppress(OSError, ValueError):
-                return (await ask_relay(pod.status.podIP)).listening
-            return None
-
-        def require_running() -> None:
-            now = self._cluster.present.get(("Pod", pod.metadata.name))
-            if now is not None and (outcome := find_end(now)):
-                raise DeployError(outcome.describe("the start command", LIMITS))
-
-        await until_up(
-            target.release,
-            lambda: self._request_health(target, pod),
-            find_listening,
-            require_running,
-            seconds=self._start_seconds,
-            poll_seconds=self._poll_seconds,
-        )
-
-    async def _request_health(self, target: Target, pod: Any) -> None:
-        await request_health(target.release, f"http://{address_of(pod)}", target.host(self._domain))
+        if not self._sleeps(target):
+            await self.startup.until_up(target)
 
     async def read_output(self, target: Target) -> list[str]:
         found: list[str] = []
@@ -424,7 +340,7 @@ class ClusterDriver:
         await self._cluster.delete(*[(kind, name) for kind in ("Ingress", "Service", "Secret")])
 
     async def visit(self, target: Target) -> None:
-        await self._request_health(target, await self._until_pod(target.deploy, self._start_seconds))
+        await self.startup.request_health(target, await self.startup.until_pod(target.deploy))
 
     def count_exits(self, target: Target) -> int:
         pods = [pod for pod in self._cluster.select("Pod", deploy=target.deploy) if not has_ended(pod)]
@@ -468,10 +384,6 @@ def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
 
 def _may_overlap(release: Release) -> bool:
     return not release.manifest or msgspec.json.decode(release.manifest, type=Manifest).overlap
-
-
-def _count_bytes(quantity: str) -> int:
-    return int(parse_quantity(quantity) or 0)
 
 
 def _keys_of(deploys: Collection[str]) -> list[Key]:

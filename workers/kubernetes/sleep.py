@@ -182,7 +182,7 @@ class Sleep:
                 self._driver.states[address] = SleepState.WAKING
             await self._driver.start(target)
         try:
-            pod = await self._driver.until_ready(target.deploy, WAKE_SECONDS)
+            pod = await self._driver.startup.until_pod(target.deploy, WAKE_SECONDS, is_ready)
             again = await self._driver.find_target(address)
             if again is not None and self._driver.state(address) not in (SleepState.HELD, SleepState.SUSPENDED):
                 await self._driver.lead(again, asleep=False)
