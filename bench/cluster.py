@@ -105,7 +105,9 @@ async def measure(folder: Path, number: int) -> None:
     redis_port = free_port()
     redis = subprocess.Popen(redis_command(redis_port), cwd=folder, stdout=subprocess.DEVNULL)
     store = Store(f"redis://127.0.0.1:{redis_port}/0")
-    settings = Settings(apps_domain=DOMAIN, kubernetes_image="capsule", data_dir=str(folder / "data"))
+    settings = Settings(
+        apps_domain=DOMAIN, kubernetes_image="capsule", data_dir=str(folder / "data"), encryption_key=KEY
+    )
     api, reported = FakeApi(), set[str]()
     try:
         while True:
