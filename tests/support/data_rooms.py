@@ -246,8 +246,8 @@ class Volumes:
                 labels = found.metadata.labels
                 shutil.rmtree(self.data(labels[APP_LABEL], labels[ACCOUNT_LABEL]).folder)
 
-    async def next_change(self, _: float) -> None:
-        await asyncio.sleep(0.02)
+    async def until(self, look: Callable[[], Any], seconds: float) -> Any:
+        return await wait_until(look, seconds, every=0.02)
 
     async def aclose(self) -> None:
         await cancel(*self._pods.values())

@@ -140,6 +140,13 @@ class Cluster:
         await until_set(self._changed, seconds)
         end_if_canceled()
 
+    async def until(self, look: Callable[[], T], seconds: float) -> T:
+        """Looks after each change until a look finds something, or `seconds` are over. Returns what it found last."""
+        ends = time.monotonic() + seconds
+        while not (found := look()) and time.monotonic() < ends:
+            await self.next_change(1.0)
+        return found
+
     def select(self, kind: str, **labels: str) -> list[Any]:
         """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`.
 

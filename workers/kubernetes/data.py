@@ -125,12 +125,10 @@ class ClusterData(DataDriver):
             await self._cluster.apply(describe_data_deployment(release, self._settings))
         except DeployError as error:
             raise DataError(str(error), service_fault=error.service_fault) from None
-        ends = time.monotonic() + PLACE_SECONDS
-        while (pod := self._find_pod(app_id, account, without_app=without_app)) is None:
-            if time.monotonic() > ends:
-                reason = "The cluster has no room for a pod with the app's data; try again later."
-                raise DataError(reason, service_fault=True)
-            await self._cluster.next_change(1.0)
+        find = partial(self._find_pod, app_id, account, without_app=without_app)
+        if (pod := await self._cluster.until(find, PLACE_SECONDS)) is None:
+            reason = "The cluster has no room for a pod with the app's data; try again later."
+            raise DataError(reason, service_fault=True)
         return pod
 
     def find_due(self, app_id: str, account: str) -> Keeper | None:

@@ -226,14 +226,16 @@ class ClusterDriver:
     async def stop(self, target: Target, former: str) -> None:
         if (release := self._read_deployed(former)) is not None:
             await self._cluster.apply(describe_deployment(release, self._settings, asleep=True))
-        ends = time.monotonic() + STOP_SECONDS
-        while any(map(may_run, self._cluster.select("Pod", deploy=former))):
-            if time.monotonic() > ends:
-                raise NotStopped
-            await self._cluster.next_change(1.0)
+
+        def has_stopped() -> bool:
+            return not any(map(may_run, self._cluster.select("Pod", deploy=former)))
+
+        if not await self._cluster.until(has_stopped, STOP_SECONDS):
+            raise NotStopped
 
     def list_others(self, target: Target) -> list[str]:
-        return [deploy for deploy in self._list_deploys(target.wanted) if deploy != target.deploy]
+        found = self._cluster.select("Deployment", app=target.wanted.app, address=target.wanted.address)
+        return [name for each in found if (name := each.metadata.labels[DEPLOY_LABEL]) != target.deploy]
 
     def find_former(self, target: Target) -> str:
         served = target.wanted.served
@@ -266,10 +268,6 @@ class ClusterDriver:
     def data_token(self, app_id: str, account: str) -> str:
         """Returns the token of those who may change an app's data."""
         return hmac.digest(self._key, f"data {account} {app_id}".encode(), "sha256").hex()
-
-    def _list_deploys(self, wanted: Wanted) -> list[str]:
-        found = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
-        return [each.metadata.labels[DEPLOY_LABEL] for each in found]
 
     def _read_deployed(self, deploy: str) -> PodRelease | None:
         """Reads a release whose Deployment is present. The record of an `undo` does not know its own any more."""
