@@ -62,6 +62,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     durationMs: int | None = None
     url: str | None = None
     error: str | None = None
+    serviceFault: bool = False  # the service has failed, not the app; older records do not say it
 
 
 class DeployRecords:

@@ -108,6 +108,7 @@ class StepAnswer(msgspec.Struct, frozen=True):
     served: bool = False  # whether visitors got the release before it failed, in the canary
     good_probes: int = 0  # in the canary so far
     output: list[str] = []  # the last lines of a start command
+    service_fault: bool = False  # whether the service has failed, not the app
 
 
 class HostReport(msgspec.Struct, frozen=True):

@@ -42,8 +42,9 @@ from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.kubernetes.activator import Activator
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
+from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.sleep import Sleep
+from workers.kubernetes.startup import PLACE_SECONDS
 
 DOMAIN = "apps.test"
 LOOK_SECONDS = 0.02  # between looks at the suspended apps
@@ -128,7 +129,6 @@ class Engine:
             self.find_app,
             self.settings.canary,
             poll_seconds=POLL_SECONDS,
-            quick_poll_seconds=POLL_SECONDS,
             resync_seconds=self.resync_seconds,
             tidy_seconds=TIDY_SECONDS,
             next_step_seconds=self.next_step_seconds,

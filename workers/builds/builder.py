@@ -373,7 +373,7 @@ class Builder:
         return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
-        reason = str(error)
+        reason, service_fault = str(error), not isinstance(error, DeployError) or error.service_fault
         if not isinstance(error, DeployError):
             logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
             reason = str(StorageFailed(error)) if is_full(error) else "an internal error occurred; deploy again"
@@ -382,14 +382,15 @@ class Builder:
         log.write_line(f"Failed: {reason}")
         await log.flush()
         await self._undo(deploy)
-        await self._finish_phase(deploy, phase, reason)
+        await self._finish_phase(deploy, phase, reason, service_fault=service_fault)
 
-    async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
+    async def _finish_phase(
+        self, deploy: Deploy, phase: Phase, failure: str = "", *, service_fault: bool = False
+    ) -> Deploy:
         """Records the phase's result. Raises StaleDeploy."""
         after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
-        return await self._change_state(
-            deploy, after, lambda: self._changes.advance(deploy, phase, not failure, failure)
-        )
+        advance = partial(self._changes.advance, deploy, phase, not failure, failure, service_fault=service_fault)
+        return await self._change_state(deploy, after, advance)
 
     async def _change_state(
         self, deploy: Deploy, after: tuple[State, ...], change: Callable[[], Awaitable[Deploy]]
@@ -445,9 +446,10 @@ class Builder:
         if answer is None and seconds < DATA_SECONDS:
             return
         if answer is None:
-            raise DeployError("the host with the app's data does not answer; is the `sites` worker running?")
+            reason = "the host with the app's data does not answer; is the `sites` worker running?"
+            raise DeployError(reason, service_fault=True)
         if answer.error:
-            raise DeployError(answer.error)
+            raise DeployError(answer.error, service_fault=answer.service_fault)
         for note in answer.notes:
             job.write_line(f"Snapshot: {note}")
         if answer.snapshot is not None:

@@ -391,7 +391,8 @@ async def unpack(
         outcome = await sandbox.run(command, uid, add_line, stdin=stdin)
     check_exit_code(outcome.code)
     if not outcome.ok:
-        raise DeployError(last if last and not outcome.why else outcome.describe("unpacking the source", limits))
+        reason = last if last and not outcome.why else outcome.describe("unpacking the source", limits)
+        raise DeployError(reason, service_fault=outcome.is_service_fault)
 
 
 def read_manifest(build: Path, uid: int | None) -> bytes | None:

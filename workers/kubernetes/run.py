@@ -24,7 +24,7 @@ from workers.engine.data import DataAgent
 from workers.engine.names import find_app, find_apps, find_plan, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
-from workers.engine.visits import VISITS_SECONDS, note_visits
+from workers.engine.visits import keep_noting_visits
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.hold_engine import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
@@ -103,8 +103,7 @@ async def run(settings: Settings) -> None:
         changes = follow_changes(reporter.store, *followers, on_step=reconciler.look_soon)
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
-        note = partial(note_visits, Previews(reporter.store, records), driver)
-        visits = every(VISITS_SECONDS, note, "previews.visits_not_noted")
+        visits = keep_noting_visits(Previews(reporter.store, records), driver)
         for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports, visits):
             parts += [await stack.enter_async_context(run_in_background(part))]
         freeze_heap()  # thousands of objects, which a collection would visit again and again

@@ -90,6 +90,11 @@ class Outcome(msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         return self.code == 0 and not self.why
 
+    @property
+    def is_service_fault(self) -> bool:
+        """Whether it says nothing about the command: the same one may succeed later."""
+        return self.why == "full"
+
     def describe(self, subject: str, limits: SandboxLimits) -> str:
         """Describes the outcome to account holders."""
         match self.why:

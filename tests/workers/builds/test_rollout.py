@@ -139,6 +139,7 @@ async def test_each_step_waits_for_its_answer(
     async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, failure=failure):
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"]) == ("failed", error), failed
+    assert failed["nextStep"]["text"].startswith("The service failed") == (not failure)
 
 
 async def test_a_deploy_fails_soon_on_a_full_storage(s3_host: Host, s3: S3Server) -> None:
@@ -154,6 +155,7 @@ async def test_a_deploy_fails_soon_on_a_full_storage(s3_host: Host, s3: S3Server
         "failed",
         "build: the disk of the service is full; deploy again later",
     )
+    assert failed["nextStep"]["text"].startswith("The service failed")
     assert await machine.page(app) == "first"
 
 

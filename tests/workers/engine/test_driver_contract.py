@@ -298,6 +298,7 @@ async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overla
     answer = await shop.builder.deploy(SECOND)
     assert not answer.ok
     assert REASONS[fault] in answer.reason
+    assert answer.service_fault == (fault in ("its archive is damaged", "a disk is full"))
     await shop.until_served(FIRST)
 
 
