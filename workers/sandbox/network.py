@@ -149,6 +149,8 @@ class Egress:
         endpoints: Iterable[Endpoint] = (),
         report: Callable[[str], None] = lambda line: None,
         answer_seconds: float = math.inf,
+        *,
+        connections: int = CONNECTIONS,
     ) -> None:
         """`report` gets a line for each name and each host that can't be reached.
 
@@ -161,6 +163,7 @@ class Egress:
         self._report, self._reported = report, set[str]()
         self._answer_seconds, self._outages = answer_seconds, Outages()
         self._connections: Tasks = set()
+        self._max_connections = connections
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         for listener in listeners:
@@ -172,7 +175,7 @@ class Egress:
                 await asyncio.start_server(self._accept, sock=listener)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_full = len(self._connections) >= CONNECTIONS
+        is_full = len(self._connections) >= self._max_connections
         # As a coroutine, it would make Python 3.11 log a traceback for each connection that the sandbox's end cancels.
         task = asyncio.create_task(self._connect(reader, writer, is_full))
         self._connections.add(task)
@@ -183,7 +186,7 @@ class Egress:
         began = asyncio.get_running_loop().time()
         try:
             if is_full:
-                raise OSError(f"there are already {CONNECTIONS} connections")
+                raise OSError(f"there are already {self._max_connections} connections")
             self._outages.check((host, port))
             outer = await self._open_connection(host, port)
             on_answer = partial(self._outages.note_answer, (host, port))
