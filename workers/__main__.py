@@ -20,14 +20,13 @@ import uvloop
 from gateway import log
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
-from gateway.loops import freeze_heap, ignore_late_lookups, until
+from gateway.loops import freeze_heap, ignore_late_lookups, stop_at_hangup, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.operations.sealed import find_unopened
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import BadSettings, Settings, find_unread, load
 from gateway.settings.addresses import find_kubernetes_fault
-from gateway.signals import stop_at_hangup
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder

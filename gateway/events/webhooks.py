@@ -182,7 +182,7 @@ class Webhooks:
     async def redeliver_failed(self, account_id: str, since: str) -> int:
         """Queues again the logged events from `since` on whose newest delivery failed; returns their number.
 
-        `since` is a time as `gateway/times.py` reads it. Raises RequestMalformed and RateLimited.
+        `since` is a time as `gateway/ids.py` reads it. Raises RequestMalformed and RateLimited.
         """
         first_at = parse_time("since", since)
         key = redelivered_key(account_id)

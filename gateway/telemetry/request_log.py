@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 
 from gateway.errors import NotFound, RequestMalformed, TokenFault
-from gateway.ids import Time, now_iso
+from gateway.ids import ALWAYS, Time, TimeSpan, now_iso
 from gateway.keys import requests_key
 from gateway.redis.client import Store
 from gateway.telemetry.usage import LIMIT_NAMES, LimitName, LoggedRequest, Outcome, outcome_of
 from gateway.telemetry.usage_reports import SLICE_ROWS, csv_lines
-from gateway.times import ALWAYS, TimeSpan
 
 BARS = 60  # of a chart, at most
 LEAST_BARS = 12

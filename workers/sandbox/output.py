@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.deploys.line_times import stamp_line
-from gateway.deploys.runtime_log import FORMER
+from gateway.deploys.line_times import FORMER, stamp_line
 
 LINE_CHARACTERS = 4_096  # longer lines are split
 FILE_BYTES = 524_288  # of each of the two files
