@@ -108,7 +108,7 @@ async def test_lines_that_wait_are_bounded(stored: Stored) -> None:
     async with flushed(stored) as lines:
         for number in range(60_000):
             lines.write_line(f"line {number}")
-            assert sum(map(len, lines._lines)) < 3 * (FIRST_BYTES + LAST_BYTES)
+            assert number % 1_000 or sum(map(len, lines._lines)) < 3 * (FIRST_BYTES + LAST_BYTES)
         lines.write_line("Failed: status 7")
         stored.failures = 0
     assert count_lines(stored.lines) == 60_001
