@@ -36,11 +36,6 @@ from gateway.redis.errors import code_of
 from gateway.redis.scripts import compare_and_set
 
 
-def new_key(prefix: str) -> str:
-    """Returns 256 random bits after the prefix, such as `csk_…`."""
-    return f"{prefix}_{secrets.token_urlsafe(32)}"
-
-
 def digest(key: str) -> str:
     """Returns the SHA-256 of a key. A plain hash is enough: nobody can search through 256 random bits.
 
@@ -137,7 +132,7 @@ class ApiKeys:
             raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
         if app is not None and scope == "full":
             raise RequestMalformed("app: only keys with the scope 'deploy' or 'read' can be for one app.")
-        secret = new_key("csk")
+        secret = f"csk_{secrets.token_urlsafe(32)}"  # 256 random bits
         key = ApiKey(new_id("key"), name, digest(secret), now_iso(), scope, by=by)
         if app is not None:
             key = msgspec.structs.replace(key, app=app.name, appId=app.id)

@@ -94,7 +94,7 @@ class Cluster:
         heal_seconds: float = HEAL_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
         heal_pause_seconds: float = HEAL_PAUSE_SECONDS,
-        watch_seconds: float = WATCH_SECONDS,
+        watch_seconds: int = WATCH_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self.namespace = namespace
