@@ -2,13 +2,14 @@
 
 import asyncio
 import gc
+import itertools
 import math
 import resource
 import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -92,6 +93,13 @@ async def until_set(event: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yields the items in lists of `size`; the last one may be shorter."""
+    remaining = iter(items)
+    while batch := list(itertools.islice(remaining, size)):
+        yield batch
 
 
 def pauses(first: float, longest: float) -> Iterator[float]:

@@ -31,7 +31,7 @@ from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.records import QueuedEvent
 from gateway.keys import HEARTBEAT_SECONDS, PARTITION_TAGS, partition_tag, stream_key, worker_key
-from gateway.loops import pauses
+from gateway.loops import batched, pauses
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import set_entry_idle
@@ -302,8 +302,7 @@ class Consumer:
         return False
 
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
-        for first in range(0, len(ids), BATCH_ENTRIES):
-            batch = ids[first : first + BATCH_ENTRIES]
+        for batch in batched(ids, BATCH_ENTRIES):
             await set_entry_idle(
                 self._store, self.key(tag), group=self.group, consumer=self.name, idle=idle, entries=batch
             )

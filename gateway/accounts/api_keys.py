@@ -30,7 +30,7 @@ from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso, time_of
 from gateway.keys import api_key_key, api_keys_used_key, key_lists
-from gateway.loops import every
+from gateway.loops import batched, every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import compare_and_set
@@ -221,8 +221,7 @@ class ApiKeys:
         for reference in self._unwritten:
             by_account.setdefault(reference.account, []).append(reference.id)
         accounts = list(by_account)
-        for first in range(0, len(accounts), ACCOUNTS_PER_WRITE):
-            batch = accounts[first : first + ACCOUNTS_PER_WRITE]
+        for batch in batched(accounts, ACCOUNTS_PER_WRITE):
             try:
                 await asyncio.gather(*(scripts.record_key_uses(self._store, each, by_account[each]) for each in batch))
             except BackboneUnavailable as error:
