@@ -16,7 +16,7 @@ from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path, suggest
 from capsule_gateway.cli.show import as_json, as_list, show_line, show_table
-from gateway.text_files import decode_text, read_variables
+from gateway.settings.text_files import decode_text, read_variables
 
 MAX_RECONNECTS = 15  # in a row
 PAUSE_SECONDS = 1.0

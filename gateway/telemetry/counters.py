@@ -48,7 +48,7 @@ from gateway.keys import (
     spenders_key,
 )
 from gateway.log import RequestLine
-from gateway.loops import every
+from gateway.loops import batched, every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
@@ -208,8 +208,7 @@ class Counters:
             self._tally_providers()
             tallies = [tally for tally in self._tallies.values() if tally.counts]
             self._tallies, self._by_provider, self._minute = {}, {}, -1
-            for first in range(0, len(tallies), BATCH_KEYS):
-                batch = tallies[first : first + BATCH_KEYS]
+            for batch in batched(tallies, BATCH_KEYS):
                 await asyncio.gather(*map(self._write, batch))
             await self._usage.write_counts()
         return True

@@ -30,6 +30,7 @@ import structlog
 from gateway.errors import BackboneRefused, BackboneUnavailable, TokenFault
 from gateway.keys import usage_key
 from gateway.log import RequestLine
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.telemetry import scripts
@@ -173,8 +174,8 @@ class UsageRecorder:
     async def write_counts(self) -> None:
         """Writes the counts and log entries. Those that Redis rejects wait for the next call."""
         writes = self._take_writes()
-        for first in range(0, len(writes), BATCH_ACCOUNTS):
-            await asyncio.gather(*map(self._write, writes[first : first + BATCH_ACCOUNTS]))
+        for batch in batched(writes, BATCH_ACCOUNTS):
+            await asyncio.gather(*map(self._write, batch))
 
     def _take_writes(self) -> list[_Write]:
         lines: defaultdict[str, list[Entry]] = defaultdict(list)

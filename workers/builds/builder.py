@@ -65,9 +65,9 @@ CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)
 class DeployLog:
     """Collects lines in memory and flushes them regularly. Lines wait in memory while Redis is unavailable."""
 
-    def __init__(self, logs: DeployLogs, deploy: Deploy) -> None:
+    def __init__(self, logs: DeployLogs, deploy: Deploy, *, flush_seconds: float = FLUSH_SECONDS) -> None:
         """`logs` waits for Redis."""
-        self._logs, self._deploy = logs, deploy
+        self._logs, self._deploy, self._flush_seconds = logs, deploy, flush_seconds
         self._lines: list[str] = []
         self._sending = ""
         self._stamped = 0  # time of the last line that has a time, ms
@@ -105,7 +105,8 @@ class DeployLog:
             await self.flush()
 
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(every(FLUSH_SECONDS, self._flush_in_time, first=FLUSH_SECONDS))
+        pause = self._flush_seconds
+        self._flushing = asyncio.create_task(every(pause, self._flush_in_time, first=pause))
         return self
 
     async def __aexit__(self, *_: object) -> None:

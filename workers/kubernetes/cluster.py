@@ -94,11 +94,14 @@ class Cluster:
         heal_seconds: float = HEAL_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
         heal_pause_seconds: float = HEAL_PAUSE_SECONDS,
+        watch_seconds: int = WATCH_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self.namespace = namespace
         self._first_pause, self._longest_pause = first_pause_seconds, longest_pause_seconds
         self._roles_seconds, self._heal_pause = roles_seconds, heal_pause_seconds
         self._heal_seconds, self._slice_seconds = heal_seconds, slice_seconds
+        self._watch_seconds, self._silence_seconds = watch_seconds, silence_seconds
         try:
             self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
         except (ConfigError, OSError) as error:
@@ -280,7 +283,7 @@ class Cluster:
         while True:
             began = time.monotonic()
             try:
-                async with asyncio.timeout(WATCH_SECONDS + SILENCE_SECONDS):
+                async with asyncio.timeout(self._watch_seconds + self._silence_seconds):
                     await self._watch(kind)
             except TimeoutError:
                 growing = self._pauses()
@@ -288,7 +291,7 @@ class Cluster:
                 self._versions.pop(kind, None)
                 if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
                     self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
-                if time.monotonic() - began > WATCH_SECONDS / 2:
+                if time.monotonic() - began > self._watch_seconds / 2:
                     growing = self._pauses()
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
                 log = logger.error if refused else logger.info
@@ -307,7 +310,7 @@ class Cluster:
             self._note_all(kind, {(kind, each.metadata.name): each async for each in listed})
             self._versions[kind] = listed.resourceVersion
         changes = self._client.watch(
-            self._kinds[kind], labels=labels, resource_version=self._versions[kind], server_timeout=WATCH_SECONDS
+            self._kinds[kind], labels=labels, resource_version=self._versions[kind], server_timeout=self._watch_seconds
         )
         async for operation, each in changes:
             self._note((kind, each.metadata.name), None if operation == "DELETED" else each)

@@ -38,8 +38,8 @@ class PodFacts(msgspec.Struct, frozen=True):
     waiting: WaitingPod | None
 
 
-async def keep_reporting(store: Store, cluster: Cluster) -> NoReturn:
-    """Reports every five seconds until canceled. Reads only the pods that have changed."""
+async def keep_reporting(store: Store, cluster: Cluster, seconds: float = REPORT_SECONDS) -> NoReturn:
+    """Reports every so many seconds until canceled. Reads only the pods that have changed."""
     known: dict[int, PodFacts] = {}  # by identity, because a change makes another object of a pod
     described, changes = PodReport(), -1
 
@@ -51,7 +51,7 @@ async def keep_reporting(store: Store, cluster: Cluster) -> NoReturn:
             described = describe_pods(known.values())
         await write_pod_report(store, msgspec.structs.replace(described, at=now_iso()))
 
-    await every(REPORT_SECONDS, report, "sites.pods_not_reported")
+    await every(seconds, report, "sites.pods_not_reported")
 
 
 def describe_pods(pods: Collection[PodFacts]) -> PodReport:

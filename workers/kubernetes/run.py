@@ -47,21 +47,23 @@ class TakenOver(Exception):
 
 
 @asynccontextmanager
-async def _hold_engine(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
+async def _hold_engine(
+    records: Records, namespace: str, *, renewal_seconds: float = RENEWAL_SECONDS
+) -> AsyncIterator[asyncio.Task[object]]:
     """Waits until it is the engine. Yields a task that keeps it so, and fails when another one has taken over."""
     worker, waiting = Holder(secrets.token_hex(8), f"a Kubernetes cluster (namespace {namespace})"), False
     while (holder := await patient(records).hold_engine(worker)) != worker:
         if not waiting:
             logger.info("worker.standing_by", lock="kubernetes", holder=holder and holder.name)
         waiting = True
-        await asyncio.sleep(RENEWAL_SECONDS)
+        await asyncio.sleep(renewal_seconds)
 
     async def renew() -> None:  # while Redis is unavailable, nobody else can take it
         if await records.hold_engine(worker) != worker:
             raise TakenOver("another engine serves the apps")
 
     try:
-        async with run_in_background(every(RENEWAL_SECONDS, renew, first=RENEWAL_SECONDS)) as renewing:
+        async with run_in_background(every(renewal_seconds, renew, first=renewal_seconds)) as renewing:
             yield renewing
     finally:
         with suppress(BackboneUnavailable):

@@ -30,7 +30,7 @@ import msgspec
 import structlog
 import uvloop
 
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import cancel, finish_despite_cancellation
 from gateway.deploys import archives
 from gateway.settings import Settings
 from gateway.storage import closed_folders
@@ -562,9 +562,7 @@ async def _follow_keeper(
         return read_outcome(report.read(4_096))
     finally:
         transport.close()
-        reading.cancel()
-        exited.cancel()
-        await asyncio.gather(reading, exited, return_exceptions=True)
+        await cancel(reading, exited)
 
 
 async def read_pipe(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
@@ -600,5 +598,4 @@ async def _stop_keeper(keeper: asyncio.subprocess.Process, ending: asyncio.Task[
         with contextlib.suppress(ProcessLookupError):
             keeper.kill()
     await asyncio.wait([ending], timeout=1)
-    ending.cancel()
-    await asyncio.gather(ending, return_exceptions=True)
+    await cancel(ending)

@@ -53,7 +53,7 @@ class Machine:
             self.records, steps, find, 1.0, poll_seconds=0.1, resync_seconds=0.1, tidy_seconds=0.1
         )
         self.lease = HostHold(self.records, hosting.folder, hosting.releases.folder_id())
-        self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
+        self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease, watch_seconds=0.05)
 
     async def serve(self, name: str) -> App:
         account, _ = await self.registry.create_account("Account", "free")
@@ -148,7 +148,6 @@ async def test_a_disk_that_does_not_say_how_large_it_is(machine: Machine, monkey
 
 
 async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watch, "WATCH_SECONDS", 0.05)
     with captured(loops) as lines, monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
         running = asyncio.create_task(machine.watch.run())
