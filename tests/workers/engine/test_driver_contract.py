@@ -18,7 +18,7 @@ from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
 from gateway.keys import partition_tag, served_apps_key, serving_key
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
-from tests.support.engines import ClusterEngine, Engine, engine_on, nothing_happens
+from tests.support.engines import TIDY_SECONDS, ClusterEngine, Engine, engine_on, nothing_happens
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.stores import opened
@@ -435,6 +435,26 @@ async def test_the_first_release_of_an_app_leaves_nothing_when_it_is_undone(shop
     assert (await shop.builder.step("undo", FIRST)).ok
     assert await shop.engine.visit(HOST) == (404, "")
     await wait_until(lambda: not shop.engine.list_kept() and not shop.commands.running)
+
+
+@pytest.mark.parametrize("kind", ["cluster"], indirect=True)
+@pytest.mark.parametrize("address", ["live", "preview"])
+async def test_names_that_are_taken_away_are_not_given_again_meanwhile(shop: Shop, address: str) -> None:
+    """The worker looks at all names again and again, also while the objects of an address are deleted one by one."""
+    assert isinstance(shop.engine, ClusterEngine)
+    shop.engine.apps.append(APP)
+    await shop.engine.start()
+    builder, serving = Builder(shop.engine, shop.store, address=address), Records(shop.store)
+    await builder.make(FIRST)
+    for step in ("check", "canary"):
+        assert (await builder.step(step, FIRST)).ok
+    shop.engine.cluster.deletion_seconds = 2 * TIDY_SECONDS
+    if address == "live":
+        assert (await builder.step("undo", FIRST)).ok
+    else:
+        assert await serving.end(APP.account, APP.id, "preview")
+        await wait_until(lambda: serving.read(APP.account, APP.id), holds=lambda found: not found)
+    assert await shop.engine.visit(HOST if address == "live" else PREVIEW) == (404, "")
 
 
 # -- a worker or a builder that dies -------------------------------------------------------------------------
