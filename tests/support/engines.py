@@ -46,7 +46,8 @@ from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
 from workers.kubernetes.sleep import Sleep
 
 DOMAIN = "apps.test"
-LOOK_SECONDS = 0.02  # between looks at the suspended apps
+LOOK_SECONDS = 0.1  # between looks at the suspended apps
+RECORDS_SECONDS = 0.05  # between reads of the changed records
 POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
@@ -127,8 +128,8 @@ class Engine:
             steps,
             self.find_app,
             self.settings.canary,
-            poll_seconds=POLL_SECONDS,
-            quick_poll_seconds=POLL_SECONDS,
+            poll_seconds=RECORDS_SECONDS,
+            quick_poll_seconds=RECORDS_SECONDS,
             resync_seconds=self.resync_seconds,
             tidy_seconds=TIDY_SECONDS,
             next_step_seconds=self.next_step_seconds,
