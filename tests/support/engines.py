@@ -47,8 +47,7 @@ from workers.kubernetes.sleep import Sleep
 
 DOMAIN = "apps.test"
 LOOK_SECONDS = 0.1  # between looks at the suspended apps
-RECORDS_SECONDS = 0.05  # between reads of the changed records
-POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
+POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.05, 0.1, 0.2
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,
@@ -128,8 +127,8 @@ class Engine:
             steps,
             self.find_app,
             self.settings.canary,
-            poll_seconds=RECORDS_SECONDS,
-            quick_poll_seconds=RECORDS_SECONDS,
+            poll_seconds=POLL_SECONDS,
+            quick_poll_seconds=POLL_SECONDS,
             resync_seconds=self.resync_seconds,
             tidy_seconds=TIDY_SECONDS,
             next_step_seconds=self.next_step_seconds,

@@ -154,13 +154,14 @@ async def test_a_disk_that_does_not_say_how_large_it_is(machine: Machine, monkey
 
 async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "WATCH_SECONDS", 0.05)
-    with captured(loops) as lines, monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
-        running = asyncio.create_task(machine.watch.run())
-        await wait_until(lambda: len(lines) > 1)
-    assert {line["event"] for line in lines} == {"sites.not_watched"}
-    await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
-    running.cancel()
+        async with run_in_background(machine.watch.run()):
+            with captured(loops) as lines:
+                await wait_until(lambda: len(lines) > 1)
+            assert {line["event"] for line in lines} == {"sites.not_watched"}
+            patch.undo()
+            await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
 
 
 async def test_before_caddys_first_start_there_is_no_certificate(machine: Machine) -> None:
