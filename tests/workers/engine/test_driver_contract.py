@@ -279,7 +279,7 @@ async def test_a_release_that_fails_its_check_is_never_served(shop: Shop, overla
         shop.commands.ending.add(SECOND)
     elif fault == "it answers 500":
         shop.commands.failing.add(SECOND)
-        shop.engine.start_seconds = 0.5
+        shop.engine.start_seconds = 1.0
         await shop.restart()
     elif fault == "it has no archive":
         await shop.engine.lose_release(APP, SECOND)
@@ -314,9 +314,11 @@ ANSWERS = [
 async def test_a_start_command_is_up_as_its_health_check_says(
     shop: Shop, health: str, path: str, status: int, is_up: bool
 ) -> None:
-    shop.engine.start_seconds = 0.3
     await shop.open()
     await close_to_visitors(shop)
+    if not is_up:  # which takes all of this time
+        shop.engine.start_seconds = 1.0
+        await shop.restart()
     await shop.builder.make(SECOND, health=health)
     shop.commands.statuses[SECOND, path] = status
     answer = await shop.builder.deploy(SECOND)
@@ -374,8 +376,9 @@ async def test_a_command_may_listen_at_other_ports_first(shop: Shop) -> None:
 
 
 async def test_a_check_says_that_nothing_listens(shop: Shop) -> None:
-    shop.engine.start_seconds = 0.5
     await shop.begin()
+    shop.engine.start_seconds = 1.0
+    await shop.restart()
     shop.commands.elsewhere[SECOND] = []
     answer = await shop.builder.deploy(SECOND)
     assert answer.reason.endswith("nothing listens at $PORT (8080)")
