@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,14 @@ class Run(NamedTuple):
         return [re.split("  +", line.strip()) for line in self.out.splitlines()]
 
 
+def invoke(arguments: Sequence[str], environment: Mapping[str, str | None], given: str = "") -> Run:
+    """Runs the tool in this process. None unsets a variable. Raises what the tool does not turn into an exit code."""
+    result = CliRunner().invoke(main, arguments, input=given, env=environment, prog_name="capsule")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Run(result.exit_code, result.stdout, result.stderr)
+
+
 class Tool:
     def __init__(self, url: str, key: str, home: Path) -> None:
         self.home = home
@@ -55,17 +64,7 @@ class Tool:
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
         """Runs the tool, which must never print a traceback. An error is one line."""
-        result = await asyncio.to_thread(
-            CliRunner().invoke,
-            main,
-            arguments,
-            input=given,
-            env={**self.environment, **environment},
-            prog_name="capsule",
-        )
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        run = Run(result.exit_code, result.stdout, result.stderr)
+        run = await asyncio.to_thread(invoke, arguments, {**self.environment, **environment}, given)
         if run.code:
             assert run.err.splitlines()[-1].startswith("capsule: "), run.err
         return run

@@ -47,8 +47,8 @@ from workers.kubernetes.sleep import Sleep
 from workers.kubernetes.startup import PLACE_SECONDS
 
 DOMAIN = "apps.test"
-LOOK_SECONDS = 0.02  # between looks at the suspended apps
-POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
+LOOK_SECONDS = 0.1  # between looks at the suspended apps
+POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.05, 0.1, 0.2
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,

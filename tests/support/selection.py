@@ -1,4 +1,4 @@
-"""Splits a long run of tests: into several runs that share no test, and at a time after which no test starts."""
+"""Which tests a run takes, of several that share none and until when, and how many examples of the costly ones."""
 
 import time
 from pathlib import Path
@@ -37,6 +37,11 @@ class Deadline:
         if missing := collected - len(self._reported):
             terminalreporter.section("time is over")
             terminalreporter.line(f"{missing} of {collected} tests were left out, because the time was over")
+
+
+def count_examples(config: pytest.Config, all_examples: int) -> int:
+    """Returns how many examples of a state machine to try: a quarter in `make test`, which every commit repeats."""
+    return all_examples // 4 if config.option.markexpr == "not long" else all_examples
 
 
 def leave_out(file: Path, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -216,6 +216,8 @@ class Cluster:
                     await self._until_answered(delete)
                 except ApiError as error:
                     raise self._refuse((kind, name), error) from None
+                if kind != "PersistentVolumeClaim":  # which stays while a pod uses it
+                    self._note((kind, name), None)  # the watch may say so later, and the next decision looks here
 
     def leave(self, key: Key) -> None:
         """Leaves an object to others, who change it from now on."""
