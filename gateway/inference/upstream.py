@@ -89,8 +89,7 @@ class Upstream:
         self.metrics.count_queued()
         self.metrics.open_streams.set(self.providers.count_streams())
         for provider in self.providers.all:
-            permits = provider.permits
-            self.metrics.show_permits(provider.name, permits.in_force, permits.used, permits.waiting)
+            provider.show_permits()
         if not self.waiting:
             return
         if not self.availability.status().available:
