@@ -119,6 +119,18 @@ async def relay(parts: list[bytes], *, lost: bool = False) -> tuple[str, Stream,
     return text, stream, None
 
 
+BODY = token("a") + token("b", "stop") + event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
+
+
+@pytest.mark.parametrize("wire", [sized(BODY), CHUNKED + piece(BODY) + END], ids=["sized", "chunked"])
+async def test_any_cut_gives_the_same_answer(wire: bytes) -> None:
+    in_two = [[wire[:cut], wire[cut:]] for cut in range(1, len(wire))]
+    for parts in (*in_two, [wire[at : at + 1] for at in range(len(wire))]):
+        text, stream, error = await relay(parts)
+        assert (text, error, stream.answer.usage) == ("ab", None, Usage(3, 4)), parts
+        assert (stream.answer.finish, stream.answer.signal) == ("stop", ProviderSignal.COMPLETION)
+
+
 LAST = token("b", "stop")
 
 
