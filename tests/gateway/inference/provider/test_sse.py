@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -126,6 +126,7 @@ EVENTS = st.one_of(
 @pytest.mark.parametrize("examples", [80, pytest.param(400, marks=pytest.mark.long)])
 def test_a_frame_does_not_change_the_text(examples: int) -> None:
     @given(st.lists(EVENTS, max_size=12))
+    @example([framed(literal) for literal in ('"a"', '"b"', '"\\ud800"', '"c"')])  # half of a surrogate pair is held
     @settings(max_examples=examples)
     def check(events: list[bytes]) -> None:
         text, reader = read(*events)
