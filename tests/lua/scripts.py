@@ -13,9 +13,7 @@ import pytest
 
 from gateway.inference.spend.reservations import ReservationRecord
 from gateway.redis.client import Script
-from tests.support.redis_servers import BINARIES
 
-ON_SERVERS = pytest.mark.parametrize("server", BINARIES, indirect=True)  # for what fakeredis does differently
 ON_VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # for tests that take many steps
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"
@@ -23,6 +21,11 @@ SECOND = 1_000_000  # the clock counts microseconds
 MINUTE = 60 * SECOND
 DAY = 86_400 * SECOND
 TAG = "{p38}"
+
+
+def with_examples(few: int, many: int) -> pytest.MarkDecorator:
+    """Runs a state machine with `few` examples in `make test`, and with `many` in `make test-all`."""
+    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.long)])
 
 
 def source(name: str, **constants: int) -> str:

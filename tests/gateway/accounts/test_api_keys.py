@@ -161,10 +161,11 @@ async def test_a_key_may_revoke_itself_unless_it_is_the_last_one(account: Accoun
 
 
 @session
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("count", [2, 4])
-async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int) -> None:
+async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int, rounds: int) -> None:
     """Two requests at two processes must not revoke each other's last key."""
-    for _ in range(10):
+    for _ in range(rounds):
         account = await gw.account()
         owned = [account, *[await account.add_key() for _ in range(count - 1)]]
         listed = await list_keys(account)

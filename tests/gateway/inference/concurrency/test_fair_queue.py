@@ -5,9 +5,10 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
 
 from gateway.inference.concurrency.fair_queue import FairQueue, QueueFull
 
@@ -236,4 +237,6 @@ class Model(RuleBasedStateMachine):
         assert self.queue.pop() is None
 
 
-TestModel = Model.TestCase
+@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.long)])
+def test_any_steps_agree_with_the_model(examples: int) -> None:
+    run(Model, settings=settings(max_examples=examples))
