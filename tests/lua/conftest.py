@@ -1,8 +1,9 @@
-"""Runs the scripts on each supported server. Tests of many steps run on Valkey alone (`ON_VALKEY`)."""
+"""Runs the scripts on each supported server and on fakeredis. Tests of many steps run on Valkey alone (`ON_VALKEY`)."""
 
 from collections.abc import Iterator
 from typing import Any
 
+import fakeredis
 import pytest
 
 from tests.lua.deliveries import Deliveries
@@ -11,14 +12,22 @@ from tests.support.key_leaks import assert_no_leak
 from tests.support.redis_servers import BINARIES, RedisServer
 
 
-@pytest.fixture(scope="session", params=[*BINARIES])
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+class Fake:
+    def client(self) -> fakeredis.FakeRedis:
+        return fakeredis.FakeRedis()
+
+
+@pytest.fixture(scope="session", params=["fakeredis", *BINARIES])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer | Fake]:
+    if request.param == "fakeredis":
+        yield Fake()
+        return
     with RedisServer(request.param) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: RedisServer) -> Iterator[Any]:
+def client(server: RedisServer | Fake) -> Iterator[Any]:
     """Yields a client of an empty server."""
     with server.client() as client:
         client.flushall()

@@ -13,7 +13,9 @@ import pytest
 
 from gateway.inference.spend.reservations import ReservationRecord
 from gateway.redis.client import Script
+from tests.support.redis_servers import BINARIES
 
+ON_SERVERS = pytest.mark.parametrize("server", BINARIES, indirect=True)  # for what fakeredis does differently
 ON_VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # for tests that take many steps
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.redis.client import Script
-from tests.lua.scripts import MINUTE, SECOND, TAG, Scripts, at
+from tests.lua.scripts import MINUTE, ON_SERVERS, SECOND, TAG, Scripts, at
 
 NOON = at("2026-11-21T12:00:00")
 
@@ -99,6 +99,7 @@ def test_large_sums_stay_exact(scripts: Scripts) -> None:
     assert scripts.settle("last", 0) == 0
 
 
+@ON_SERVERS
 def test_a_window_outlives_its_last_request(client: Any) -> None:
     """The key's own expiry never frees a slot before its sixty seconds are over."""
     source = Script("inference/admit").source

@@ -12,7 +12,7 @@ from gateway.inference.concurrency.fair_queue import FairQueue
 from gateway.inference.concurrency.lease import BudgetCall, LeaseAnswer, LeaseCall, QuotaCall
 from gateway.keys import lease_keys
 from tests.lua.leases import CHANNEL, LEASE, Demand, Process, Provider
-from tests.lua.scripts import ON_VALKEY
+from tests.lua.scripts import ON_SERVERS, ON_VALKEY
 
 
 @pytest.fixture
@@ -266,6 +266,7 @@ def test_an_account_that_holds_its_share_comes_after_the_others(provider: Provid
     assert held == [(1, 0), (1, 1), (2, 1), (2, 2), (2, 2), (2, 2), (2, 2)]
 
 
+@ON_SERVERS
 def test_the_cost_of_a_call_does_not_grow_with_the_processes(provider: Provider, client: Any) -> None:
     """A call that read all processes would take 1.8 ms with 300 of them, eleven times a second for each."""
 
