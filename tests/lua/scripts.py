@@ -25,11 +25,6 @@ DAY = 86_400 * SECOND
 TAG = "{p38}"
 
 
-def with_examples(few: int, many: int) -> pytest.MarkDecorator:
-    """Runs a state machine with `few` examples in `make test`, and with `many` in `make test-all`."""
-    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.long)])
-
-
 def source(name: str, **constants: int) -> str:
     """Returns the script's text. `constants` replaces limits, so that a test does not have to reach production's."""
     text = Script(name).source

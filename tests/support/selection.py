@@ -39,9 +39,9 @@ class Deadline:
             terminalreporter.line(f"{missing} of {collected} tests were left out, because the time was over")
 
 
-def count_examples(config: pytest.Config, all_examples: int) -> int:
-    """Returns how many examples of a state machine to try: a quarter in `make test`, which every commit repeats."""
-    return all_examples // 4 if config.option.markexpr == "not long" else all_examples
+def with_more_in_test_all(parameter: str, few: int, many: int) -> pytest.MarkDecorator:
+    """Runs a test with `few` rounds in `make test`, which every commit repeats, and with `many` in `make test-all`."""
+    return pytest.mark.parametrize(parameter, [few, pytest.param(many, marks=pytest.mark.long)])
 
 
 def leave_out(file: Path, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -25,6 +25,7 @@ from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
+from tests.support.selection import with_more_in_test_all
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 from tests.support.visitor import Visitor
@@ -161,7 +162,7 @@ async def test_a_key_may_revoke_itself_unless_it_is_the_last_one(account: Accoun
 
 
 @session
-@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.long)])
+@with_more_in_test_all("rounds", 2, 10)
 @pytest.mark.parametrize("count", [2, 4])
 async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int, rounds: int) -> None:
     """Two requests at two processes must not revoke each other's last key."""

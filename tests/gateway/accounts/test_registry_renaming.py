@@ -15,6 +15,7 @@ from gateway.keys import app_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.support.polling import wait_until
 from tests.support.registries import ACCOUNT_KEYS, KEY, an_app, wait_for_change
+from tests.support.selection import with_more_in_test_all
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -126,7 +127,7 @@ async def test_an_interrupted_renaming_can_be_repeated(
     assert {*await raw.keys("*")} == ACCOUNT_KEYS
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.long)])
+@with_more_in_test_all("rounds", 3, 10)
 async def test_two_concurrent_renames_to_one_name(
     local: Registry, peer: Registry, raw: redis.asyncio.Redis, rounds: int
 ) -> None:

@@ -20,6 +20,7 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.sse import EVENT_BYTES, MAX_REPORTED_TOKENS, AnswerReader
 from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, event, token
+from tests.support.selection import with_more_in_test_all
 
 
 def read(*parts: bytes, together: bool = False, kind: type[AnswerReader] = AnswerReader) -> tuple[str, AnswerReader]:
@@ -35,7 +36,7 @@ def read(*parts: bytes, together: bool = False, kind: type[AnswerReader] = Answe
     return "".join(delta.content or "" for delta in deltas), reader
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.long)])
+@with_more_in_test_all("examples", 40, 200)
 def test_any_cut_gives_the_same_text(examples: int) -> None:
     @given(
         st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans()
@@ -123,7 +124,7 @@ EVENTS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("examples", [80, pytest.param(400, marks=pytest.mark.long)])
+@with_more_in_test_all("examples", 80, 400)
 def test_a_frame_does_not_change_the_text(examples: int) -> None:
     @given(st.lists(EVENTS, max_size=12))
     @example([framed(literal) for literal in ('"a"', '"b"', '"\\ud800"', '"c"')])  # half of a surrogate pair is held
@@ -398,7 +399,7 @@ ERRORS = members(message=STRINGS, code=st.one_of(STRINGS, NUMBERS), status=NUMBE
 ANSWERS = members(model=STRINGS, choices=st.lists(CHOICES, max_size=2), usage=USAGES, error=ERRORS, message=STRINGS)
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(1_000, marks=pytest.mark.long)])
+@with_more_in_test_all("examples", 150, 1_000)
 def test_whatever_json_a_provider_sends_is_read_or_fails(examples: int) -> None:
     """Nothing that JSON allows crashes the reader, or what encodes its deltas."""
 
