@@ -35,6 +35,7 @@ from gateway.settings import Settings
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.live_apps import RELEASE, FakeApi, fill, register
 from workers.engine.data_keeper import DataReport
+from workers.kubernetes.data import REPORT_SECONDS, REPORTED
 from workers.kubernetes.data_pod import NONCE, PROOF, sign
 from workers.kubernetes.pod import DATA_PORT, WEB_PORT
 from workers.sandbox.sandbox import MIB
@@ -155,6 +156,8 @@ async def report(store: Store, api: FakeApi, wanted: list[Wanted], reported: set
         await asyncio.sleep(0.2)
     start = cpu_seconds(pid)
     while len(reported) < len(wanted):
+        if time.monotonic() - began > 300 + 2 * REPORT_SECONDS * len(wanted) / REPORTED:
+            raise RuntimeError(f"only {len(reported)} apps were asked for their data:\n{log.read_text()[-3_000:]}")
         await asyncio.sleep(0.5)
     await asyncio.sleep(SETTLE_SECONDS)
     used = cpu_seconds(pid)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import structlog
 from click.testing import CliRunner
 
 from capsule_gateway.cli.main import main
@@ -43,8 +44,16 @@ class Run(NamedTuple):
 
 
 def invoke(arguments: Sequence[str], environment: Mapping[str, str | None], given: str = "") -> Run:
-    """Runs the tool in this process. None unsets a variable. Raises what the tool does not turn into an exit code."""
-    result = CliRunner().invoke(main, arguments, input=given, env=environment, prog_name="capsule")
+    """Runs the tool in this process. None unsets a variable. Raises what the tool does not turn into an exit code.
+
+    The service's settings, and credentials of a storage, come from `environment` alone.
+    """
+    inherited = {name: None for name in os.environ if name.startswith(("GATEWAY_", "AWS_"))}
+    logging = structlog.get_config()
+    try:
+        result = CliRunner().invoke(main, arguments, input=given, env=inherited | {**environment}, prog_name="capsule")
+    finally:
+        structlog.configure(**logging)  # to the runner's output, which is gone
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Run(result.exit_code, result.stdout, result.stderr)

@@ -161,6 +161,8 @@ class ClusterData(DataDriver):
         """
         for name in [*self._new]:
             claim, pod = self._cluster.present.get(("PersistentVolumeClaim", name)), None
+            if claim is not None and claim.metadata.uid in running:
+                continue
             if claim is not None and (uid := claim.metadata.uid) not in self._begun:
                 owner = claim.metadata.labels[APP_LABEL], claim.metadata.labels[ACCOUNT_LABEL]
                 if (pod := self._find_pod(*owner)) is not None:
@@ -187,11 +189,12 @@ class ClusterData(DataDriver):
     # -- limits and reports ----------------------------------------------------------------------------------
 
     async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
-        if not self._unreported:
-            self._unreported = await self.list_apps()
-        some, self._unreported = self._unreported[:REPORTED], self._unreported[REPORTED:]
-        found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
         due = time.monotonic() // REPORT_ALL_SECONDS
+        if not self._unreported:
+            self._unreported = [each for each in await self.list_apps() if not self._sleeps_on(*each, due)]
+        some = self._unreported[:REPORTED]
+        found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
+        del self._unreported[:REPORTED]
 
         async def ask(app: App, limit: int) -> DataStatus | None:
             if (pod := self._find_pod(app.id, app.account)) is None:
@@ -216,6 +219,12 @@ class ClusterData(DataDriver):
         changed = {key: status for key, (_, status) in seen.items() if self._seen.get(key) != seen[key]}
         self._seen |= seen
         return changed
+
+    def _sleeps_on(self, app_id: str, account: str, due: float) -> bool:
+        """Returns whether an app that was asleep at its last report is still asleep, and has nothing new to say."""
+        reported, status = self._seen.get((account, app_id), (None, None))
+        was_asleep = status is not None and status.state == "asleep" and reported == due
+        return was_asleep and self._find_pod(app_id, account) is None
 
     async def _describe_sleep(self, app: App) -> DataStatus | None:
         if not self._driver.places.is_asleep(app.id, "live"):

@@ -50,12 +50,14 @@ WRONG += [f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}", "Bearer csk_nobody"]
 async def test_an_invalid_body_without_a_credential_gets_401(
     gw: Gateway, method: str, path: str, accepted: list[str]
 ) -> None:
-    """Each of the wrong credentials, and each of the bodies."""
+    """Each of the wrong credentials, and a key that nobody has with each of the bodies."""
     others = {"operatorToken": OPERATOR, "apiKey": (await gw.account()).key}
     wrong = [*WRONG, *(f"Bearer {credential}" for kind, credential in others.items() if kind not in accepted)]
     names = [*BODIES]
-    for number in range(max(len(wrong), len(names))):
-        authorization, name = wrong[number % len(wrong)], names[number % len(names)]
+    longest = max(len(wrong), len(names))
+    pairs = [(wrong[number % len(wrong)], names[number % len(names)]) for number in range(longest)]
+    pairs += [("Bearer csk_nobody", name) for name in names]  # a key that has to be looked up
+    for authorization, name in pairs:
         headers = {**BODIES[name].get("headers", {}), **({"Authorization": authorization} if authorization else {})}
         try:
             response = await gw.http.request(method, path, **{**BODIES[name], "headers": headers})

@@ -77,6 +77,7 @@ async def test_an_api_server_that_has_just_started_knows_no_roles(api: FakeApi) 
         api.refusals = [(403, NO_RIGHT)]
         await cluster.delete(("Service", "app-1"))
         assert api.requests == 7
+        assert ("Service", "app-1") not in cluster.present, "before a watch says so"
 
 
 async def test_a_right_that_is_missing_is_reported(api: FakeApi) -> None:

@@ -118,7 +118,7 @@ async def test_a_volume_stays_for_a_week_when_the_records_of_its_app_are_lost(ro
 
 
 async def test_a_round_asks_a_part_of_the_apps(room: ClusterRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, a new volume does not wait behind them."""
+    """So a new volume does not wait behind thousands of them."""
     monkeypatch.setattr("workers.kubernetes.data.REPORTED", 2)
     await room.stop()
     apps = [await room.create_app(name) for name in ("shop", "notes", "wiki")]
@@ -127,6 +127,31 @@ async def test_a_round_asks_a_part_of_the_apps(room: ClusterRoom, monkeypatch: p
     assert (len(first), len(second)) == (2, 1)
     assert first.keys() | second.keys() == {(app.account, app.id) for app in apps}
     assert await driver.find_changes() == {}
+
+
+async def test_apps_that_sleep_take_nobodys_place_in_a_round(
+    room: ClusterRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger plan reaches the pods of the others as soon as before."""
+    read_apps, asked = room.registry.read_intact_apps, list[str]()
+
+    async def read(app_ids: Sequence[str]) -> Any:
+        asked.extend(app_ids)
+        return await read_apps(app_ids)
+
+    await room.stop()
+    for name in ("shop", "notes"):
+        app = await room.create_app(name)
+        await room.cluster.delete(("Deployment", f"{claim_name(app.id, app.account)}-live"))
+    await room.create_app("wiki")
+    monkeypatch.setattr(room.cluster, "is_asleep", lambda *_: True)
+    monkeypatch.setattr("workers.kubernetes.data.REPORTED", 1)
+    monkeypatch.setattr(room.registry, "read_intact_apps", read)
+    driver = room.make_driver()
+    for _ in range(5):
+        await driver.find_changes()
+    assert {*asked[:3]} == {"shop", "notes", "wiki"}
+    assert asked[3:] == ["wiki", "wiki"]
 
 
 async def test_a_volume_without_a_pod_is_looked_at_again_when_it_has_one(
