@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,18 +29,19 @@ from hosting import cpu_seconds, resident_mib
 from rig import SCRATCH, free_port, redis_command
 
 from gateway.deploys.serving import Records, Step, Wanted
+from gateway.loops import freeze_heap
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.live_apps import RELEASE, FakeApi, fill, register
 from workers.engine.data_keeper import DataReport
+from workers.kubernetes.data import REPORT_SECONDS, REPORTED
 from workers.kubernetes.data_pod import NONCE, PROOF, sign
 from workers.kubernetes.pod import DATA_PORT, WEB_PORT
 from workers.sandbox.sandbox import MIB
 
 APPS = (100, 1_000, 5_000)
-SETTLE_SECONDS, REST_SECONDS = 20.0, 60.0
-SETTLED_PER_SECOND = 40  # apps whose volumes the worker looks at after its start
+SETTLE_SECONDS, REST_SECONDS = 20.0, 60.0  # the first ones begin when each pod has reported the data of its app
 EVENTS = 2_000
 DEPLOYS = 10
 DOMAIN = "apps.test"
@@ -50,10 +52,11 @@ async def visit(_: web.Request) -> web.Response:
     return web.Response(text="hello")
 
 
-async def report_data(request: web.Request) -> web.StreamResponse:
+async def report_data(reported: set[str], request: web.Request) -> web.StreamResponse:
     assert request.transport is not None
     _, _, high, low = map(int, request.transport.get_extra_info("sockname")[0].split("."))
     name = f"app-{(high << 8 | low) - 1}"
+    reported.add(name)
     token = hmac.digest(KEY.encode(), f"data acc_{name} {name}".encode(), "sha256").hex()
     proof = sign(token, request.headers[NONCE], PROOF)
     if request.path == "/report":
@@ -103,8 +106,10 @@ async def measure(folder: Path, number: int) -> None:
     redis_port = free_port()
     redis = subprocess.Popen(redis_command(redis_port), cwd=folder, stdout=subprocess.DEVNULL)
     store = Store(f"redis://127.0.0.1:{redis_port}/0")
-    settings = Settings(apps_domain=DOMAIN, kubernetes_image="capsule", data_dir=str(folder / "data"))
-    api = FakeApi()
+    settings = Settings(
+        apps_domain=DOMAIN, kubernetes_image="capsule", data_dir=str(folder / "data"), encryption_key=KEY
+    )
+    api, reported = FakeApi(), set[str]()
     try:
         while True:
             try:
@@ -114,7 +119,9 @@ async def measure(folder: Path, number: int) -> None:
                 await asyncio.sleep(0.1)
         wanted = await register(store, folder / "storage", number)
         fill(api, wanted, settings)
-        async with api.serving() as api_port, serving(visit, WEB_PORT), serving(report_data, DATA_PORT):
+        freeze_heap()  # a collection of the API server's objects would hold up the worker's deploys
+        data = partial(report_data, reported)
+        async with api.serving() as api_port, serving(visit, WEB_PORT), serving(data, DATA_PORT):
             environment = os.environ | {
                 "KUBECONFIG": str(write_kubeconfig(folder, api_port)),
                 "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
@@ -131,7 +138,7 @@ async def measure(folder: Path, number: int) -> None:
             command = ["taskset", "-c", "1", sys.executable, "-m", "capsule_gateway", "worker", "sites"]
             worker = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             try:
-                await report(store, api, wanted, worker.pid, folder / "worker.log")
+                await report(store, api, wanted, reported, worker.pid, folder / "worker.log")
             finally:
                 worker.terminate()
                 await asyncio.to_thread(worker.wait)
@@ -141,14 +148,18 @@ async def measure(folder: Path, number: int) -> None:
         redis.wait()
 
 
-async def report(store: Store, api: FakeApi, wanted: list[Wanted], pid: int, log: Path) -> None:
+async def report(store: Store, api: FakeApi, wanted: list[Wanted], reported: set[str], pid: int, log: Path) -> None:
     began = time.monotonic()
     while '"sites.serving"' not in log.read_text():
         if time.monotonic() - began > 300:
             raise RuntimeError(f"the worker does not serve:\n{log.read_text()[-3_000:]}")
         await asyncio.sleep(0.2)
     start = cpu_seconds(pid)
-    await asyncio.sleep(SETTLE_SECONDS + len(wanted) / SETTLED_PER_SECOND)
+    while len(reported) < len(wanted):
+        if time.monotonic() - began > 300 + 2 * REPORT_SECONDS * len(wanted) / REPORTED:
+            raise RuntimeError(f"only {len(reported)} apps were asked for their data:\n{log.read_text()[-3_000:]}")
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(SETTLE_SECONDS)
     used = cpu_seconds(pid)
     await asyncio.sleep(REST_SECONDS)
     rest = (cpu_seconds(pid) - used) / REST_SECONDS

@@ -221,13 +221,16 @@ def split(path: str) -> list[str]:
 # -- the application -----------------------------------------------------------------------------------------
 
 
-def provide(part: object) -> Provide:
-    """Returns the dependency of a route that names this part of the process."""
+class Part(Provide):
+    """A part of the process, for routes that name it.
 
-    def give() -> Any:
-        return part
+    Litestar compares each with each, for each route. Comparing identities saves a tenth of a second of each start.
+    """
 
-    return Provide(give, sync_to_thread=False, use_cache=True)
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, part: object) -> None:
+        super().__init__(lambda: part, sync_to_thread=False, use_cache=True)
 
 
 class Front:
@@ -239,7 +242,7 @@ class Front:
         self._agents = AgentEndpoint(services)
         self.litestar = Litestar(
             ROUTES,
-            dependencies={name: provide(part) for name, part in vars(services).items()},
+            dependencies={name: Part(part) for name, part in vars(services).items()},
             dto=Body,
             return_dto=None,
             exception_handlers={Exception: render_error},

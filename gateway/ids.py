@@ -1,15 +1,19 @@
-"""Makes the identifiers and times of responses, records and logs."""
+"""Makes the identifiers and times of responses, records and logs, and reads the times that people name."""
 
 import datetime
+import math
 import random
 import re
 import secrets
 import time
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 Time = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]  # as `now_iso` formats it
+
+A_TIME = "a time in ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z, or how long ago, such as 30m, 1h or 2d"
+UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def new_id(kind: str) -> str:
@@ -42,3 +46,30 @@ def seconds_of(iso: str) -> float:
 def day_of(milliseconds: int) -> str:
     """Returns the UTC day of a time since the epoch, such as `2026-07-02`."""
     return time.strftime("%Y-%m-%d", time.gmtime(milliseconds // 1000))
+
+
+def read_time(text: str) -> float:
+    """Returns the seconds since the epoch of a time in ISO 8601, in UTC unless it has an offset, or of `1h` ago.
+
+    Raises ValueError.
+    """
+    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text, re.ASCII):
+        return max(0.0, time.time() - int(ago[1]) * UNITS[ago[2]])
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+class TimeSpan(NamedTuple):
+    """What is at `since` or later, and before `until`; both in seconds since the epoch."""
+
+    since: float = -math.inf
+    until: float = math.inf
+
+    def contains(self, at: float) -> bool:
+        return self.since <= at < self.until
+
+
+ALWAYS = TimeSpan()

@@ -1,13 +1,15 @@
-"""How often something may happen, who may do it, how to wait, and a process's descriptors, memory and event loop."""
+"""How often something may happen, who may do it, how to wait; a process's descriptors, memory, signals and loop."""
 
 import asyncio
 import gc
+import itertools
 import math
 import resource
 import secrets
+import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -93,6 +95,13 @@ async def until_set(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yields the items in lists of `size`; the last one may be shorter."""
+    remaining = iter(items)
+    while batch := list(itertools.islice(remaining, size)):
+        yield batch
+
+
 def pauses(first: float, longest: float) -> Iterator[float]:
     """Yields the seconds to pause before each further attempt: each time twice as many, up to `longest`."""
     while True:
@@ -156,6 +165,15 @@ def freeze_heap() -> None:
     """Exempts all present objects from collection. Each process calls it once it has started."""
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+def stop_at_hangup() -> None:
+    """Lets SIGHUP stop this process as SIGTERM does. A closed terminal, logrotate and `systemctl reload` send it.
+
+    It stays ignored in a process that nohup started. A forked child keeps this; any other calls it again.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
 def ignore_late_lookups() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from gateway.errors import RequestMalformed
-from gateway.times import A_TIME, TimeSpan, read_time
+from gateway.ids import A_TIME, TimeSpan, read_time
 
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot

@@ -90,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks long tests, and starts with the modules that take longest, so that all processes end together.
 
+    What `make test` has left out for lack of a tool comes before the long tests, which may not all run in the time.
     The folders with shared processes come first, one after another. Of the other slow modules, those of different
     folders alternate, because some wait most of the time and others keep a core busy.
     """
@@ -117,6 +118,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(config.option.order).shuffle(ranks)
     ranks = [*range(len(SHARED)), *ranks]
     items.sort(key=lambda item: ranks[order(item)])
+    if config.option.not_in:
+        items.sort(key=lambda item: item.get_closest_marker("long") is not None)
 
 
 def pytest_collection_finish() -> None:

@@ -19,15 +19,15 @@ import uvloop
 
 from gateway import log
 from gateway.accounts.vault import Vault
+from gateway.cancellation import cancel
 from gateway.errors import BackboneUnavailable
-from gateway.loops import freeze_heap, ignore_late_lookups, until
+from gateway.loops import freeze_heap, ignore_late_lookups, stop_at_hangup, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.operations.sealed import find_unopened
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import BadSettings, Settings, find_unread, load
 from gateway.settings.addresses import find_kubernetes_fault
-from gateway.signals import stop_at_hangup
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder
@@ -85,9 +85,7 @@ async def run_workers(settings: Settings, names: list[str], child: BaseProcess |
     running += [asyncio.create_task(keep_child(child))] if child is not None else []
     stopping = asyncio.create_task(stopped.wait())
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-    for task in [stopping, redis, *running]:
-        task.cancel()
-    await asyncio.gather(stopping, redis, *running, return_exceptions=True)
+    await cancel(stopping, redis, *running)
     logger.info("workers.stopped", workers=names)
     for task in done - {stopping}:
         task.result()

@@ -35,7 +35,7 @@ async def note_start(store: Store, group: str, name: str, token: str) -> None:
         await pipe.execute()
 
 
-async def keep_heartbeat(store: Store, group: str) -> None:
+async def keep_heartbeat(store: Store, group: str, renewal_seconds: float = RENEWAL_SECONDS) -> None:
     """Renews the heartbeat of one worker until canceled."""
     token, number, is_noted = secrets.token_hex(8), 1, False
     while True:
@@ -53,6 +53,6 @@ async def keep_heartbeat(store: Store, group: str) -> None:
             if not is_noted:
                 await note_start(store, group, worker_name(number), token)
                 is_noted = True
-            pause = RENEWAL_SECONDS
+            pause = renewal_seconds
         end_if_canceled()
         await asyncio.sleep(pause)

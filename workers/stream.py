@@ -31,7 +31,7 @@ from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.records import QueuedEvent
 from gateway.keys import HEARTBEAT_SECONDS, PARTITION_TAGS, partition_tag, stream_key, worker_key
-from gateway.loops import pauses
+from gateway.loops import batched, pauses
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import set_entry_idle
@@ -73,6 +73,10 @@ class Consumer:
         claim_idle: float,
         handle: Callable[[Entry], None],
         wait_for_space: Callable[[], Awaitable[None]],
+        *,
+        renewal_seconds: float = RENEWAL_SECONDS,
+        names_per_host: int = NAMES_PER_HOST,
+        forget_consumer_ms: int = FORGET_CONSUMER_MS,
     ) -> None:
         """`handle` accepts an entry and returns at once. The handler calls `forget_entry` once the outcome is written.
 
@@ -81,6 +85,8 @@ class Consumer:
         self._store, self._stream, self.group = store, stream, group
         self._idle = int(claim_idle * 1000)
         self._handle, self._wait_for_space = handle, wait_for_space
+        self._renewal_seconds, self._names_per_host = renewal_seconds, names_per_host
+        self._forget_consumer_ms = forget_consumer_ms
         self._blocking = store.blocking_client()
         self.name = ""
         self._token = secrets.token_hex(8)  # in the heartbeat: distinguishes workers with the same name
@@ -102,7 +108,7 @@ class Consumer:
             await self._retry_until_done(self._reserve_name)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._retry_until_done(self._note_start))
-                group.create_task(self._retry_until_done(self._send_heartbeat, every=RENEWAL_SECONDS))
+                group.create_task(self._retry_until_done(self._send_heartbeat, every=self._renewal_seconds))
                 # One task per partition: the cluster node of one partition may be unavailable while the others work.
                 for tag in PARTITION_TAGS:
                     group.create_task(self._retry_until_done(self._read_entries, tag))
@@ -197,13 +203,13 @@ class Consumer:
         return worker_key(self.group, self.name)
 
     async def _reserve_name(self) -> bool:
-        for number in range(1, NAMES_PER_HOST):
+        for number in range(1, self._names_per_host):
             self.name = worker_name(number)
             if await self._renew_name(nx=True):
                 self._positions.clear()
                 logger.info("stream.joined", stream=self._stream, name=self.name)
                 return True
-        await asyncio.sleep(RENEWAL_SECONDS)
+        await asyncio.sleep(self._renewal_seconds)
         return False
 
     async def _note_start(self) -> bool:
@@ -296,8 +302,7 @@ class Consumer:
         return False
 
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
-        for first in range(0, len(ids), BATCH_ENTRIES):
-            batch = ids[first : first + BATCH_ENTRIES]
+        for batch in batched(ids, BATCH_ENTRIES):
             await set_entry_idle(
                 self._store, self.key(tag), group=self.group, consumer=self.name, idle=idle, entries=batch
             )
@@ -326,5 +331,5 @@ class Consumer:
 
     async def _remove_idle_consumers(self, tag: str) -> None:
         for consumer in await self._store.client.xinfo_consumers(self.key(tag), self.group):
-            if consumer["pending"] == 0 and consumer["idle"] > FORGET_CONSUMER_MS:
+            if consumer["pending"] == 0 and consumer["idle"] > self._forget_consumer_ms:
                 await self._store.client.xgroup_delconsumer(self.key(tag), self.group, consumer["name"])

@@ -232,7 +232,7 @@ def deliveries_list(limit: int, event: str | None, before: str | None, follow: b
     if follow:
         if before is not None:
             raise WrongUsage("give either --follow or --before")
-        follow_rows(fetch, limit, "attempt", {**DELIVERY_COLUMNS, "at": clock_of("at")}, **DELIVERY_LAYOUT)
+        follow_rows(fetch, limit, "attempt", {**DELIVERY_COLUMNS, "at": clock_of}, **DELIVERY_LAYOUT)
     rows = fetch(limit)
     empty = "No such deliveries." if any(query.values()) else NO_DELIVERIES
     show_table(rows, DELIVERY_COLUMNS, **DELIVERY_LAYOUT, empty=empty)

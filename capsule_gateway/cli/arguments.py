@@ -32,8 +32,8 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 def find_app_name() -> str | None:
     """Returns the name in the nearest manifest, or None without one. Raises WrongUsage if it cannot be read."""
+    from gateway.settings.text_files import decode_text
     from gateway.settings.toml import parse_toml
-    from gateway.text_files import decode_text
 
     for folder in _list_folders():
         manifest = folder / MANIFEST
@@ -187,7 +187,7 @@ class TimeType(click.ParamType[str]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from gateway.times import A_TIME, read_time
+        from gateway.ids import A_TIME, read_time
 
         try:
             read_time(str(value))

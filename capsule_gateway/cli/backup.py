@@ -45,7 +45,7 @@ HINT = "is not a time; use one like 2026-07-02, '2026-07-02 10:00' or 2026-07-02
 
 def parse_until(context: click.Context, option: click.Parameter, text: str | None) -> str:
     """Returns the last millisecond of the day, minute or second that the text names, as `now_iso` formats it."""
-    from gateway.times import read_time
+    from gateway.ids import read_time
 
     if text is None:
         return ""

@@ -16,7 +16,6 @@ from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path, suggest
 from capsule_gateway.cli.show import as_json, as_list, show_line, show_table
-from gateway.text_files import decode_text, read_variables
 
 MAX_RECONNECTS = 15  # in a row
 PAUSE_SECONDS = 1.0
@@ -127,6 +126,8 @@ def _read_value(name: str) -> str:
 
 def _read_file(source: Path) -> dict[str, str | None]:
     """Returns the variables of the file. Raises WrongUsage, which names the line but never quotes it."""
+    from gateway.settings.text_files import decode_text, read_variables
+
     try:
         values: dict[str, str | None] = {**read_variables(decode_text(source.read_bytes()))}
     except ValueError as error:

@@ -25,9 +25,9 @@ follow_option = click.option("--follow", is_flag=True, help="Print new rows unti
 Fetch = Callable[[int], list[dict[str, Any]]]  # returns at most so many rows, newest first
 
 
-def clock_of(name: str) -> Callable[[Row], str]:
-    """Returns the cell function of a column with the time of day, in UTC."""
-    return lambda row: text_of(name)(row)[11:19]
+def clock_of(row: Row) -> str:
+    """Returns the time of day of the row, in UTC."""
+    return text_of("at")(row)[11:19]
 
 
 def follow_rows(

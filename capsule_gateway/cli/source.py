@@ -18,7 +18,6 @@ from typing import BinaryIO, NamedTuple
 from pathspec import GitIgnoreSpec
 
 from capsule_gateway.cli.service import ServiceRefusal
-from gateway.text_files import decode_text
 
 SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
 # `.env`, `.envrc`, `.dev.vars` and all names derived from them: of environments, of copies, and of editors' backups.
@@ -118,6 +117,8 @@ def _read_rules_above(folder: Path) -> Rules:
 
 
 def _read_rules(folder: Path) -> Rules:
+    from gateway.settings.text_files import decode_text
+
     lines: list[str] = []
     for name in IGNORE_FILES:
         if (file := folder / name).is_file():

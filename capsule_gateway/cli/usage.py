@@ -132,7 +132,7 @@ def requests(request_id: str | None, limit: int, follow: bool, **filters: str | 
         return service.list_rows("/account/requests", **filters, limit=count)
 
     if follow:
-        follow_rows(fetch, limit, "id", {**REQUEST_COLUMNS, "arrived": clock_of("at")}, **REQUEST_LAYOUT)
+        follow_rows(fetch, limit, "id", {**REQUEST_COLUMNS, "arrived": clock_of}, **REQUEST_LAYOUT)
     empty = "No such requests." if any(filters.values()) else "No requests yet."
     rows = fetch(limit)
     show_table(rows, REQUEST_COLUMNS, **REQUEST_LAYOUT, empty=empty)

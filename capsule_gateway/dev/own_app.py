@@ -19,6 +19,7 @@ from capsule_gateway.dev.account import DemoApp
 from capsule_gateway.dev.children import DevProcess, run_shell
 from capsule_gateway.dev.key_file import Keys
 from capsule_gateway.dev.layout import Layout
+from gateway.cancellation import RunningTasks
 
 if TYPE_CHECKING:
     from workers.hosting.releases import Releases
@@ -122,7 +123,7 @@ def _listen(path: Path) -> socket.socket:
 async def _relay_connections(listener: socket.socket, port: int) -> AsyncIterator[None]:
     from workers.sandbox.network import abort, splice
 
-    running: set[asyncio.Task[None]] = set()
+    running = RunningTasks()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -131,16 +132,11 @@ async def _relay_connections(listener: socket.socket, port: int) -> AsyncIterato
         except OSError:  # Caddy answers that the app does not
             abort(writer)
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(connect(reader, writer))
-        running.add(task)
-        task.add_done_callback(running.discard)
-
-    server = await asyncio.start_unix_server(accept, sock=listener)
+    server = await asyncio.start_unix_server(
+        lambda reader, writer: running.start(connect(reader, writer)), sock=listener
+    )
     try:
         yield
     finally:
         server.close()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await running.cancel()

@@ -30,15 +30,10 @@ from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso, time_of
 from gateway.keys import api_key_key, api_keys_used_key, key_lists
-from gateway.loops import every
+from gateway.loops import batched, every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import compare_and_set
-
-
-def new_key(prefix: str) -> str:
-    """Returns 256 random bits after the prefix, such as `csk_…`."""
-    return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
 def digest(key: str) -> str:
@@ -137,7 +132,7 @@ class ApiKeys:
             raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
         if app is not None and scope == "full":
             raise RequestMalformed("app: only keys with the scope 'deploy' or 'read' can be for one app.")
-        secret = new_key("csk")
+        secret = f"csk_{secrets.token_urlsafe(32)}"  # 256 random bits
         key = ApiKey(new_id("key"), name, digest(secret), now_iso(), scope, by=by)
         if app is not None:
             key = msgspec.structs.replace(key, app=app.name, appId=app.id)
@@ -226,8 +221,7 @@ class ApiKeys:
         for reference in self._unwritten:
             by_account.setdefault(reference.account, []).append(reference.id)
         accounts = list(by_account)
-        for first in range(0, len(accounts), ACCOUNTS_PER_WRITE):
-            batch = accounts[first : first + ACCOUNTS_PER_WRITE]
+        for batch in batched(accounts, ACCOUNTS_PER_WRITE):
             try:
                 await asyncio.gather(*(scripts.record_key_uses(self._store, each, by_account[each]) for each in batch))
             except BackboneUnavailable as error:

@@ -48,10 +48,10 @@ from gateway.errors import (
     ViewersLimited,
 )
 from gateway.events.catalog import Kind
+from gateway.ids import ALWAYS, TimeSpan
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
-from gateway.text_files import decode_text, read_variables
-from gateway.times import ALWAYS, TimeSpan
+from gateway.settings.text_files import decode_text, read_variables
 from gateway.validation import Id, parse_span
 
 PUBLISH_ERRORS = [

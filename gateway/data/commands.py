@@ -54,6 +54,7 @@ class DataAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     is_full: bool = False  # the error is that of a full disk
     notes: list[str] = []  # what the snapshot lacks
+    service_fault: bool = False  # whether the service has failed, not the app
 
 
 class DataCommands:

@@ -1,6 +1,7 @@
 """The times of lines in stored logs: in front of the text, in ms. The keeper of a sandbox imports this module too."""
 
 MARK = "\x1f"  # between the time of a line and its text
+FORMER = ".former"  # after the name of a log: the file with the lines before
 
 
 def stamp_line(line: str, milliseconds: int) -> str:

@@ -21,8 +21,8 @@ from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_
 from gateway.accounts.records import App, Auth, Build, ReplacedFields
 from gateway.accounts.vault import Vault
 from gateway.errors import RequestMalformed
+from gateway.settings.text_files import decode_text
 from gateway.settings.toml import parse_toml
-from gateway.text_files import decode_text
 from gateway.validation import Command, Folder, Id, Path, explain
 
 FILE = "capsule.toml"

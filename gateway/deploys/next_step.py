@@ -1,10 +1,11 @@
-"""What somebody can do after a deploy has failed, from its error and its log."""
+"""What somebody can do after a deploy has failed, from its record and its log."""
 
 import re
 
 import msgspec
 
 from gateway.deploys.manifest import FILE as MANIFEST
+from gateway.deploys.phases import find_phase
 from gateway.deploys.records import Deploy
 
 SEARCHED = 65_536  # characters at the end of a log, where the failure is
@@ -28,8 +29,6 @@ MISSING = re.compile(
 # pydantic names the field, in a line of its own.
 FIELD = re.compile(r"^([A-Za-z]\w*)\n +Field required \[type=missing", re.M)
 UNSETTABLE = ("PORT", "HOST", "HOME", "PATH", "DATA_DIR")  # the service sets them
-# What ends an error that is not the app's fault, unless the deploy has kept the data in a snapshot.
-AGAIN = re.compile(r"[;:] (deploy|try) again( later)?\.?($|; the data from before)|; tell the operator\b")
 STEPS = {
     "build": "The log shows why the build failed. Correct it, and deploy again.",
     "health": "The release did not pass its health check; the log has its output. Correct it, and deploy again.",
@@ -50,7 +49,7 @@ def find_next_step(deploy: Deploy, log: str) -> NextStep | None:
     error = deploy.error or ""
     if error.startswith(MANIFEST):
         return NextStep(f"Correct {MANIFEST}, and deploy again.")
-    if AGAIN.search(error):
+    if deploy.serviceFault:
         return NextStep(
             "The service failed, not your app. Deploy again; if it fails again, tell the service's operators."
         )
@@ -59,7 +58,7 @@ def find_next_step(deploy: Deploy, log: str) -> NextStep | None:
         where, option = (" for previews", " --preview") if deploy.kind == "preview" else ("", "")
         text = f"The log says that the variable {name} is missing. Set it{where}, and deploy again."
         return NextStep(text, f"capsule env set {deploy.app} {name}{option}", name)
-    return NextStep(STEPS.get(error.partition(":")[0], STEPS["build"]))
+    return NextStep(STEPS[find_phase(deploy)])
 
 
 def find_missing_variable(log: str) -> str | None:

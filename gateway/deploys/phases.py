@@ -5,13 +5,12 @@ from typing import Literal
 
 import msgspec
 
-from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.records import FINAL, Deploy
 from gateway.events.catalog import Phase
 from gateway.ids import Time
 
 PhaseState = Literal["waiting", "running", "done", "failed", "canceled"]
-STATES: dict[str, Phase] = {"building": "build", "checking": "health", "canary": "canary"}
+PHASES: dict[str, Phase] = {"building": "build", "checking": "health", "canary": "canary"}
 
 
 class PhaseView(msgspec.Struct, kw_only=True):
@@ -25,8 +24,8 @@ def list_phases(deploy: Deploy) -> list[PhaseView]:
     """Returns the phases in their order. A preview has no canary."""
     phases: list[Phase] = ["build", "health", "canary"] if deploy.kind == "live" else ["build", "health"]
     starts = _starts(deploy)
+    current = find_phase(deploy)
     ended = deploy.finishedAt if deploy.state in FINAL else None
-    current = _current(deploy, starts)
     views = []
     for number, phase in enumerate(phases):
         start, following = starts.get(phase), starts.get(phases[number + 1]) if number + 1 < len(phases) else None
@@ -47,11 +46,10 @@ def _starts(deploy: Deploy) -> dict[str, str]:
     return {phase: start for phase, start in starts.items() if began and start and start >= began}
 
 
-def _current(deploy: Deploy, starts: dict[str, str]) -> str:
+def find_phase(deploy: Deploy) -> str:
     """Returns the phase in which the deploy is or ended; '' if it has not begun."""
-    if deploy.state == "failed" and deploy.error:
-        return "build" if deploy.error.startswith(MANIFEST) else deploy.error.partition(":")[0]
-    return STATES.get(deploy.state) or next(reversed(starts), "")
+    unknown = "build" if deploy.state == "failed" else ""  # an external engine reports only the end of its build
+    return PHASES.get(deploy.state) or next(reversed(_starts(deploy)), unknown)
 
 
 def _state(deploy: Deploy, phase: Phase, current: str, phases: list[Phase]) -> PhaseState:

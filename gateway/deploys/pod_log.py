@@ -12,7 +12,7 @@ from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.runtime_log import POLL_SECONDS, RuntimeLog
 from gateway.deploys.serving import Records
-from gateway.times import ALWAYS, TimeSpan, read_time
+from gateway.ids import ALWAYS, TimeSpan, read_time
 
 APP_CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"  # as `workers/kubernetes/objects.py` names them
 RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from gateway.accounts.records import PREVIEW, Build
 from gateway.deploys.unbuilt import PAGE, Files, explain_unbuilt, write_settings
+from gateway.settings.text_files import decode_text
 from gateway.settings.toml import parse_toml
-from gateway.text_files import decode_text
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63

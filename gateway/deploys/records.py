@@ -11,6 +11,7 @@ from gateway.deploys import positions
 from gateway.errors import RequestMalformed
 from gateway.events.catalog import Kind
 from gateway.keys import PARTITION_TAGS, deploy_key, deploys_key, site_key, stream_key, tagged_deploy_key
+from gateway.loops import batched
 from gateway.settings import Settings
 
 STREAM, GROUP = "builds", "deploys"
@@ -62,6 +63,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     durationMs: int | None = None
     url: str | None = None
     error: str | None = None
+    serviceFault: bool = False  # the service has failed, not the app; older records do not say it
 
 
 class DeployRecords:
@@ -110,10 +112,8 @@ class DeployRecords:
                 raise RequestMalformed("before: there is no deploy of this id; leave it out to begin with the newest.")
             ids = ids[ids.index(before) + 1 :]
         found: Sequence[Deploy] = []
-        for first in range(0, len(ids), RECORDS_PER_READ):
-            deploys = await self._get_all(
-                [deploy_key(account_id, name) for name in ids[first : first + RECORDS_PER_READ]]
-            )
+        for batch in batched(ids, RECORDS_PER_READ):
+            deploys = await self._get_all([deploy_key(account_id, name) for name in batch])
             found = [*found, *(deploy for deploy in deploys if app is None or names & {deploy.app, deploy.appId})]
             if len(found) >= limit:
                 break
@@ -147,8 +147,7 @@ class DeployRecords:
     async def _get_all(self, records: Sequence[str]) -> Sequence[Deploy]:
         """Returns the records that exist, in the same order, with one round trip per hundred."""
         found: list[Deploy] = []
-        for first in range(0, len(records), RECORDS_PER_READ):
-            batch = records[first : first + RECORDS_PER_READ]
+        for batch in batched(records, RECORDS_PER_READ):
             answers = await self._store.read_each(batch, lambda pipe, key: pipe.hgetall(key))
             found += [msgspec.convert(record, Deploy, strict=False) for record in answers if record]
         return found

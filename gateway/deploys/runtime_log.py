@@ -4,10 +4,7 @@
     GATEWAY_DATA_DIR/running/<deploy id>.output.former  the output before it; replaced when the other file is full
 
 Each line begins with its time (`line_times.py`). Together the files have at most 1 MiB (`workers/sandbox/output.py`).
-The keeper of a sandbox imports this module in a Python without other packages.
 """
-
-from __future__ import annotations
 
 import asyncio
 import math
@@ -15,17 +12,13 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gateway.deploys.line_times import split_stamp
-from gateway.times import ALWAYS, TimeSpan
-
-if TYPE_CHECKING:
-    from gateway.accounts.records import App
+from gateway.accounts.records import App
+from gateway.deploys.line_times import FORMER, split_stamp
+from gateway.ids import ALWAYS, TimeSpan
 
 POLL_SECONDS = 0.5
 DEPLOY_SECONDS = 2.0  # between two checks of which deploy is live
-FORMER = ".former"
 FIRST_BYTES = 64  # of a file, with the time of its first line
 ATTEMPTS = 5  # to read both files while they are swapped
 MISSING = "… lines are missing here: they were written faster than they were read\n".encode()

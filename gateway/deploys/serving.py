@@ -41,6 +41,7 @@ from gateway.keys import (
     serving_key,
     tagged_serving_key,
 )
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.redis.scripts import Location, hold_key
 
@@ -108,6 +109,7 @@ class StepAnswer(msgspec.Struct, frozen=True):
     served: bool = False  # whether visitors got the release before it failed, in the canary
     good_probes: int = 0  # in the canary so far
     output: list[str] = []  # the last lines of a start command
+    service_fault: bool = False  # whether the service has failed, not the app
 
 
 class HostReport(msgspec.Struct, frozen=True):
@@ -180,8 +182,7 @@ class Records:
                 pipeline.zrangebyscore(served_apps_key(tag), f"({seen.get(tag, 0):.0f}", "+inf", withscores=True)
             changed = await pipeline.execute()
         for tag, apps in zip(tags, changed, strict=True):
-            for first in range(0, len(apps), BATCH_RECORDS):
-                batch = apps[first : first + BATCH_RECORDS]
+            for batch in batched(apps, BATCH_RECORDS):
                 async with self._store.client.pipeline(transaction=False) as pipeline:
                     for app_id, _ in batch:
                         pipeline.hvals(tagged_serving_key(tag, app_id))

@@ -24,8 +24,8 @@ from gateway.cancellation import run_process
 from gateway.deploys import archives
 from gateway.errors import MediaTypeUnsupported, RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
+from gateway.settings.text_files import decode_text
 from gateway.storage import Object, Storage, check_exit_code, full_disk_failures
-from gateway.text_files import decode_text
 
 SOURCE_BYTES = 104_857_600  # of an upload
 SOURCE_FILES, UNPACKED_BYTES = 50_000, 1_073_741_824  # of a source; builds have the same limits

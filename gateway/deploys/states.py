@@ -29,6 +29,7 @@ from gateway.deploys import scripts
 from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
 from gateway.deploys.manifest import FILE as MANIFEST
+from gateway.deploys.phases import PHASES
 from gateway.deploys.records import (
     FINAL,
     MAX_LISTED,
@@ -91,7 +92,14 @@ class StaleDeploy(Exception):
 
 
 class DeployError(Exception):
-    """A reason for the failure of a deploy. Account holders see the message."""
+    """A reason for the failure of a deploy. Account holders see the message.
+
+    `service_fault`: the service has failed, not the app, so the same deploy may succeed later.
+    """
+
+    def __init__(self, message: str, *, service_fault: bool = False) -> None:
+        super().__init__(message)
+        self.service_fault = service_fault
 
 
 class StorageFailed(DeployError):
@@ -99,7 +107,7 @@ class StorageFailed(DeployError):
 
     def __init__(self, error: Exception) -> None:
         reason = "the disk of the service is full" if is_full(error) else "the storage does not answer"
-        super().__init__(f"{reason}; deploy again later")
+        super().__init__(f"{reason}; deploy again later", service_fault=True)
 
 
 class AppGone(DeployError):
@@ -345,13 +353,15 @@ class Deploys:
     async def record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> Deploy:
         return await self._move(deploy, state=deploy.state, digest=archive.digest, size=str(archive.size))
 
-    async def advance(self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "") -> Deploy:
+    async def advance(
+        self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "", *, service_fault: bool = False
+    ) -> Deploy:
         """Records the result of a phase. Raises RequestMalformed when the deploy is not in that phase."""
         state = NEXT.get((deploy.state, phase))
         if state is None:
             raise RequestMalformed(f"phase: a deploy that is {deploy.state} is not in its {phase} phase.")
         if not ok:
-            return await self._fail(deploy, phase, reason or f"the {phase} phase failed")
+            return await self._fail(deploy, phase, reason or f"the {phase} phase failed", service_fault=service_fault)
         if state == "canary" and deploy.kind == "preview":
             state = "live"
         if state == "live":
@@ -385,8 +395,7 @@ class Deploys:
         self, deploy: Deploy, reason: str = "the worker stopped during the deploy; deploy again"
     ) -> Deploy:
         """Fails a deploy whose worker or engine is gone. An unfinished deploy is not resumed."""
-        phases: dict[str, Phase] = {"checking": "health", "canary": "canary"}
-        return await self._fail(deploy, phases.get(deploy.state, "build"), reason)
+        return await self._fail(deploy, PHASES.get(deploy.state, "build"), reason, service_fault=True)
 
     async def fail_unreported(self) -> int:
         """Fails deploys that an external engine started and did not finish in time; returns their number.
@@ -402,11 +411,12 @@ class Deploys:
                     failed += 1
         return failed
 
-    async def _fail(self, deploy: Deploy, phase: Phase, reason: str) -> Deploy:
+    async def _fail(self, deploy: Deploy, phase: Phase, reason: str, *, service_fault: bool) -> Deploy:
         reason = reason[:REASON_LENGTH]
         event = DeployFailed(deployId=deploy.id, kind=deploy.kind, phase=phase, reason=reason)
         error = reason if reason.startswith(f"{MANIFEST}, line ") else f"{phase}: {reason}"
-        return await self._move(deploy, event, state="failed", error=error, **self._final_timing(deploy))
+        fault: dict[str, Any] = {"serviceFault": "1"} if service_fault else {}
+        return await self._move(deploy, event, state="failed", error=error, **fault, **self._final_timing(deploy))
 
     @staticmethod
     def _final_timing(deploy: Deploy) -> dict[str, Any]:

@@ -15,10 +15,9 @@ import msgspec
 
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.records import LoggedEvent
-from gateway.ids import Time, now_iso, time_of
+from gateway.ids import ALWAYS, Time, TimeSpan, now_iso, time_of
 from gateway.keys import bodies_key, deliveries_key, partition_tag, stored_key
 from gateway.redis.client import Store
-from gateway.times import ALWAYS, TimeSpan
 
 MAX_DELIVERIES = 1_000  # kept per account
 KEPT_SECONDS = 30 * 86_400

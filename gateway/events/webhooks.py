@@ -23,6 +23,7 @@ from gateway.events.deliveries import build_headers, encode_body, find_failed
 from gateway.events.records import QueuedEvent
 from gateway.ids import new_id, now_iso
 from gateway.keys import previous_secret_key, redelivered_key, webhook_key
+from gateway.loops import batched
 from gateway.outbound import addresses
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
@@ -182,7 +183,7 @@ class Webhooks:
     async def redeliver_failed(self, account_id: str, since: str) -> int:
         """Queues again the logged events from `since` on whose newest delivery failed; returns their number.
 
-        `since` is a time as `gateway/times.py` reads it. Raises RequestMalformed and RateLimited.
+        `since` is a time as `gateway/ids.py` reads it. Raises RequestMalformed and RateLimited.
         """
         first_at = parse_time("since", since)
         key = redelivered_key(account_id)
@@ -192,8 +193,7 @@ class Webhooks:
         events = await find_failed(self._store, account_id, int(first_at * 1000))
         queued = 0
         try:
-            for first in range(0, len(events), EVENTS_PER_SCRIPT):
-                batch = events[first : first + EVENTS_PER_SCRIPT]
+            for batch in batched(events, EVENTS_PER_SCRIPT):
                 queued += await scripts.redeliver_events(self._store, account_id, batch)
         except BackboneUnavailable as error:
             error.message, error.retry_after = REDELIVERY_INTERRUPTED, REDELIVER_SECONDS

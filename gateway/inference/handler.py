@@ -163,13 +163,10 @@ class Inference:
         cache = self._registry.cache
         if (cache.changes != changes or not cache.is_current) and await self._registry.is_suspended(app):
             raise AppSuspended
-        # A faulty request reserves nothing, but counts against the rates.
-        max_cost: Callable[[Tariff], int] | None = None
         if isinstance(completion, CompletionRequest):
             request.model, request.max_tokens = completion.model, completion.max_tokens
-            max_cost = partial(worst_case_cost, completion.model, completion.text_bytes, completion.max_tokens)
         request.trace.enter("admit")
-        admitted = await self._admission.admit(app, account, user, max_cost)
+        admitted = await self._admission.admit(app, account, user, _max_cost_of(completion))
         request.headers += admitted.headers
         request.limits = admitted.limits
         request.trace.leave()
@@ -339,7 +336,7 @@ class Inference:
         if request.account or request.code:  # neither a preflight nor the list of models
             waited_ms = round(request.waited * 1000)
             details = RequestDetails(
-                request.reason, request.reserved, waited_ms, request.limits, request.region, tuple(request.attempts)
+                request.reason, request.reserved, waited_ms, request.limits, request.region, request.attempts
             )
             self._counters.count_request(request.account, line, details, admitted=request.admitted)
         write_request_line(line)
@@ -356,6 +353,13 @@ def _bearer_token(authorization: bytes | None) -> bytes:
     if scheme.lower() != b"bearer" or not (token := token.strip()):
         raise TokenMissing
     return token
+
+
+def _max_cost_of(completion: CompletionRequest | ServiceError) -> Callable[[Tariff], int] | None:
+    """Returns what computes the maximum cost. A faulty request reserves nothing, but counts against the rates."""
+    if isinstance(completion, ServiceError):
+        return None
+    return partial(worst_case_cost, completion.model, completion.text_bytes, completion.max_tokens)
 
 
 def _charge_for(reservation: Reservation, model: str, stream: Stream | None, billed: Usage | None) -> Charge:

@@ -36,6 +36,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.cancellation import RunningTasks
 from gateway.errors import BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference import scripts
@@ -198,7 +199,7 @@ class Health:
         self._answer_due = float("-inf")  # when it next writes that, on the loop's clock
         self._recorder: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = RunningTasks()
         self.on_change: Callable[[], None] = lambda: None
         registry.cache.subscribe(provider_key(provider), self.reload)
 
@@ -311,9 +312,7 @@ class Health:
             with suppress(BackboneUnavailable):
                 await write
 
-        task = asyncio.create_task(attempt())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background.start(attempt())
 
     # -- probes and trials -----------------------------------------------------------------------------------
 

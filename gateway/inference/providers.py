@@ -56,6 +56,13 @@ class ModelProvider:
             observe_wait=metrics.provider_wait.labels(chosen.name).observe,
         )
         self.health = Health(chosen.name, registry, self.pool)
+        self._gauges = metrics.permit_gauges(chosen.name)
+
+    def show_permits(self) -> None:
+        """Updates the gauges."""
+        self._gauges.in_force.set(self.permits.in_force)
+        self._gauges.used.set(self.permits.used)
+        self._gauges.waiting.set(self.permits.waiting)
 
 
 class Choice(NamedTuple):

@@ -105,7 +105,7 @@ class InferenceRequest:
         self.waited = 0.0  # seconds, for a permit
         self.limits: LimitUses = ()
         self.stream: Stream | None = None  # of the last attempt
-        self.attempts: list[Attempt] = []  # at providers
+        self.attempts: tuple[Attempt, ...] = ()  # at providers
         self.region = ""  # of the provider of the last one
         self.trace: Trace = NULL_TRACE
         self.watcher: asyncio.Task[None] | None = None
@@ -180,7 +180,7 @@ class InferenceRequest:
             self.watcher = asyncio.create_task(self._wait_for_disconnect(fail))
             return
         connection.on_lost, connection.on_drained = lambda: fail(ClientGone()), resume
-        if self.is_gone:
+        if connection.transport.is_closing():
             fail(ClientGone())
 
     def unwatch(self) -> None:

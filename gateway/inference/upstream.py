@@ -89,8 +89,7 @@ class Upstream:
         self.metrics.count_queued()
         self.metrics.open_streams.set(self.providers.count_streams())
         for provider in self.providers.all:
-            permits = provider.permits
-            self.metrics.show_permits(provider.name, permits.in_force, permits.used, permits.waiting)
+            provider.show_permits()
         if not self.waiting:
             return
         if not self.availability.status().available:
@@ -186,7 +185,7 @@ class Exchange:
         self._began: float | None = None  # when the first attempt was sent
         self._started = 0.0
         # The attempts before.
-        self._tried: list[ModelProvider] = []
+        self._tried: tuple[ModelProvider, ...] = ()
         self._failed: ServiceError | None = None  # the end of the last one
         self._failed_at: ModelProvider | None = None  # where, until the next attempt begins
         self.billed: Usage | None = NOTHING  # None: unknown, at most what was reserved
@@ -368,7 +367,7 @@ class Exchange:
         self._trial = False
         if provider is None:
             return
-        self._tried.append(provider)
+        self._tried += (provider,)
         if stream is not None:
             self._request.unwatch()
             self._upstream.running.pop(stream, None)
@@ -384,7 +383,7 @@ class Exchange:
     def _record(self, provider: ModelProvider, error: BaseException | None) -> None:
         code = "" if error is None else _code_of(error)
         took = time.perf_counter() - self._started
-        self._request.attempts.append(Attempt(provider.name, code, round(took * 1000)))
+        self._request.attempts += (Attempt(provider.name, code, round(took * 1000)),)
         self._request.region = provider.settings.region
         self._upstream.metrics.count_attempt(provider.name, code or "ok")
         self._request.trace.fail_stage(code)

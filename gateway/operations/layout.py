@@ -42,7 +42,7 @@ from gateway.keys import (
     deletions_key,
     former_claims_key,
 )
-from gateway.loops import held
+from gateway.loops import batched, held
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.settings import Settings
@@ -85,8 +85,7 @@ async def move_scoped_keys(store: Store) -> None:
     """Moves API keys whose scope is not full to where a version that knows no scopes does not find them."""
     for tag in PARTITION_TAGS:
         accounts = await store.client.zrange(accounts_key(tag), 0, -1)
-        for first in range(0, len(accounts), ACCOUNTS_AT_A_TIME):
-            batch = accounts[first : first + ACCOUNTS_AT_A_TIME]
+        for batch in batched(accounts, ACCOUNTS_AT_A_TIME):
             await asyncio.gather(*(scripts.move_scoped_keys(store, each) for each in batch))
 
 

@@ -36,7 +36,7 @@ from gateway.keys import (
     spend_key,
     spenders_key,
 )
-from gateway.loops import every
+from gateway.loops import batched, every
 from gateway.operations.backlog import (
     count_dead_letters,
     count_worker_starts,
@@ -168,8 +168,7 @@ class Overview:
 
     async def _check_caps(self, now: int) -> None:
         spenders, day = sorted(self._counters.spenders), day_of(now)
-        for first in range(0, len(spenders), ACCOUNTS_PER_READ):
-            batch = spenders[first : first + ACCOUNTS_PER_READ]
+        for batch in batched(spenders, ACCOUNTS_PER_READ):
             spends = await self._read_spends(batch, day)
             self._counters.spenders.difference_update(batch)
             for spend in spends:

@@ -20,6 +20,7 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import Wanted, new_token
 from gateway.events.webhooks import Receiver
 from gateway.keys import deploy_key, kind_of, webhook_key
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.redis.scripts import Companion, compare_and_set
 
@@ -113,13 +114,11 @@ async def _read_sealed(store: Store) -> AsyncIterator[Sealed]:
     keys = sorted(key for key in await store.list_keys() if kind_of(key) in SEALED)
     hashes = [key for key in keys if kind_of(key) == "serving" and key.count(":") > 1]  # the other one is a zset
     texts = [key for key in keys if kind_of(key) != "serving"]
-    for first in range(0, len(texts), BATCH_RECORDS):
-        batch = texts[first : first + BATCH_RECORDS]
+    for batch in batched(texts, BATCH_RECORDS):
         for key, text in zip(batch, await store.get_all(batch), strict=True):
             if text:
                 yield Sealed(key, "", text)
-    for first in range(0, len(hashes), BATCH_RECORDS):
-        batch = hashes[first : first + BATCH_RECORDS]
+    for batch in batched(hashes, BATCH_RECORDS):
         found = await store.read_each(batch, lambda pipe, key: pipe.hgetall(key))
         for key, addresses in zip(batch, found, strict=True):
             for address, text in addresses.items():

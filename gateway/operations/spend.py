@@ -15,6 +15,7 @@ import msgspec
 from gateway.errors import RequestMalformed
 from gateway.ids import Time, now_iso
 from gateway.keys import account_key, spenders_key
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.telemetry.counters import TOTAL
 from gateway.telemetry.usage_reports import KEY_FORMATS, list_begins, sum_months
@@ -73,7 +74,7 @@ async def _read_days(store: Store, begins: range) -> AsyncIterator[list[AccountS
 
 
 async def _add_names(store: Store, rows: list[AccountSpendRow]) -> None:
-    for n in range(0, len(rows), PAGE):
-        page = [row for row in rows[n : n + PAGE] if row.account]
+    for batch in batched(rows, PAGE):
+        page = [row for row in batch if row.account]
         for row, record in zip(page, await store.get_all([account_key(row.account) for row in page]), strict=True):
             row.accountName = msgspec.json.decode(record, type=NamedAccount).name if record else ""

@@ -81,9 +81,7 @@ class Client:
         self._limiter = TenantLimiter(connections)
         self._connections, self._connections_per_origin = connections, connections_per_origin
         self._keep_alive, self._resolve = keep_alive, resolve
-        self._tls = httpx.create_ssl_context(trust_env=False)
-        if ca_file is not None:
-            self._tls.load_verify_locations(ca_file)
+        self._tls = _read_authorities(ca_file)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -295,6 +293,15 @@ def _open_public_socket(info: aiohttp.AddrInfoType) -> socket.socket:
     if not is_public(ipaddress.ip_address(address)) or is_own_service(address, port):
         raise _NotPublic("not a public address")
     return _open_any_socket(info)
+
+
+@lru_cache
+def _read_authorities(ca_file: str | None) -> ssl.SSLContext:
+    """Returns one context for all clients of a process, because reading the public authorities takes 50 ms."""
+    context = httpx.create_ssl_context(trust_env=False)
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+    return context
 
 
 async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

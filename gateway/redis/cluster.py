@@ -27,6 +27,7 @@ from redis.crc import key_slot
 from redis.event import EventDispatcher
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 
+from gateway.cancellation import cancel
 from gateway.redis.errors import FAULTS, map_redis_errors
 from gateway.redis.pipeline import NOT_PRIMARY_CODES, Notice, Pipeline
 from gateway.redis.replication import make_pipeline
@@ -110,8 +111,7 @@ class ClusterPipeline:
     async def close(self) -> None:
         self._owners = [None] * SLOTS
         if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.gather(self._refreshing, return_exceptions=True)
+            await cancel(self._refreshing)
         for pipeline in (*self._pipelines.values(), *self._retired):
             await pipeline.close()
 
@@ -194,9 +194,7 @@ class ClusterPipeline:
                 if known == SLOTS:  # a node that has just joined may not know all
                     break
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await cancel(*asked)
         if fullest is None:
             raise fault
         self._set_owners(*fullest[1:])

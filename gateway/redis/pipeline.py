@@ -25,6 +25,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from gateway.cancellation import cancel
+
 MAX_PENDING_CALLS = 20_000
 CHECK_SECONDS = 0.25
 # redis-py's classes for the codes that callers distinguish. Their text keeps the code.
@@ -250,8 +252,7 @@ class Pipeline:
 
     async def close(self) -> None:
         if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+            await cancel(self._connecting)
         if self._connection is not None:
             self._connection.close()
         await asyncio.sleep(0)  # the transport closes its socket in the loop's next iteration

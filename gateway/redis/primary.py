@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
+from gateway.cancellation import cancel
 from gateway.redis.errors import FAULTS
 
 logger = structlog.get_logger()
@@ -51,9 +52,7 @@ class Sentinels(Sentinel):
                 if 2 * len(answers) > len(asked):
                     break
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await cancel(*asked)
         if not answers:
             raise MasterNotFoundError("no Sentinel names a primary that it can reach")
         newest, now = max(answers), asyncio.get_running_loop().time()
@@ -91,9 +90,7 @@ class PrimaryWatch:
 
     async def close(self) -> None:
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     async def _check_repeatedly(self) -> None:
         while not self._closed:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from gateway.cancellation import cancel
 from gateway.redis.pipeline import MAX_PENDING_CALLS, Find, Pipeline, pack_command
 
 WAIT_SECONDS = 0.5  # that a WAIT lasts at most; a call may have to wait for two of them
@@ -70,8 +71,7 @@ class ReplicatedPipeline(Pipeline):
 
     async def close(self) -> None:
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+            await cancel(self._sending)
         for _, answer in self._group:  # the task had not started
             _settle_answer(answer, RedisConnectionError("the connection is closed"), 0)
         await super().close()

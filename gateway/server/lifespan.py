@@ -12,6 +12,7 @@ from types import FrameType
 import structlog
 
 from gateway import log
+from gateway.cancellation import cancel
 from gateway.inference.provider.connection import Interrupted
 from gateway.loops import freeze_heap, ignore_late_lookups
 from gateway.operations import layout
@@ -144,8 +145,7 @@ async def _settle_at_last(services: Services) -> None:
 async def _close(services: Services, tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.remove_done_callback(_end_process)
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
     await services.providers.close()
     await services.http.close()
     await services.apps_http.close()

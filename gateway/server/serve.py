@@ -16,13 +16,12 @@ import uvloop
 
 from gateway import log
 from gateway.errors import BackboneUnavailable, RequestMalformed
-from gateway.loops import ignore_late_lookups
+from gateway.loops import ignore_late_lookups, stop_at_hangup
 from gateway.operations.layout import prepare_data
 from gateway.server import protocol
 from gateway.server.supervisor import CANNOT_START_EXIT, METRICS_FOLDER, Supervisor, metrics_folder
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
-from gateway.signals import stop_at_hangup
 
 UVICORN = logging.getLogger("uvicorn.error")
 

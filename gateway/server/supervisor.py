@@ -29,8 +29,8 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from gateway.loops import stop_at_hangup
 from gateway.operations import layout
-from gateway.signals import stop_at_hangup
 from gateway.temporary import temporary_folder
 
 logger = structlog.get_logger()

@@ -59,12 +59,12 @@ class UnreadVariable(NamedTuple):
     action: str
 
 
-def find_unread(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> list[UnreadVariable]:
+def find_unread(environ: Mapping[str, str] | None = None) -> list[UnreadVariable]:
     """Returns the variables of earlier versions, and those whose name is probably misspelt.
 
     Other programs have variables that begin with CAPSULE_, so such a name counts only if it is like one that is known.
     """
-    environ = read_environment(env_file) if environ is None else environ
+    environ = read_environment() if environ is None else environ
     known = {_variable(field.name) for field in msgspec.structs.fields(Settings)} | OTHERS
     named = list_key_variables(environ.get("GATEWAY_PROVIDERS_FILE", "").strip())
     found = []

@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.ids import day_of
+from gateway.ids import day_of, read_time
 from gateway.settings.toml import read_toml
-from gateway.times import read_time
 
 PRICED_ON = "2026-07-02"  # the date of PRICES
 DEFAULT_MODEL = "gpt-oss-120b"

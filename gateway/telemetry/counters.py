@@ -48,16 +48,16 @@ from gateway.keys import (
     spenders_key,
 )
 from gateway.log import RequestLine
-from gateway.loops import every
+from gateway.loops import batched, every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
 from gateway.telemetry.usage import (
     NO_DETAILS,
+    Attempt,
     RequestDetails,
-    UsageByKey,
     UsageRecorder,
-    count_line,
+    count_lines,
     name_counts,
 )
 
@@ -111,8 +111,7 @@ class Counters:
         self._hour_counts: defaultdict[str, int]
         self._day_spend: defaultdict[str, int]
         self._provider_counts: defaultdict[str, int]
-        self._day_by_provider: UsageByKey
-        self._by_provider: dict[str, UsageByKey] = {}  # by the key of the day
+        self._day_by_provider: defaultdict[str, int]
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
@@ -144,8 +143,8 @@ class Counters:
         if not ended:
             return
         by_model: defaultdict[str, list[RequestLine]] = defaultdict(list)  # the admitted ones
-        tried: list[str] = []  # providers
-        failed: list[str] = []
+        by_provider: defaultdict[tuple[str, str], list[RequestLine]] = defaultdict(list)  # the last one, and the model
+        failed: list[Attempt] = []  # those before the last
         spend = self._day_spend
         for account, line, details, admitted in ended:
             if admitted:
@@ -154,12 +153,15 @@ class Counters:
                 spend[account] += line.nano_euro
                 spend[TOTAL] += line.nano_euro
             if attempts := details.attempts:
-                providers = [attempt.provider for attempt in attempts]
-                tried += providers
-                failed += providers[:-1]
-                count_line(self._day_by_provider, ("", providers[-1], line.model), line)
-        _add(self._provider_counts, {f"{name}:attempts": number for name, number in Counter(tried).items()})
-        _add(self._provider_counts, {f"{name}:failovers": number for name, number in Counter(failed).items()})
+                *before, last = attempts
+                by_provider[last.provider, line.model].append(line)
+                failed += before
+        for (provider, model), requests in by_provider.items():
+            self._provider_counts[f"{provider}:attempts"] += len(requests)
+            _add(self._day_by_provider, name_counts({("", provider, model): count_lines(requests)}))
+        for attempt in failed:
+            self._provider_counts[f"{attempt.provider}:attempts"] += 1
+            self._provider_counts[f"{attempt.provider}:failovers"] += 1
         lines = [line for _, line, _, _ in ended]
         outcomes = _count_outcomes(lines)
         _add(self._hour_counts, outcomes)
@@ -181,7 +183,7 @@ class Counters:
         day = time.strftime("%Y-%m-%d", moment)
         self._day_spend = self._tally(spenders_key(day), "zset", DAY_KEY_SECONDS)
         self._provider_counts = self._tally(provider_counts_key(day), "hash", PROVIDERS_KEY_SECONDS)
-        self._day_by_provider = self._by_provider.setdefault(spend_by_provider_key(day), {})
+        self._day_by_provider = self._tally(spend_by_provider_key(day), "hash", DAY_KEY_SECONDS)
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)
@@ -205,23 +207,12 @@ class Counters:
                 self._drop_old()
                 return False
             self._count_ended()
-            self._tally_providers()
             tallies = [tally for tally in self._tallies.values() if tally.counts]
-            self._tallies, self._by_provider, self._minute = {}, {}, -1
-            for first in range(0, len(tallies), BATCH_KEYS):
-                batch = tallies[first : first + BATCH_KEYS]
+            self._tallies, self._minute = {}, -1
+            for batch in batched(tallies, BATCH_KEYS):
                 await asyncio.gather(*map(self._write, batch))
             await self._usage.write_counts()
         return True
-
-    def _tally_providers(self) -> None:
-        """Adds the counts by provider to the tallies of their days; a request has no time for their names."""
-        for key, usage in self._by_provider.items():
-            if usage:
-                counts = self._tally(key, "hash", DAY_KEY_SECONDS)
-                for name, value in name_counts(usage).items():
-                    counts[name] += value
-                usage.clear()
 
     async def _write(self, tally: Tally) -> None:
         try:
@@ -241,7 +232,6 @@ class Counters:
 
     def _drop_old(self) -> None:
         self._count_ended()
-        self._tally_providers()
         oldest = time.monotonic() - self._max_wait_seconds
         self._tallies = {key: tally for key, tally in self._tallies.items() if tally.began >= oldest}
         self._usage.drop_old(oldest)

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from gateway.errors import NotFound, RequestMalformed, TokenFault
-from gateway.ids import Time, now_iso
+from gateway.ids import ALWAYS, Time, TimeSpan, now_iso
 from gateway.keys import requests_key
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.telemetry.usage import LIMIT_NAMES, LimitName, LoggedRequest, Outcome, outcome_of
 from gateway.telemetry.usage_reports import SLICE_ROWS, csv_lines
-from gateway.times import ALWAYS, TimeSpan
 
 BARS = 60  # of a chart, at most
 LEAST_BARS = 12
@@ -224,8 +224,8 @@ async def read_request(store: Store, account: str, id: str) -> DetailedRequest:
 async def _read_log(store: Store, account: str) -> AsyncIterator[list[LoggedRequest]]:
     """Yields the account's requests, newest first. Other tasks may run in between."""
     lines: list[str] = await store.client.zrange(requests_key(account), 0, -1, desc=True)
-    for n in range(0, len(lines), SLICE_ROWS):
-        yield [_DECODER.decode(line) for line in lines[n : n + SLICE_ROWS]]
+    for batch in batched(lines, SLICE_ROWS):
+        yield [_DECODER.decode(line) for line in batch]
         await asyncio.sleep(0)
 
 

@@ -21,7 +21,7 @@ import asyncio
 import re
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -30,6 +30,7 @@ import structlog
 from gateway.errors import BackboneRefused, BackboneUnavailable, TokenFault
 from gateway.keys import usage_key
 from gateway.log import RequestLine
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.telemetry import scripts
@@ -155,9 +156,9 @@ class UsageRecorder:
 
     def add_request(self, account: str, line: RequestLine, details: RequestDetails) -> None:
         """Counts a request and queues its log entry. Never waits."""
-        count_line(self._present.counts, (account, line.app, line.model), line)
+        _count_line(self._present.counts, (account, line.app, line.model), line)
         if details.attempts:
-            count_line(self._present.by_provider, (account, details.attempts[-1].provider, line.model), line)
+            _count_line(self._present.by_provider, (account, details.attempts[-1].provider, line.model), line)
         self._lines.append((account, (line, details)))
         if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
@@ -173,8 +174,8 @@ class UsageRecorder:
     async def write_counts(self) -> None:
         """Writes the counts and log entries. Those that Redis rejects wait for the next call."""
         writes = self._take_writes()
-        for first in range(0, len(writes), BATCH_ACCOUNTS):
-            await asyncio.gather(*map(self._write, writes[first : first + BATCH_ACCOUNTS]))
+        for batch in batched(writes, BATCH_ACCOUNTS):
+            await asyncio.gather(*map(self._write, batch))
 
     def _take_writes(self) -> list[_Write]:
         lines: defaultdict[str, list[Entry]] = defaultdict(list)
@@ -230,7 +231,7 @@ class UsageRecorder:
         return len({(key[0], name) for name, hour in self._hours.items() for key in hour.counts})
 
 
-def count_line(usage: UsageByKey, key: Key, line: RequestLine) -> None:
+def _count_line(usage: UsageByKey, key: Key, line: RequestLine) -> None:
     """Adds a request to the counts of the key."""
     counts = usage.get(key)
     if counts is None:
@@ -241,12 +242,31 @@ def count_line(usage: UsageByKey, key: Key, line: RequestLine) -> None:
         counts.inputTokens += line.input_tokens
         counts.outputTokens += line.output_tokens
     if line.code:
-        if outcome_of(line.code, line.nano_euro) == "interrupted":
-            counts.interrupted += 1
-            counts.interruptedNanoEuro += line.nano_euro
-        else:
-            counts.refused += 1
-            counts.failed += FAILURE.match(line.code) is not None
+        _count_code(counts, line)
+
+
+def count_lines(lines: Sequence[RequestLine]) -> UsageCounts:
+    """Returns the counts of many requests, in less time than one by one."""
+    counts = UsageCounts(
+        requests=len(lines),
+        inputTokens=sum([line.input_tokens or 0 for line in lines]),
+        outputTokens=sum([line.output_tokens or 0 for line in lines]),
+        nanoEuro=sum([line.nano_euro for line in lines]),
+    )
+    for line in lines:
+        if line.code:
+            _count_code(counts, line)
+    return counts
+
+
+def _count_code(counts: UsageCounts, line: RequestLine) -> None:
+    """Counts what kept the answer from being complete."""
+    if outcome_of(line.code, line.nano_euro) == "interrupted":
+        counts.interrupted += 1
+        counts.interruptedNanoEuro += line.nano_euro
+    else:
+        counts.refused += 1
+        counts.failed += FAILURE.match(line.code) is not None
 
 
 def _add(total: UsageCounts, more: UsageCounts) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from gateway.errors import RequestMalformed
 from gateway.ids import Time, now_iso
 from gateway.keys import spend_by_provider_key, usage_by_provider_key, usage_key
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.telemetry.usage import UsageCounts
 
@@ -84,8 +85,7 @@ def list_begins(period: Dated, start: int, end: int, now: int) -> range:
 async def _read_rows(
     store: Store, key_of: Callable[[str], str], period: Dated, group: Group, app: str | None, begins: range
 ) -> AsyncIterator[list[UsageRow]]:
-    for n in range(0, len(begins), PAGE_PERIODS):
-        page = begins[n : n + PAGE_PERIODS]
+    for page in batched(begins, PAGE_PERIODS):
         names = [time.strftime(KEY_FORMATS[period], time.gmtime(begin)) for begin in page]
         hashes = await store.read_each(names, lambda pipe, name: pipe.hgetall(key_of(name)))
         for begin, counted in zip(page, hashes, strict=True):

@@ -1,8 +1,10 @@
 """Every example of docs/clients.md runs against a gateway, and each client handles refusals as the page describes."""
 
 import asyncio
+import gc
 import json
 import secrets
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,15 @@ def ask_in_python(client: dict[str, Any], question: dict[str, str]) -> list[str 
     return [shown, None, []]
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Ends the connections of the page's clients, which nobody closes, before another test would collect them."""
+    yield
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
+
+
+@pytest.mark.usefixtures("collected")
 async def test_sdks_and_pages(
     account: Account, backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:

@@ -15,9 +15,10 @@ import base64
 import contextlib
 import copy
 import hashlib
+import ipaddress
 import itertools
 import json
-import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,16 @@ LOOK_SECONDS = 0.01  # between the rounds of the controllers
 READY_SECONDS = 0.03  # after a pod answers, until Services lead to it
 IDLE_SECONDS = 1_000.0  # that each pod has had no request, by its own word
 BORN = "2026-11-28T09:00:00Z"
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-ADDRESSES = (f"127.{100 + WORKER}.{number >> 8 & 255}.{number & 255}" for number in itertools.count(257))
+# Every pod listens at the same ports, so the test runs of this machine must not have an address in common.
+FIRST_ADDRESS = random.SystemRandom().randrange(1 << 16, 1 << 23)
+ADDRESSES = (str(ipaddress.ip_address("127.0.0.0") + number) for number in itertools.count(FIRST_ADDRESS))
 
 
 class FakeCluster:
     def __init__(self, commands: StartCommands) -> None:
         self.commands = commands
         self.away, self.conflicts = False, 0
+        self.deletion_seconds = 0.0  # that an object takes until it is gone
         self.objects: dict[tuple[str, str], Object] = {}  # by plural and name
         self._events: list[tuple[str, str, Object]] = []  # plural, type, object; the version is the position
         self._changed = asyncio.Event()
@@ -102,6 +105,7 @@ class FakeCluster:
             if plural == "pods":
                 self.pods[name].end()
             else:
+                await asyncio.sleep(self.deletion_seconds)
                 self._delete(plural, name)
             return _json({"kind": "Status", "apiVersion": "v1"})
         return _json(self._apply(plural, name, await request.json()))

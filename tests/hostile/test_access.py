@@ -15,7 +15,10 @@ import pytest_asyncio
 
 from gateway.accounts.access import CALLS, TOOL_CALLS
 from gateway.accounts.sessions import ACCOUNT
+from gateway.data.records import DataRecords, Snapshot, snapshot_key
+from gateway.ids import now_iso
 from gateway.keys import bodies_key, deliveries_key
+from gateway.storage import FolderStorage
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.agents import over_http
@@ -24,6 +27,7 @@ from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.stores import opened
 from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -72,7 +76,6 @@ BODIES: dict[str, Any] = {
     "POST /account/apps/{app}/deploys": {"kind": "preview", "branch": "branch"},
     "POST /account/apps/{app}/hooks": {"name": "hook"},
     "POST /account/apps/{app}/token-check": {"token": "a.b.c"},
-    "POST /account/apps/{app}/data/restore": {"snapshotId": "snap"},
     "PUT /account/webhook": {"url": "http://127.0.0.1:9/"},
     "POST /account/webhook/test": {"type": "deploy.succeeded"},
     "POST /account/deliveries/redeliver": {"since": "2026-01-01", "outcome": "failed"},
@@ -108,8 +111,8 @@ class Target(NamedTuple):
     hook_id: str
     domain: str
     slug: str
+    snapshot_id: str
     email: str = "nobody@example.com"  # of no caller, because members may leave
-    snapshot_id: str = "snap_none"
 
     def fill(self, address: str) -> tuple[str, str]:
         method, _, path = address.format_map(self._asdict()).partition(" ")
@@ -135,6 +138,8 @@ class Scene:
         options: dict[str, Any] = {"headers": self.headers(kind)}
         if address in BODIES:
             options["json"] = BODIES[address]
+        if address.endswith("/restore"):
+            options["json"] = {"snapshotId": self.targets[target].snapshot_id}
         if address.endswith("/source"):
             options["content"] = SOURCE
         async with self.gw.http.stream(method, path + query, **options) as response:
@@ -221,6 +226,11 @@ async def make_target(app: App) -> Target:
         client.expire(deliveries_key(account.id), 3_600)
         client.hset(bodies_key(account.id), event, "{}")
         client.expire(bodies_key(account.id), 3_600)
+    app_id = next(each["id"] for each in (await account.get("/account/apps")).json() if each["name"] == app.name)
+    snapshot = Snapshot(f"snap_{app.name}", now_iso(), len(SOURCE), "manual")
+    await FolderStorage(gw.data_folder).put(snapshot_key(app_id, snapshot.id), SOURCE)
+    async with opened(gw.redis.url) as store:
+        await DataRecords(store).add_snapshot(account.id, app_id, snapshot)
     return Target(
         app=app.name,
         deploy_id=published.json()["deployId"],
@@ -230,6 +240,7 @@ async def make_target(app: App) -> Target:
         hook_id=hook.json()["id"],
         domain=domain,
         slug=slug,
+        snapshot_id=snapshot.id,
     )
 
 
@@ -279,6 +290,18 @@ async def test_keys_and_members_reach_no_other_account(scene: Scene) -> None:
         for address in (each for each in CALLS if may(kind, each) and "{" in each and "{email}" not in each):
             status, code = await scene.call(kind, address, "stranger's")
             assert (status, code) in ((403, "NOT_PERMITTED"), (404, "NOT_FOUND")), (kind, address, status, code)
+
+
+async def test_a_snapshot_belongs_to_its_app(scene: Scene) -> None:
+    own = scene.targets["own"]
+    download = "/account/apps/{app}/data/snapshots/{snapshot_id}"
+    assert (await scene.get("full", download.format_map(own._asdict()))).content == SOURCE
+    for other in ("other", "stranger's"):
+        path = download.format(app=own.app, snapshot_id=scene.targets[other].snapshot_id)
+        refused(await scene.get("full", path), 404, "NOT_FOUND")
+        headers, body = scene.headers("full"), {"snapshotId": scene.targets[other].snapshot_id}
+        response = await scene.gw.http.post(f"/account/apps/{own.app}/data/restore", headers=headers, json=body)
+        refused(response, 404, "NOT_FOUND")
 
 
 async def test_keys_for_deploys_deploy(scene: Scene) -> None:

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import structlog
 from click.testing import CliRunner
 
 from capsule_gateway.cli.main import main
@@ -41,6 +43,22 @@ class Run(NamedTuple):
         return [re.split("  +", line.strip()) for line in self.out.splitlines()]
 
 
+def invoke(arguments: Sequence[str], environment: Mapping[str, str | None], given: str = "") -> Run:
+    """Runs the tool in this process. None unsets a variable. Raises what the tool does not turn into an exit code.
+
+    The service's settings, and credentials of a storage, come from `environment` alone.
+    """
+    inherited = {name: None for name in os.environ if name.startswith(("GATEWAY_", "AWS_"))}
+    logging = structlog.get_config()
+    try:
+        result = CliRunner().invoke(main, arguments, input=given, env=inherited | {**environment}, prog_name="capsule")
+    finally:
+        structlog.configure(**logging)  # to the runner's output, which is gone
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Run(result.exit_code, result.stdout, result.stderr)
+
+
 class Tool:
     def __init__(self, url: str, key: str, home: Path) -> None:
         self.home = home
@@ -55,17 +73,7 @@ class Tool:
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
         """Runs the tool, which must never print a traceback. An error is one line."""
-        result = await asyncio.to_thread(
-            CliRunner().invoke,
-            main,
-            arguments,
-            input=given,
-            env={**self.environment, **environment},
-            prog_name="capsule",
-        )
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        run = Run(result.exit_code, result.stdout, result.stderr)
+        run = await asyncio.to_thread(invoke, arguments, {**self.environment, **environment}, given)
         if run.code:
             assert run.err.splitlines()[-1].startswith("capsule: "), run.err
         return run

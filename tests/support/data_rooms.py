@@ -10,6 +10,7 @@ import io
 import os
 import shutil
 import tarfile
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,7 +193,7 @@ class Volumes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.present: dict[tuple[str, str], Any] = {}
-        self.on_claim: Callable[[Any], None] = lambda _: None
+        self.followers = defaultdict[str, list[Callable[[Any], None]]](list)
         self._pods: dict[str, asyncio.Task[None]] = {}  # by claim
 
     def data(self, app_id: str, account: str) -> AppData:
@@ -215,14 +216,13 @@ class Volumes:
         await wait_until(lambda: _answers(DataClient(ip, TOKEN, scratch)), 20, every=0.1)
         running = SimpleNamespace(running=True)
         containers = [SimpleNamespace(name=part, ready=True, state=running) for part in (DATA_CONTAINER, APP_CONTAINER)]
-        self._note("Pod", name, labels).status = SimpleNamespace(podIP=ip, containerStatuses=containers)
+        self._note("Pod", name, labels, SimpleNamespace(podIP=ip, containerStatuses=containers))
 
-    def _note(self, kind: str, name: str, labels: dict[str, str]) -> Any:
+    def _note(self, kind: str, name: str, labels: dict[str, str], status: Any = None) -> None:
         head = SimpleNamespace(name=name, uid=name, labels=labels, deletionTimestamp=None, creationTimestamp="")
-        self.present[kind, name] = found = SimpleNamespace(metadata=head)
-        if kind == "PersistentVolumeClaim":
-            self.on_claim(found)
-        return found
+        self.present[kind, name] = found = SimpleNamespace(metadata=head, status=status)
+        for follow in self.followers[kind]:
+            follow(found)
 
     def select(self, kind: str, **labels: str) -> list[Any]:
         wanted = {f"capsule/{name}": value for name, value in labels.items()}
@@ -246,8 +246,8 @@ class Volumes:
                 labels = found.metadata.labels
                 shutil.rmtree(self.data(labels[APP_LABEL], labels[ACCOUNT_LABEL]).folder)
 
-    async def next_change(self, _: float) -> None:
-        await asyncio.sleep(0.02)
+    async def until(self, look: Callable[[], Any], seconds: float) -> Any:
+        return await wait_until(look, seconds, every=0.02)
 
     async def aclose(self) -> None:
         await cancel(*self._pods.values())

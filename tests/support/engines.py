@@ -42,12 +42,13 @@ from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.kubernetes.activator import Activator
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
+from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.sleep import Sleep
+from workers.kubernetes.startup import PLACE_SECONDS
 
 DOMAIN = "apps.test"
-LOOK_SECONDS = 0.02  # between looks at the suspended apps
-POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.02, 0.1, 0.2
+LOOK_SECONDS = 0.1  # between looks at the suspended apps
+POLL_SECONDS, ACTIVATOR_SECONDS, TIDY_SECONDS = 0.05, 0.1, 0.2
 # Short times, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.2,
@@ -128,7 +129,6 @@ class Engine:
             self.find_app,
             self.settings.canary,
             poll_seconds=POLL_SECONDS,
-            quick_poll_seconds=POLL_SECONDS,
             resync_seconds=self.resync_seconds,
             tidy_seconds=TIDY_SECONDS,
             next_step_seconds=self.next_step_seconds,

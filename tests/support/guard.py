@@ -26,6 +26,8 @@ def run_under_guard() -> None:
     if (guard := os.fork()) == 0:
         prctl(SUBREAPER, 1)
         if (run := os.fork()) == 0:
+            # A script's shell ignores Ctrl-C for what it runs in the background, and the processes of tests inherit it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             return
         watch(run, first)
     for number in (signal.SIGINT, signal.SIGQUIT):  # the terminal sends them to the run, too

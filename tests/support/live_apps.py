@@ -1,6 +1,7 @@
 """A fake API server whose apps are live in the cluster, with their records: for what the worker costs."""
 
 import asyncio
+import hmac
 import itertools
 import json
 from collections import Counter, deque
@@ -170,16 +171,21 @@ def _json(found: Any) -> web.Response:
 
 
 def fill(api: FakeApi, wanted: list[Wanted], settings: Settings) -> None:
-    """Makes the objects of apps that are live."""
+    """Makes the objects of apps that are live, as the worker has made them."""
+    key = settings.encryption_key.encode()
     for each in wanted:
         app = App(id=each.app, name=each.app, account=each.account, createdAt="")
         hosts = hosts_of(app, each.address, settings.apps_domain)
         archive = ReleaseArchive(RELEASE.digest, RELEASE.size)
         url = f"https://{host_of(app, each.address, settings.apps_domain)}"
         release = PodRelease(each.account, each.app, each.address, each.deploy, archive, url, RELEASE.runs)
+        data, token = (
+            hmac.digest(key, text.encode(), "sha256").hex()
+            for text in (f"data {each.account} {each.app}", f"release {each.deploy}")
+        )
         for described in (
-            *describe_claim(release, settings.app_data["max"] * MIB, "token", settings),
-            describe_secret(release, "token", {}),
+            *describe_claim(release, settings.app_data["max"] * MIB, data, settings),
+            describe_secret(release, token, {}),
             describe_deployment(release, settings),
             describe_service(release, asleep=False),
             describe_ingress(release, hosts, settings),

@@ -1,4 +1,4 @@
-"""Splits a long run of tests: into several runs that share no test, and at a time after which no test starts."""
+"""Which tests a run takes, of several that share none and until when, and how many examples of the costly ones."""
 
 import time
 from pathlib import Path
@@ -37,6 +37,11 @@ class Deadline:
         if missing := collected - len(self._reported):
             terminalreporter.section("time is over")
             terminalreporter.line(f"{missing} of {collected} tests were left out, because the time was over")
+
+
+def with_more_in_test_all(parameter: str, few: int, many: int) -> pytest.MarkDecorator:
+    """Runs a test with `few` rounds in `make test`, which every commit repeats, and with `many` in `make test-all`."""
+    return pytest.mark.parametrize(parameter, [few, pytest.param(many, marks=pytest.mark.long)])
 
 
 def leave_out(file: Path, config: pytest.Config, items: list[pytest.Item]) -> None:

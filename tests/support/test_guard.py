@@ -50,3 +50,11 @@ async def test_a_run_that_is_killed(kill: Callable[[int, int], None], number: si
         kill(process.pid, number)
         assert process.wait(20) == -number
         await wait_until(lambda: not orphan.exists())
+
+
+def test_a_run_in_the_background_of_a_script_gets_ctrl_c() -> None:
+    """Its shell ignores the signal, and what the tests start would do the same."""
+    code = "run_under_guard(); print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    code = f"import signal\nfrom tests.support.guard import run_under_guard\n{code}"
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"True\n"

@@ -33,20 +33,15 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stream, name, value)
 
 
-@pytest.fixture
-def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "RENEWAL_SECONDS", 0.1)
-
-
 class Reader:
     """A consumer that accepts every entry while it has room."""
 
-    def __init__(self, url: str, idle: float) -> None:
+    def __init__(self, url: str, idle: float, **limits: Any) -> None:
         self.store = Store(url)
         self.entries: list[Entry] = []
         self.taken: list[str] = []  # the numbers of the entries
         self.has_room = asyncio.Event()
-        self.consumer = Consumer(self.store, "events", GROUP, idle, self._accept, self.has_room.wait)
+        self.consumer = Consumer(self.store, "events", GROUP, idle, self._accept, self.has_room.wait, **limits)
         self._task = asyncio.create_task(self.consumer.run())
 
     def _accept(self, entry: Entry) -> None:
@@ -89,9 +84,9 @@ class Stream:
         self._number = 0
 
     async def reader(
-        self, url: str | None = None, idle: float = IDLE, *, joined: bool = True, has_room: bool = True
+        self, url: str | None = None, idle: float = IDLE, *, joined: bool = True, has_room: bool = True, **limits: Any
     ) -> Reader:
-        reader = Reader(url or self.url, idle)
+        reader = Reader(url or self.url, idle, **limits)
         self.readers.append(reader)
         if has_room:
             reader.has_room.set()
@@ -179,10 +174,9 @@ async def test_a_worker_that_is_killed_again_and_again_is_noticed(events: Stream
     assert await count_starts() == 4
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
-async def test_a_worker_without_a_name_waits_for_one(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "NAMES_PER_HOST", 2)
-    one, two = await events.reader(), await events.reader(joined=False)
+async def test_a_worker_without_a_name_waits_for_one(events: Stream) -> None:
+    one = await events.reader(renewal_seconds=0.1, names_per_host=2)
+    two = await events.reader(joined=False, renewal_seconds=0.1, names_per_host=2)
     before = int((await events.client.info("stats"))["total_commands_processed"])
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(two.consumer.confirm_name(), 0.4)
@@ -209,10 +203,9 @@ async def test_the_next_worker_with_a_name_gets_its_pending_entries_at_once(even
     await wait_until(lambda: successor.taken[-1] == more)
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
 async def test_a_worker_whose_name_was_taken_gets_another_name(events: Stream) -> None:
     """The other worker keeps the name and its pending entries, so that no entry is processed twice."""
-    one = await events.reader(idle=60)
+    one = await events.reader(idle=60, renewal_seconds=0.1)
     first = one.name
     await events.add()
     await wait_until(lambda: one.taken)
@@ -227,21 +220,19 @@ async def test_a_worker_whose_name_was_taken_gets_another_name(events: Stream) -
     await wait_until(lambda: number in one.taken, 10)
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
 async def test_an_expired_heartbeat_is_written_again(events: Stream) -> None:
-    one = await events.reader()
+    one = await events.reader(renewal_seconds=0.1)
     name = one.name
     await events.expire_heartbeat(one)
     await wait_until(lambda: events.client.exists(worker_key(GROUP, name)))
     assert one.name == name
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
 async def test_no_work_starts_while_another_worker_may_have_the_name(
     events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 2)
-    one = await events.reader(proxy.url)
+    one = await events.reader(proxy.url, renewal_seconds=0.1)
     await asyncio.wait_for(one.consumer.confirm_name(), 0.1)
     proxy.go_down()
     await asyncio.sleep(2 - stream.COMMAND_SECONDS + 0.1)
@@ -252,12 +243,11 @@ async def test_no_work_starts_while_another_worker_may_have_the_name(
     await asyncio.wait_for(confirming, 3)
 
 
-async def test_consumers_that_are_long_gone_are_removed(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consumers_that_are_long_gone_are_removed(events: Stream) -> None:
     one = await events.reader()
     await wait_until(got(await events.add(), one))
     await events.client.xgroup_createconsumer(KEY, GROUP, "long-gone-1")
-    monkeypatch.setattr(stream, "FORGET_CONSUMER_MS", -1)
-    await events.reader()
+    await events.reader(forget_consumer_ms=-1)
 
     async def is_removed() -> bool:
         names = {consumer["name"] for consumer in await events.client.xinfo_consumers(KEY, GROUP)}

@@ -24,10 +24,11 @@ from gateway.deploys.serving import Wanted
 from gateway.ids import now_iso
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import APP, BACKED_UP, LEFT_OUT, kind_of, spend_key, tag_of
+from gateway.loops import batched
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.backup.scripts import KeyCopy, copy_keys
-from workers.backup.target import Lines, batched
+from workers.backup.target import Lines
 from workers.hosting.archives import archive_key
 
 KEYS_PER_CALL = 200  # that are copied in one step, in which Redis does nothing else

@@ -24,6 +24,7 @@ from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
 from gateway.keys import BACKUP_KEY, LAYOUT_KEY, PROCESSES_KEY, account_key, kind_of, worker_key
+from gateway.loops import batched
 from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
 from gateway.operations.sealed import count_sealed
 from gateway.redis.client import Store
@@ -33,7 +34,7 @@ from workers.backup.files import copy_files, list_certificates, list_objects, re
 from workers.backup.names import CERTIFICATES
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
 from workers.backup.spool import Spool, open_spool
-from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
+from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines
 from workers.engine.app_data import AppData, list_data
 from workers.engine.packing import DataError
 from workers.hosting.data import HostData

@@ -19,11 +19,10 @@ can write to the target can damage a backup, but not forge one. Without a key, n
 
 import asyncio
 import hashlib
-import itertools
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -36,6 +35,7 @@ from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import StorageUnavailable
 from gateway.ids import Time
+from gateway.loops import batched
 from gateway.settings.parsing import find_s3_fault
 from gateway.storage import FolderStorage, Listed, S3Storage, Storage, read_object, storage_failures
 from workers.backup.names import find_file_fault, find_record_fault
@@ -368,13 +368,6 @@ class BackupTarget:
         for part in sorted(parts, key=lambda part: part.digest):
             await self.read(part, len)
         return len(parts) + len(manifest.records) + len(manifest.files)
-
-
-def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yields the items in lists of `size`; the last one may be shorter."""
-    remaining = iter(items)
-    while batch := list(itertools.islice(remaining, size)):
-        yield batch
 
 
 def _stamp(at: str) -> str:

@@ -85,7 +85,7 @@ async def run_build_command(
         write_line,
     )
     if not outcome.ok:
-        raise DeployError(outcome.describe("the build command", limits))
+        raise DeployError(outcome.describe("the build command", limits), service_fault=outcome.is_service_fault)
 
 
 def collect_output(source: Path, output: str, release: Path, uid: int | None, *, runs: bool) -> list[str]:

@@ -65,9 +65,9 @@ CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)
 class DeployLog:
     """Collects lines in memory and flushes them regularly. Lines wait in memory while Redis is unavailable."""
 
-    def __init__(self, logs: DeployLogs, deploy: Deploy) -> None:
+    def __init__(self, logs: DeployLogs, deploy: Deploy, *, flush_seconds: float = FLUSH_SECONDS) -> None:
         """`logs` waits for Redis."""
-        self._logs, self._deploy = logs, deploy
+        self._logs, self._deploy, self._flush_seconds = logs, deploy, flush_seconds
         self._lines: list[str] = []
         self._sending = ""
         self._stamped = 0  # time of the last line that has a time, ms
@@ -105,7 +105,8 @@ class DeployLog:
             await self.flush()
 
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(every(FLUSH_SECONDS, self._flush_in_time, first=FLUSH_SECONDS))
+        pause = self._flush_seconds
+        self._flushing = asyncio.create_task(every(pause, self._flush_in_time, first=pause))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -373,7 +374,7 @@ class Builder:
         return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
-        reason = str(error)
+        reason, service_fault = str(error), not isinstance(error, DeployError) or error.service_fault
         if not isinstance(error, DeployError):
             logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
             reason = str(StorageFailed(error)) if is_full(error) else "an internal error occurred; deploy again"
@@ -382,14 +383,15 @@ class Builder:
         log.write_line(f"Failed: {reason}")
         await log.flush()
         await self._undo(deploy)
-        await self._finish_phase(deploy, phase, reason)
+        await self._finish_phase(deploy, phase, reason, service_fault=service_fault)
 
-    async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
+    async def _finish_phase(
+        self, deploy: Deploy, phase: Phase, failure: str = "", *, service_fault: bool = False
+    ) -> Deploy:
         """Records the phase's result. Raises StaleDeploy."""
         after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
-        return await self._change_state(
-            deploy, after, lambda: self._changes.advance(deploy, phase, not failure, failure)
-        )
+        advance = partial(self._changes.advance, deploy, phase, not failure, failure, service_fault=service_fault)
+        return await self._change_state(deploy, after, advance)
 
     async def _change_state(
         self, deploy: Deploy, after: tuple[State, ...], change: Callable[[], Awaitable[Deploy]]
@@ -445,9 +447,10 @@ class Builder:
         if answer is None and seconds < DATA_SECONDS:
             return
         if answer is None:
-            raise DeployError("the host with the app's data does not answer; is the `sites` worker running?")
+            reason = "the host with the app's data does not answer; is the `sites` worker running?"
+            raise DeployError(reason, service_fault=True)
         if answer.error:
-            raise DeployError(answer.error)
+            raise DeployError(answer.error, service_fault=answer.service_fault)
         for note in answer.notes:
             job.write_line(f"Snapshot: {note}")
         if answer.snapshot is not None:

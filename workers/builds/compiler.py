@@ -91,7 +91,7 @@ class Compiler:
             logger.error("deploys.unsafe", action=str(error))
             # In development the account holder is the operator.
             detail = str(error) if self._settings.allow_private_addresses else "the worker's log has the reason"
-            raise DeployError(f"this machine can't build apps safely: {detail}") from None
+            raise DeployError(f"this machine can't build apps safely: {detail}", service_fault=True) from None
         variables = await self.open_variables(job)
         folder, release = self._releases.builds / job.deploy.id, self._releases.built / job.deploy.id
         with self._sandbox.reserve_user() as uid:
@@ -216,7 +216,7 @@ class Compiler:
             await until_storage_answers(lambda: self._storage.put(key, packed))
         except BadArchive as error:
             logger.error("deploys.not_archived", deploy=job.deploy.id, error=str(error))
-            raise DeployError("the release can't be packed; deploy again later") from None
+            raise DeployError("the release can't be packed; deploy again later", service_fault=True) from None
         archives.write_record(release, archive)
         await job.record_archive(archive)
         return archive

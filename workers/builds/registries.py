@@ -54,7 +54,7 @@ class Registries:
         try:
             context.load_verify_locations(self._ca_file)
         except OSError:  # it has changed since the worker started
-            raise DeployError("the worker can't read the certificates in GATEWAY_CA_FILE") from None
+            raise DeployError("the worker can't read the certificates in GATEWAY_CA_FILE", service_fault=True) from None
         certificates = context.get_ca_certs(binary_form=True)
         (build / AUTHORITIES).write_text("".join(map(ssl.DER_cert_to_PEM_cert, certificates)))
         (build / AUTHORITIES).chmod(0o644)

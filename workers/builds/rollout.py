@@ -141,7 +141,7 @@ class Rollout:
                 if seconds >= self._settings.canary and answer.good_probes:
                     break
             if seconds > self._settings.canary + NO_HOST_SECONDS:
-                raise DeployError("no request of the canary has been answered")
+                raise DeployError("no request of the canary has been answered", service_fault=True)
         await self._write_step(job.deploy, "live", state="canary")
 
     async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
@@ -198,10 +198,10 @@ class Rollout:
                     job.write_line(line)
                 return
             if seconds - seen > NO_HOST_SECONDS:
-                raise DeployError("no host serves apps; is a `sites` worker running?")
+                raise DeployError("no host serves apps; is a `sites` worker running?", service_fault=True)
             if seconds > limit:
                 break
-        raise DeployError("the release was not fetched and checked in time")
+        raise DeployError("the release was not fetched and checked in time", service_fault=True)
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -272,4 +272,4 @@ def _require_success(answer: StepAnswer, job: Job) -> None:
     if not answer.ok:
         for line in answer.output:
             job.write_line(line)
-        raise DeployError(answer.reason)
+        raise DeployError(answer.reason, service_fault=answer.service_fault)

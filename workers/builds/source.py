@@ -134,8 +134,8 @@ async def clone(
             write_line(f"There is no branch {branch}; cloning the default branch")
             cloned = await git.run(remote, "clone", *OPTIONS, "--", remote.url, ".")
             branch = ""
-        if cloned.failure is not None:
-            raise DeployError(cloned.failure or f"git clone failed: {cloned.explain(branch)}")
+        if cloned.failed:
+            raise DeployError(f"git clone failed: {cloned.explain(branch)}")
         head = (await git.run(remote, "log", "-1", "--format=%H %s")).last
         if not COMMIT.match(head):
             raise DeployError("the repository is empty; push a commit first")
@@ -175,7 +175,10 @@ class _Git:
         top: _Remote | None = None,
         write_line: Callable[[str], None] | None = None,
     ) -> "_GitOutput":
-        """Runs a command that may reach the remote. `top` is the repository whose submodule the remote is."""
+        """Runs a command that may reach the remote. Raises DeployError if a limit or the machine has ended it.
+
+        `top` is the repository whose submodule the remote is.
+        """
         trusted = f'[http]\n    sslCAInfo = "{self._ca_file}"\n' if self._ca_file else ""
         self.configuration.touch(mode=0o600)
         self.configuration.write_text(CONFIGURATION + (top.settings if top else "") + remote.settings + trusted)
@@ -198,8 +201,9 @@ class _Git:
             limits=self._limits,
         )
         outcome = await self._sandbox.run(command, self._uid, output.add_line)
-        if not outcome.ok:
-            output.failure = outcome.describe("git clone", self._limits) if outcome.why else ""
+        if outcome.why:
+            raise DeployError(outcome.describe("git clone", self._limits), service_fault=outcome.is_service_fault)
+        output.failed = not outcome.ok
         return output
 
     async def fetch_submodules(
@@ -224,8 +228,8 @@ class _Git:
                 ["submodule", "--quiet", "update", "--checkout", "--depth=1", "--", path],
             ):
                 done = await self.run(remote, "-C", folder, *arguments, top=top)
-                if done.failure is not None:
-                    raise DeployError(f"submodule {shown}: {done.failure or done.explain('')}")
+                if done.failed:
+                    raise DeployError(f"submodule {shown}: {done.explain('')}")
             self._write_line(f"Submodule {shown}")
             await self.fetch_submodules(top, remote, shown, depth + 1)
 
@@ -238,9 +242,7 @@ class _Git:
             return
         if await asyncio.to_thread(find_lfs_pointers, self._source):
             self._write_line("Fetching files from Git LFS")
-            done = await self.run(remote, *LFS_FILTERS, "lfs", "pull")
-            if done.failure:
-                raise DeployError(done.failure)
+            await self.run(remote, *LFS_FILTERS, "lfs", "pull")
 
     async def _list_submodules(self, folder: str) -> list[tuple[str, str, str]]:
         """Returns name, path and URL of each."""
@@ -273,7 +275,7 @@ class _GitOutput:
 
     def __init__(self, secrets: list[str], write_line: Callable[[str], None]) -> None:
         self.last = self._fatal = ""
-        self.failure: str | None = None  # why the command failed: what the sandbox says, or "" for git's own error
+        self.failed = False
         self._secrets, self._write_line = secrets, write_line
 
     def add_line(self, line: str) -> None:
@@ -391,7 +393,8 @@ async def unpack(
         outcome = await sandbox.run(command, uid, add_line, stdin=stdin)
     check_exit_code(outcome.code)
     if not outcome.ok:
-        raise DeployError(last if last and not outcome.why else outcome.describe("unpacking the source", limits))
+        reason = last if last and not outcome.why else outcome.describe("unpacking the source", limits)
+        raise DeployError(reason, service_fault=outcome.is_service_fault)
 
 
 def read_manifest(build: Path, uid: int | None) -> bytes | None:

@@ -42,12 +42,9 @@ async def check_address(settings: Settings) -> AsyncIterator[Row]:
     if url.scheme != "https":
         yield Row("tls", "fail", f"{settings.base_url} has no TLS", "use https:// in GATEWAY_BASE_URL")
         return
-    context = ssl.create_default_context()
-    if settings.ca_file:
-        context.load_verify_locations(settings.ca_file)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(host, url.port or 443, ssl=context)
+            _, writer = await asyncio.open_connection(host, url.port or 443, ssl=mailer.trust(settings))
         certificate = writer.get_extra_info("peercert")
         writer.close()
     except ssl.SSLCertVerificationError as error:

@@ -56,14 +56,14 @@ def _has_service_account() -> bool:
     return SERVICE_ACCOUNT.exists()
 
 
-async def _collect(name: str, check: AsyncIterator[Row]) -> list[Row]:
+async def _collect(name: str, check: AsyncIterator[Row], seconds: float = CHECK_SECONDS) -> list[Row]:
     rows = []
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
+        async with asyncio.timeout(seconds):
             async for row in check:
                 rows.append(row)  # noqa: PERF401 - those before a timeout count
     except TimeoutError:
-        rows.append(Row(name, "fail", f"no answer within {CHECK_SECONDS:.0f} seconds", "check the network"))
+        rows.append(Row(name, "fail", f"no answer within {seconds:.0f} seconds", "check the network"))
     except OSError as error:
         rows.append(Row(name, "fail", str(error), "correct this, and run the command again"))
     return rows

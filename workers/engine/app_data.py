@@ -8,6 +8,7 @@
     data/<app id>/hold         while this file exists, no process of the app runs: keepers end, and none starts
     data/<app id>/snapshot-ids the ids of the snapshots that were made of the files, and of the one that they come from
     data/<app id>/stale        while this file exists, no process runs: a newer snapshot may have to replace the files
+    data/<app id>/daily        when the last daily snapshot was made, and a fingerprint of its files (`daily.py`)
     data/<app id>/stopped      the snapshot of the worker's last stop, and a fingerprint of its files
     data/<app id>/former       the files before a change that is not complete (`replacements.py`)
     data/<app id>/replaced-<id>   the files before a restore, until its deploy has succeeded; empty if they were cleared
@@ -39,7 +40,6 @@ FOLDER = "data"  # in the data folder of the service
 REPLACED, GONE = "replaced-", "gone-"
 REPLACED_SECONDS = 86_400.0  # that files before a restore are kept if their deploy never ends
 GONE_SECONDS = 7 * 86_400.0  # that the files of another account and of a deleted app are kept, and its releases
-DAILY_SECONDS = 86_400.0
 LISTED = 64  # snapshots whose ids are noted: more than are kept of an app
 STOP_SECONDS, STOP_POLL_SECONDS = 30.0, 0.1  # in which the processes of an app must end
 
@@ -118,33 +118,6 @@ class AppData:
             described = repr((path, status.st_ino, status.st_size, status.st_mtime_ns))
             combined ^= int.from_bytes(hashlib.sha256(described.encode()).digest())
         return f"{combined:x}"
-
-    def is_daily_due(self, now: float) -> bool:
-        """Returns whether a day has passed since the last daily snapshot, or since nothing had changed."""
-        at, _ = self._read_daily()
-        return not at or now - float(at) >= DAILY_SECONDS
-
-    def find_daily(self, now: float) -> str:
-        """Returns the fingerprint if a daily snapshot is due and something has changed. If not, notes that for a day.
-
-        What changes from now on has another fingerprint, even if the snapshot has it.
-        """
-        if not self.is_daily_due(now):
-            return ""
-        at, before = self._read_daily()
-        if at and not is_empty(self.files) and (fingerprint := self.fingerprint()) != before:
-            return fingerprint
-        self.note_daily(now, before)
-        return ""
-
-    def note_daily(self, now: float, fingerprint: str) -> None:
-        (self.folder / "daily").write_text(f"{now} {fingerprint}")
-
-    def _read_daily(self) -> tuple[str, str]:
-        """Returns when the last daily snapshot was made or not needed, and the fingerprint at that time."""
-        record = self.folder / "daily"
-        at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
-        return at, before
 
     # -- how new ---------------------------------------------------------------------------------------------
 

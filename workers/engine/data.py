@@ -230,14 +230,15 @@ class DataAgent:
 
     async def _answer(self, command: DataCommand) -> DataAnswer:
         if time.time() > command.ends:
-            return DataAnswer(error="The host with the app's data was away; try again.")
+            return DataAnswer(error="The host with the app's data was away; try again.", service_fault=True)
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 return await (self._forget(command) if command.action == "forget" else self._act(command))
         except FAILURES as error:
             if command.action in REPEATED:
                 raise
-            return DataAnswer(error=_explain(error, command), is_full=is_full(error))
+            service_fault = not isinstance(error, DataError) or error.service_fault
+            return DataAnswer(error=_explain(error, command), is_full=is_full(error), service_fault=service_fault)
 
     async def _act(self, command: DataCommand) -> DataAnswer:
         change, creates = command.deploy or command.id, command.action == "restore"

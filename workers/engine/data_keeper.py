@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.cancellation import run_in_thread
 from workers.engine.app_data import AppData, is_empty
+from workers.engine.daily import DailySnapshots
 from workers.engine.packing import NOT_STOPPED, DataError, SandboxPacker
 from workers.engine.replacements import Replacements
 from workers.sandbox.removal import remove_folder
@@ -74,13 +75,14 @@ class DataKeeper:
     """Keeps the data in a folder. Implements `Keeper`."""
 
     def __init__(self, data: AppData, packer: SandboxPacker) -> None:
-        self._data, self._packer, self._replacements = data, packer, Replacements(data)
+        self._data, self._packer = data, packer
+        self._replacements, self._daily = Replacements(data), DailySnapshots(data)
 
     async def report(self, limit: int | None = None) -> DataReport:
         data = self._data
         if limit is not None:
             data.limit = limit
-        due = data.is_daily_due(time.time())
+        due = self._daily.is_due(time.time())
         return DataReport(data.used, data.is_full, data.is_held, data.is_stale, self._replacements.changes, due)
 
     @asynccontextmanager
@@ -92,12 +94,12 @@ class DataKeeper:
     async def daily(self) -> AsyncIterator[Packed | None]:
         await run_in_thread(self._data.remove_leftovers)
         now = time.time()
-        if not (fingerprint := await run_in_thread(self._data.find_daily, now)):
+        if not (fingerprint := await run_in_thread(self._daily.find_change, now)):
             yield None
             return
         async with self._packed(self._data.files) as packed:
             yield packed
-        self._data.note_daily(now, fingerprint)
+        self._daily.note(now, fingerprint)
 
     @asynccontextmanager
     async def restore(self, archive: Path, change: str, limit: int) -> AsyncIterator[Packed | None]:
@@ -161,5 +163,5 @@ async def _stopped(data: AppData) -> AsyncIterator[None]:
         try:
             await run_in_thread(stack.enter_context, data.stopped())
         except TimeoutError:
-            raise DataError(NOT_STOPPED) from None
+            raise DataError(NOT_STOPPED, service_fault=True) from None
         yield

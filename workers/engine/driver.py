@@ -65,6 +65,13 @@ class ReleaseMissing(DeployError):
         super().__init__(f"the release of {deploy} is no longer kept; deploy its source again")
 
 
+class NotStopped(DeployError):
+    """A release that must not run beside the next one goes on running."""
+
+    def __init__(self) -> None:
+        super().__init__("the release that it replaces could not be stopped; deploy again", service_fault=True)
+
+
 class Places(Protocol):
     """Where visitors get releases, and the host names that lead there. Methods that wait may raise DeployError."""
 

@@ -43,7 +43,7 @@ class Names:
     def __init__(self, places: Places, find_app: FindApp, find_apps: FindApps, domain: str) -> None:
         """`domain`: of the apps, without a port."""
         self._places, self._find_app, self._find_apps, self._domain = places, find_app, find_apps, domain
-        self._lock = asyncio.Lock()  # held while names are given and taken
+        self.lock = asyncio.Lock()  # held while names are given and taken
         self._left: list[str] = []  # the apps that are still to be followed in this turn
         self._slice = 0  # how many of them in a round
         self.gone: set[str] = set()  # the ids of deleted apps of which something is there
@@ -54,7 +54,7 @@ class Names:
 
         Raises DeployError if one is another app's.
         """
-        async with self._lock:
+        async with self.lock:
             wanted = target.wanted
             # Another account may have taken the app's name since the deploy began.
             app = await self._find_app(wanted.app)
@@ -86,7 +86,7 @@ class Names:
         ids = {app.id} if app is not None else {name}
         ids |= {place.app for place in self._places.places_at(host(name, "live", None, self._domain))}
         for app_id in ids:
-            await self._follow(app_id, await self._places.list_places(app_id))
+            await self._follow(app_id)
 
     async def follow_some(self) -> None:
         """Serves a part of the apps at their present addresses."""
@@ -102,7 +102,7 @@ class Names:
             if app_id in apps and self._is_followed(apps[app_id], places[app_id]):
                 continue
             try:
-                await self._follow(app_id, places[app_id])
+                await self._follow(app_id)
             except msgspec.MsgspecError as error:  # one damaged record must not affect the others
                 logger.error("app.unreadable", app=app_id, error=str(error))
             except DeployError as error:
@@ -116,9 +116,9 @@ class Names:
             and all((place.account, place.hosts) == (app.account, self._hosts(app, place.address)) for place in places)
         )
 
-    async def _follow(self, app_id: str, places: Collection[Place]) -> None:
-        async with self._lock:
-            app = await self._find_app(app_id)
+    async def _follow(self, app_id: str) -> None:
+        async with self.lock:
+            app, places = await self._find_app(app_id), await self._places.list_places(app_id)
             (self.gone.add if app is None else self.gone.discard)(app_id)
             if app is not None and all(place.address != "live" for place in places):
                 places = [*places, Place(app.account, app.id, "live")]  # it was never live

@@ -31,7 +31,14 @@ NOT_STOPPED = "The app did not stop in time; try again."
 
 
 class DataError(Exception):
-    """A reason why a command fails. Account holders see the message."""
+    """A reason why a command fails. Account holders see the message.
+
+    `service_fault`: the service has failed, not the app, so the same command may succeed later.
+    """
+
+    def __init__(self, message: str, *, service_fault: bool = False) -> None:
+        super().__init__(message)
+        self.service_fault = service_fault
 
 
 class SandboxPacker:
@@ -82,7 +89,7 @@ class SandboxPacker:
                 if not outcome.ok:
                     reason = outcome.describe("packing the data", limits)
                     logger.error("data.not_packed", app=data.app_id, reason=reason, last=notes[-1:])
-                    raise DataError(f"No snapshot was made: {reason}.")
+                    raise DataError(f"No snapshot was made: {reason}.", service_fault=outcome.is_service_fault)
                 _take_file(work / "packed", packed)
             finally:
                 await run_in_thread(remove_folder, work)
@@ -124,7 +131,7 @@ class SandboxPacker:
         check_exit_code(outcome.code)
         if not outcome.ok:
             reason = last[0] if last[0] and not outcome.why else outcome.describe("unpacking it", limits)
-            raise DataError(f"the snapshot can't be restored: {reason}")
+            raise DataError(f"the snapshot can't be restored: {reason}", service_fault=outcome.is_service_fault)
         if await run_in_thread(measure_data, incoming) > limit:
             raise DataError(f"the snapshot can't be restored: it has more than the plan's {limit // MIB} MiB")
 

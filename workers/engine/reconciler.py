@@ -24,12 +24,11 @@ from workers.engine.steps import ReleaseSteps
 
 logger = structlog.get_logger()
 
-# Between reads of the changed records, in case their announcement was lost; and while a deploy is in progress.
-POLL_SECONDS, QUICK_POLL_SECONDS = 1.0, 0.05
-QUICK_SECONDS = 5.0  # after a new record, in which the next one may follow soon
+POLL_SECONDS = 1.0  # between reads of the changed records, in case their announcement was lost
 RESYNC_SECONDS = 60.0  # between reads of all records, which also repeat failed steps
 TIDY_SECONDS = 15.0  # between rounds of tidying
 CATCH_UP_SECONDS = 30.0  # plus one per app, after which the others follow
+CATCH_UP_POLL_SECONDS = 0.05
 NEXT_STEP_SECONDS = 15.0  # after a check, in which the next step follows, unless the builder is dead
 
 
@@ -63,7 +62,6 @@ class Reconciler:
         canary: float,
         *,
         poll_seconds: float = POLL_SECONDS,
-        quick_poll_seconds: float = QUICK_POLL_SECONDS,
         resync_seconds: float = RESYNC_SECONDS,
         tidy_seconds: float = TIDY_SECONDS,
         next_step_seconds: float = NEXT_STEP_SECONDS,
@@ -72,15 +70,13 @@ class Reconciler:
         self._records, self._answers = records, patient(records)
         self._do, self._driver, self._find_app = steps, steps.driver, find_app
         self._canary_pause = min(1.0, canary / 10)
-        self._poll_seconds, self._quick_poll_seconds = poll_seconds, quick_poll_seconds
+        self._poll_seconds, self._next_step_seconds = poll_seconds, next_step_seconds
         self._resync_seconds, self._tidy_seconds = resync_seconds, tidy_seconds
-        self._next_step_seconds = next_step_seconds
         self._steps: dict[tuple[str, str], Step] = {}  # by app and address
         self._deploys: set[str] = set()  # of these steps
         self._lacking: set[str] = set()  # tokens of records whose release was missing when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition
         self._announced = asyncio.Event()
-        self._quick_until = 0.0  # until when the records are read more often
         self.is_synced = False  # whether all records have been read once
 
     async def catch_up(self) -> None:
@@ -106,8 +102,7 @@ class Reconciler:
                     resync, self._seen = now + self._resync_seconds, {}
                 with suppress(BackboneUnavailable):
                     await self._sync()
-                quick = time.monotonic() < self._quick_until
-                await until_set(self._announced, self._quick_poll_seconds if quick else self._poll_seconds)
+                await until_set(self._announced, self._poll_seconds)
 
     async def aclose(self) -> None:
         await cancel(*[step.task for step in self._steps.values() if step.task is not None])
@@ -134,7 +129,6 @@ class Reconciler:
         self._deploys.add(wanted.deploy)
         self._steps[wanted.app, wanted.address] = step = Step(wanted)
         self._driver.note(wanted)
-        self._quick_until = time.monotonic() + QUICK_SECONDS
         step.task = asyncio.create_task(self._follow(step, former))
 
     def _forget(self, step: Step) -> None:
@@ -169,7 +163,7 @@ class Reconciler:
             while time.monotonic() < ends and not outage.done():
                 if all(step.is_over or step.state is not State.APPLYING for step in self._steps.values()):
                     return
-                await asyncio.wait([outage], timeout=self._quick_poll_seconds)
+                await asyncio.wait([outage], timeout=CATCH_UP_POLL_SECONDS)
 
     async def _follow(self, step: Step, former: Step | None) -> None:
         if former is not None and former.task is not None:
@@ -187,7 +181,8 @@ class Reconciler:
             if wanted.step in ("check", "canary") or not isinstance(error, ReleaseMissing):
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=wanted.step, why=why)
             step.state = State.FAILED
-            await self._answer(wanted, StepAnswer(wanted.token, False, why, was_applied, output=output))
+            answer = StepAnswer(wanted.token, False, why, was_applied, output=output, service_fault=error.service_fault)
+            await self._answer(wanted, answer)
             if wanted.step == "canary" and app is not None:  # the builder may be dead
                 await self._do.resume(Target(wanted, app, wanted.deploy, output))
         except Exception as error:  # a bug, or a full disk
@@ -196,7 +191,7 @@ class Reconciler:
             reason = "an internal error occurred in what serves the apps; deploy again"
             if is_full(error):
                 reason = str(StorageFailed(error))
-            await self._answer(wanted, StepAnswer(wanted.token, False, reason))
+            await self._answer(wanted, StepAnswer(wanted.token, False, reason, service_fault=True))
 
     async def _answer(self, wanted: Wanted, answer: StepAnswer) -> None:
         await self._answers.write_answer(wanted, answer)

@@ -103,7 +103,8 @@ class ReleaseSteps:
                     await self.driver.until_answers(again)
             await self.driver.route(again, None)
         elif was_routed:
-            await self.driver.unroute(target)
+            async with self.names.lock:
+                await self.driver.unroute(target)
         if was_routed:
             await asyncio.sleep(self._drain_seconds)
 
@@ -111,7 +112,8 @@ class ReleaseSteps:
         """Gives visitors the release before again, and removes this one."""
         if target.wanted.ends:
             self._checked.discard(target.deploy)
-            return await self.driver.end(target)
+            async with self.names.lock:
+                return await self.driver.end(target)
         await self.resume(target)
         await self.driver.remove(target)
 

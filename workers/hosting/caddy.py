@@ -381,7 +381,7 @@ def render_configuration(
         pages=" ".join(f"{{path}}{ending}" for ending in PAGES),
         pages_of_slash=" ".join(f"{{re.slash.1}}{ending}" for ending in PAGES if ending),
         index=f"{{path}}{INDEX}",
-        lower_case="\n\t".join(
+        lower_case="\n\t\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),
         gateway=_render_gateway(settings) + _render_ask(settings, ask),

@@ -23,6 +23,7 @@ from gateway.ids import new_id
 from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.engine.app_data import FOLDER, AppData, is_empty, is_long_gone, list_data
+from workers.engine.daily import DailySnapshots
 from workers.engine.data import DataDriver, describe_status
 from workers.engine.data_keeper import DataKeeper, Keeper, Packed
 from workers.engine.packing import DataError, SandboxPacker
@@ -72,7 +73,7 @@ class HostData(DataDriver):
 
     def find_due(self, app_id: str, account: str) -> Keeper | None:
         data = self._data(app_id)
-        is_due = data.exists and not data.is_stale and data.is_daily_due(time.time())
+        is_due = data.exists and not data.is_stale and DailySnapshots(data).is_due(time.time())
         return DataKeeper(data, self._packer) if is_due else None
 
     @asynccontextmanager

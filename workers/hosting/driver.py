@@ -27,7 +27,7 @@ from gateway.errors import StorageUnavailable
 from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
+from workers.engine.driver import Hosts, NotStopped, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.engine.health import Listening, NotUp, request_health, until_up
 from workers.engine.packing import DataError
 from workers.hosting import archives, caddy, disk
@@ -175,7 +175,8 @@ class HostDriver:
                 raise StorageFailed(error) from None
             except (DataError, OSError) as error:
                 logger.error("data.not_fetched", app=wanted.app, reason=str(error))
-                raise DeployError("the data of the app cannot be brought to its host; the operator must help") from None
+                reason = "the data of the app cannot be brought to its host; the operator must help"
+                raise DeployError(reason, service_fault=True) from None
 
     # -- getting a release -----------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class HostDriver:
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
         except BadArchive as error:
-            raise DeployError(str(error)) from None
+            raise DeployError(str(error), service_fault=True) from None
         finally:
             packed.unlink(missing_ok=True)
         return fresh
@@ -281,7 +282,7 @@ class HostDriver:
         if not await until(has_stopped, STOP_POLL_SECONDS, STOP_SECONDS):
             state = read_state(self._releases.folder, former)
             if is_running(state.keeper, state.began):  # otherwise there is no `sites` worker that would notice
-                raise DeployError("the release that it replaces could not be stopped; deploy again")
+                raise NotStopped
 
     def list_others(self, target: Target) -> list[str]:
         names = [path.name for path in self._site(target.wanted).releases()]
@@ -332,7 +333,7 @@ class HostDriver:
         socket = caddy.canary_socket(self._releases.folder)
         await until(partial(caddy.is_listening, socket), self._poll_seconds, SERVER_SECONDS)
         if caddy.read_process(self._releases.folder) is None:
-            raise DeployError("no process serves the apps; is the `sites` worker running?")
+            raise DeployError("no process serves the apps; is the `sites` worker running?", service_fault=True)
         await self._request_health(target, socket, host)
 
     async def _request_health(self, target: Target, socket: Path, host: str) -> None:
@@ -358,7 +359,8 @@ async def _find_listening(control: Path) -> Listening | None:
 def _require_memory(site: Site) -> None:
     if (free := read_available_memory()) < MIN_FREE_BYTES:
         logger.error("deploys.no_memory", app=site.app_id, available_mib=free // MIB)
-        raise DeployError("this machine has no memory left for another app; stop one, or try again later")
+        reason = "this machine has no memory left for another app; stop one, or try again later"
+        raise DeployError(reason, service_fault=True)
 
 
 def _may_overlap(*releases: Path) -> bool:

@@ -36,8 +36,16 @@ NAMED_APPS = 5  # in a line of the log
 
 class HostWatch:
     def __init__(
-        self, settings: Settings, store: Store, releases: Releases, reconciler: Reconciler, hold: HostHold
+        self,
+        settings: Settings,
+        store: Store,
+        releases: Releases,
+        reconciler: Reconciler,
+        hold: HostHold,
+        *,
+        watch_seconds: float = WATCH_SECONDS,
     ) -> None:
+        self._watch_seconds = watch_seconds
         self._store, self._records, self._reconciler, self._hold = store, Records(store), reconciler, hold
         self._host, self._folder = releases.folder_id(), releases.folder
         name = urlsplit(settings.api_url or settings.base_url).hostname
@@ -45,7 +53,7 @@ class HostWatch:
         self._findings: set[str] = set()  # that were logged and have not ended
 
     async def run(self) -> NoReturn:
-        await every(WATCH_SECONDS, self.report, "sites.not_watched")
+        await every(self._watch_seconds, self.report, "sites.not_watched")
 
     async def report(self) -> None:
         """Raises BackboneUnavailable. What is found without Redis is logged nevertheless."""

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from gateway.text_files import decode_text
+from gateway.settings.text_files import decode_text
 
 FILE, PARTS, REDIRECTS, HEADERS = "rules", "rules.d", "_redirects", "_headers"
 # What is added to an address, without its slash at the end, to find its file, in this order. The pages have addresses

@@ -27,7 +27,7 @@ from gateway.deploys.serving import Records
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
-from gateway.loops import every, raise_descriptor_limit, until
+from gateway.loops import raise_descriptor_limit, until
 from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
@@ -35,7 +35,7 @@ from workers.engine.data import DataAgent
 from workers.engine.names import find_app, find_apps, follow_changes, list_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
-from workers.engine.visits import VISITS_SECONDS, note_visits
+from workers.engine.visits import keep_noting_visits
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
@@ -116,8 +116,7 @@ async def _run(settings: Settings, releases: Releases) -> None:
         first = await list_apps(store) - releases.list_apps().keys()
         await start(follow_changes(store, steps.names.follow_app, first=first, on_step=reconciler.look_soon))
         await start(suspensions.run())
-        visits = partial(note_visits, Previews(store, records), driver)
-        await start(every(VISITS_SECONDS, visits, "previews.visits_not_noted", first=VISITS_SECONDS))
+        await start(keep_noting_visits(Previews(store, records), driver))
         await start(_run_caddy(settings, folder))
         if data is not None:
             stack.push_async_exit(partial(_leave, data))

@@ -59,9 +59,12 @@ class Activator:
         held: int = HELD,
         held_of_app: int = HELD_OF_APP,
         hold_seconds: float = HOLD_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
+        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._sleep, self._limits, self._port = sleep, limits, port
         self._held_limit, self._held_of_app_limit, self._hold_seconds = held, held_of_app, hold_seconds
+        self._look_seconds, self._check_seconds = look_seconds, check_seconds
         self._due: dict[tuple[str, str], float] = {}  # when the idleness of an app's address is checked next
         self._checking, self._answering = RunningTasks(), RunningTasks()
         self._held: Counter[str] = Counter()  # requests, by app
@@ -72,7 +75,10 @@ class Activator:
         listener = caddy.open_listener("::", self._port)
         server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_BYTES)
         try:
-            async with server, run_in_background(every(LOOK_SECONDS, self._look, "sites.sleep_failed")) as looking:
+            async with (
+                server,
+                run_in_background(every(self._look_seconds, self._look, "sites.sleep_failed")) as looking,
+            ):
                 await looking
             raise AssertionError
         finally:
@@ -92,13 +98,13 @@ class Activator:
             if not self._sleep.may_sleep(key):
                 del self._due[key]
             elif limit is None:
-                self._due[key] = now + CHECK_SECONDS
+                self._due[key] = now + self._check_seconds
             elif len(self._checking) < CHECKS:
                 self._checking.start(self._check(key, limit), key)
 
     async def _check(self, key: tuple[str, str], limit: float) -> None:
         """Lets an app sleep that nobody has asked for `limit` seconds."""
-        left = CHECK_SECONDS
+        left = self._check_seconds
         try:
             left = min(left, await self._sleep.let_sleep(key, limit))
         except Exception as error:  # one app must not stop the others

@@ -12,7 +12,7 @@ of those to compare. An object is compared only if it or what is wanted of it ha
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -94,11 +94,14 @@ class Cluster:
         heal_seconds: float = HEAL_SECONDS,
         slice_seconds: float = SLICE_SECONDS,
         heal_pause_seconds: float = HEAL_PAUSE_SECONDS,
+        watch_seconds: int = WATCH_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self.namespace = namespace
         self._first_pause, self._longest_pause = first_pause_seconds, longest_pause_seconds
         self._roles_seconds, self._heal_pause = roles_seconds, heal_pause_seconds
         self._heal_seconds, self._slice_seconds = heal_seconds, slice_seconds
+        self._watch_seconds, self._silence_seconds = watch_seconds, silence_seconds
         try:
             self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
         except (ConfigError, OSError) as error:
@@ -110,10 +113,8 @@ class Cluster:
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
         self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
-        # Are called with each pod, EndpointSlice and PersistentVolumeClaim that has changed.
-        self.on_pod: Callable[[Any], None] = lambda _: None
-        self.on_slice: Callable[[Any], None] = lambda _: None
-        self.on_claim: Callable[[Any], None] = lambda _: None
+        # By kind: are called with each object that has changed. Pods follow once all objects are known.
+        self.followers = defaultdict[str, list[Callable[[Any], None]]](list)
         self._kinds = dict(WATCHED)
         self._synced: set[str] = set()  # the kinds whose objects are known
         self._versions: dict[str, str] = {}  # by kind, up to which its changes are known
@@ -141,6 +142,13 @@ class Cluster:
         """Waits until a watched object changes, or for so many seconds."""
         await until_set(self._changed, seconds)
         end_if_canceled()
+
+    async def until(self, look: Callable[[], T], seconds: float) -> T:
+        """Looks after each change until a look finds something, or `seconds` are over. Returns what it found last."""
+        ends = time.monotonic() + seconds
+        while not (found := look()) and time.monotonic() < ends:
+            await self.next_change(1.0)
+        return found
 
     def select(self, kind: str, **labels: str) -> list[Any]:
         """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`.
@@ -208,6 +216,8 @@ class Cluster:
                     await self._until_answered(delete)
                 except ApiError as error:
                     raise self._refuse((kind, name), error) from None
+                if kind != "PersistentVolumeClaim":  # which stays while a pod uses it
+                    self._note((kind, name), None)  # the watch may say so later, and the next decision looks here
 
     def leave(self, key: Key) -> None:
         """Leaves an object to others, who change it from now on."""
@@ -237,7 +247,7 @@ class Cluster:
     @staticmethod
     def _refuse(key: Key, error: ApiError) -> DeployError:
         logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
-        return DeployError(explain_refusal(error.status.message or "", "serve"))
+        return DeployError(explain_refusal(error.status.message or "", "serve"), service_fault=True)
 
     def _pauses(self) -> Iterator[float]:
         return pauses(self._first_pause, self._longest_pause)
@@ -275,7 +285,7 @@ class Cluster:
         while True:
             began = time.monotonic()
             try:
-                async with asyncio.timeout(WATCH_SECONDS + SILENCE_SECONDS):
+                async with asyncio.timeout(self._watch_seconds + self._silence_seconds):
                     await self._watch(kind)
             except TimeoutError:
                 growing = self._pauses()
@@ -283,7 +293,7 @@ class Cluster:
                 self._versions.pop(kind, None)
                 if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
                     self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
-                if time.monotonic() - began > WATCH_SECONDS / 2:
+                if time.monotonic() - began > self._watch_seconds / 2:
                     growing = self._pauses()
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
                 log = logger.error if refused else logger.info
@@ -302,7 +312,7 @@ class Cluster:
             self._note_all(kind, {(kind, each.metadata.name): each async for each in listed})
             self._versions[kind] = listed.resourceVersion
         changes = self._client.watch(
-            self._kinds[kind], labels=labels, resource_version=self._versions[kind], server_timeout=WATCH_SECONDS
+            self._kinds[kind], labels=labels, resource_version=self._versions[kind], server_timeout=self._watch_seconds
         )
         async for operation, each in changes:
             self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
@@ -318,7 +328,7 @@ class Cluster:
             self._synced.add(kind)
             if self._synced == WATCHED.keys():  # what a pod means depends on the other objects
                 for pod in self.select("Pod"):
-                    self.on_pod(pod)
+                    self._tell_followers("Pod", pod)
 
     def _note(self, key: Key, found: Any | None) -> None:
         known = self.present.get(key)
@@ -336,16 +346,16 @@ class Cluster:
             self.present[key], self._terms[key] = found, list(_list_terms(key[0], found))
             for term in self._terms[key]:
                 self._index.setdefault(term, {})[key[1]] = None
-            if key[0] == "Pod" and self._synced == WATCHED.keys():
-                self.on_pod(found)
-            elif key[0] == SLICE:
-                self.on_slice(found)
-            elif key[0] == "PersistentVolumeClaim":
-                self.on_claim(found)
+            if key[0] != "Pod" or self._synced == WATCHED.keys():
+                self._tell_followers(key[0], found)
         if key in self.wanted:
             self._compare_soon(key)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _tell_followers(self, kind: str, found: Any) -> None:
+        for follow in self.followers[kind]:
+            follow(found)
 
     def _compare_soon(self, *keys: Key) -> None:
         self._queue |= dict.fromkeys(keys)

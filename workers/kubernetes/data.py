@@ -31,11 +31,12 @@ from workers.engine.data_keeper import Keeper, Packed
 from workers.engine.packing import DataError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_client import NO_ANSWER, DataClient
-from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
+from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
     DATA_CONTAINER,
+    DATA_LABEL,
     GONE_LABEL,
     claim_name,
     describe_data_deployment,
@@ -43,6 +44,8 @@ from workers.kubernetes.objects import (
     gone_name,
 )
 from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.pod_status import serves, statuses_of
+from workers.kubernetes.startup import PLACE_SECONDS
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
@@ -50,7 +53,7 @@ logger = structlog.get_logger()
 BEGIN_SECONDS = 0.5  # between looks for new volumes
 REPORT_SECONDS = 15.0  # between reports of how large the data are
 REPORTS = 50  # pods that are asked at once
-REPORTS_PER_SECOND = 10  # so that of thousands of apps, each reports less often
+REPORTED = 150  # apps of a round, so that thousands of apps cost no more than these
 REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
 LISTEN_SECONDS, LISTEN_POLL_SECONDS = 30.0, 0.5  # in which a container that has started must answer
 
@@ -63,8 +66,11 @@ class ClusterData(DataDriver):
         self._missed: set[str] = set()  # the claims whose apps a round did not find
         self._room, self._tidying = asyncio.Semaphore(REPORTS), asyncio.Lock()
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
-        self._new = {each.metadata.name: each for each in self._list_claims()}  # claims on which they may not run yet
-        cluster.on_claim = self._note_claim
+        # The names of claims that may not have begun, and that are new or have a pod that has changed.
+        self._new = {each.metadata.name for each in self._list_claims()}
+        cluster.followers["PersistentVolumeClaim"].append(self._note_claim)
+        cluster.followers["Pod"].append(self._note_pod)
+        self._unreported: list[tuple[str, str]] = []  # the apps that are still to be asked in this turn
         self._seen: dict[tuple[str, str], tuple[float, DataStatus]] = {}  # the last reports, by account and app
         self._daily: set[tuple[str, str]] = set()  # the apps, with their accounts, whose daily snapshot may be due
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +83,7 @@ class ClusterData(DataDriver):
             pod
             for pod in self._cluster.select("Pod", data=claim_name(app_id, account))
             if not pod.metadata.deletionTimestamp
-            and _is_ready(pod)
+            and serves(pod, DATA_CONTAINER)
             and not (without_app and DEPLOY_LABEL in pod.metadata.labels)
         ]
         if not pods:
@@ -118,12 +124,11 @@ class ClusterData(DataDriver):
             await self._driver.apply_claim(release, limit)
             await self._cluster.apply(describe_data_deployment(release, self._settings))
         except DeployError as error:
-            raise DataError(str(error)) from None
-        ends = time.monotonic() + PLACE_SECONDS
-        while (pod := self._find_pod(app_id, account, without_app=without_app)) is None:
-            if time.monotonic() > ends:
-                raise DataError("The cluster has no room for a pod with the app's data; try again later.")
-            await self._cluster.next_change(1.0)
+            raise DataError(str(error), service_fault=error.service_fault) from None
+        find = partial(self._find_pod, app_id, account, without_app=without_app)
+        if (pod := await self._cluster.until(find, PLACE_SECONDS)) is None:
+            reason = "The cluster has no room for a pod with the app's data; try again later."
+            raise DataError(reason, service_fault=True)
         return pod
 
     def find_due(self, app_id: str, account: str) -> Keeper | None:
@@ -133,7 +138,7 @@ class ClusterData(DataDriver):
     async def has_started(self, app_id: str, account: str) -> bool:
         """Returns whether the start command runs in all pods that have one."""
         pods = self._cluster.select("Pod", data=claim_name(app_id, account))
-        statuses = [each for pod in pods for each in pod.status.containerStatuses or [] if each.name == APP_CONTAINER]
+        statuses = [status for pod in pods for status in statuses_of(pod, APP_CONTAINER)]
         return all(each.state and each.state.running for each in statuses)
 
     # -- new volumes -----------------------------------------------------------------------------------------
@@ -142,24 +147,30 @@ class ClusterData(DataDriver):
         return ((BEGIN_SECONDS, partial(self._begin_volumes, running)),)
 
     def _note_claim(self, claim: Any) -> None:
-        if claim.metadata.uid not in self._begun and APP_LABEL in claim.metadata.labels:
-            self._new[claim.metadata.name] = claim
+        if APP_LABEL in claim.metadata.labels:
+            self._new.add(claim.metadata.name)
+
+    def _note_pod(self, pod: Any) -> None:
+        if DATA_LABEL in pod.metadata.labels:
+            self._new.add(pod.metadata.labels[DATA_LABEL])
 
     async def _begin_volumes(self, running: RunningTasks) -> None:
         """Lets apps begin on their new volumes, with the newest snapshot if they have one.
 
         They come from another engine, or their volume was lost.
         """
-        for name, claim in [*self._new.items()]:
-            uid, labels = claim.metadata.uid, claim.metadata.labels
-            if uid in self._begun or ("PersistentVolumeClaim", name) not in self._cluster.present:
-                del self._new[name]
-            else:
-                running.start(self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]), uid)
+        for name in [*self._new]:
+            claim, pod = self._cluster.present.get(("PersistentVolumeClaim", name)), None
+            if claim is not None and claim.metadata.uid in running:
+                continue
+            if claim is not None and (uid := claim.metadata.uid) not in self._begun:
+                owner = claim.metadata.labels[APP_LABEL], claim.metadata.labels[ACCOUNT_LABEL]
+                if (pod := self._find_pod(*owner)) is not None:
+                    running.start(self._begin(pod, uid, *owner), uid)
+            if pod is None:
+                self._new.discard(name)
 
-    async def _begin(self, uid: str, app_id: str, account: str) -> None:
-        if (pod := self._find_pod(app_id, account)) is None:
-            return
+    async def _begin(self, pod: DataClient, uid: str, app_id: str, account: str) -> None:
         try:
             async with self._room:
                 report = await pod.report()
@@ -178,8 +189,12 @@ class ClusterData(DataDriver):
     # -- limits and reports ----------------------------------------------------------------------------------
 
     async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
-        claims, due = {*await self.list_apps()}, time.monotonic() // REPORT_ALL_SECONDS
-        found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in claims])
+        due = time.monotonic() // REPORT_ALL_SECONDS
+        if not self._unreported:
+            self._unreported = [each for each in await self.list_apps() if not self._sleeps_on(*each, due)]
+        some = self._unreported[:REPORTED]
+        found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
+        del self._unreported[:REPORTED]
 
         async def ask(app: App, limit: int) -> DataStatus | None:
             if (pod := self._find_pod(app.id, app.account)) is None:
@@ -189,9 +204,6 @@ class ClusterData(DataDriver):
                     report = await pod.report(limit)
                 except DataError:
                     return None
-                finally:
-                    if len(found) > REPORTS:
-                        await asyncio.sleep(REPORTS / REPORTS_PER_SECOND)
             (self._daily.add if report.daily else self._daily.discard)((app.id, app.account))
             state: DataState = "restoring" if report.held else "full" if report.full else "running"
             return describe_status(report.used, limit, state)
@@ -199,7 +211,7 @@ class ClusterData(DataDriver):
         asked = [
             (app, self._settings.app_data[account.plan] * MIB)
             for app, account in found.values()
-            if (app.id, app.account) in claims
+            if (app.id, app.account) in some
         ]
         statuses = await asyncio.gather(*(ask(app, limit) for app, limit in asked))
         found_now = zip(asked, statuses, strict=True)
@@ -207,6 +219,12 @@ class ClusterData(DataDriver):
         changed = {key: status for key, (_, status) in seen.items() if self._seen.get(key) != seen[key]}
         self._seen |= seen
         return changed
+
+    def _sleeps_on(self, app_id: str, account: str, due: float) -> bool:
+        """Returns whether an app that was asleep at its last report is still asleep, and has nothing new to say."""
+        reported, status = self._seen.get((account, app_id), (None, None))
+        was_asleep = status is not None and status.state == "asleep" and reported == due
+        return was_asleep and self._find_pod(app_id, account) is None
 
     async def _describe_sleep(self, app: App) -> DataStatus | None:
         if not self._driver.places.is_asleep(app.id, "live"):
@@ -292,11 +310,4 @@ async def _until_it_answers(pod: DataClient) -> None:
         return False
 
     if not await until(look, LISTEN_POLL_SECONDS, LISTEN_SECONDS):
-        raise DataError(NO_ANSWER)
-
-
-def _is_ready(pod: Any) -> bool:
-    statuses = (pod.status.containerStatuses or []) if pod.status else []
-    return bool(pod.status and pod.status.podIP) and any(
-        status.name == DATA_CONTAINER and status.ready for status in statuses
-    )
+        raise DataError(NO_ANSWER, service_fault=True)

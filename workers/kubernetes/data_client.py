@@ -124,7 +124,7 @@ async def _receive_reply(socket: aiohttp.ClientWebSocketResponse) -> Reply:
     if reply.is_full:
         raise StorageFull
     if reply.error:
-        raise DataError(reply.error[:REASON_LENGTH])
+        raise DataError(reply.error[:REASON_LENGTH], service_fault=reply.service_fault)
     return reply
 
 
@@ -135,4 +135,4 @@ def _explain_failures(method: str) -> Iterator[None]:
         yield
     except (aiohttp.ClientError, aiohttp.WSMessageTypeError, msgspec.MsgspecError, OSError) as error:
         logger.warning("data.pod_failed", method=method, reason=str(error) or type(error).__name__)
-        raise DataError(NO_ANSWER) from None
+        raise DataError(NO_ANSWER, service_fault=True) from None

@@ -57,6 +57,7 @@ NONCE, PROOF = "Capsule-Nonce", "Capsule-Proof"  # headers
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     is_full: bool = False  # the error is that of a full disk; workers of an earlier version only know `error`
+    service_fault: bool = False  # as of a DataError
     notes: list[str] | None = None  # what the archive lacks that follows; None: none follows
 
 
@@ -157,7 +158,7 @@ class _Requests:
                         raise ConnectionError
                 await _reply(socket, Reply())
             except DataError as error:
-                await _reply(socket, Reply(error=str(error)))
+                await _reply(socket, Reply(error=str(error), service_fault=error.service_fault))
             except (aiohttp.WSMessageTypeError, ConnectionError, TimeoutError):
                 pass  # the worker has gone, and nothing has happened
             except OSError as error:

@@ -13,11 +13,9 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
 from functools import partial
-from typing import Any
 
 import msgspec
 import structlog
-from lightkube.utils.quantity import parse_quantity
 
 from gateway.accounts.domain_names import apps_host
 from gateway.accounts.records import App
@@ -31,13 +29,13 @@ from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.settings import Plan, Settings
 from gateway.storage import open_storage
-from workers.engine.driver import Hosts, Place, ReleaseMissing, Target, Visits, until_stored
-from workers.engine.health import Listening, request_health, until_up
+from workers.engine.driver import Hosts, NotStopped, Place, ReleaseMissing, Target, Visits, until_stored
 from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
-from workers.hosting.watchdog import LIMITS
-from workers.kubernetes.cluster import Cluster, Key, explain_refusal
+from workers.kubernetes.cluster import Cluster, Key
 from workers.kubernetes.objects import (
+    ADDRESS_LABEL,
+    APP_LABEL,
     address_name,
     describe_claim,
     describe_deployment,
@@ -47,26 +45,16 @@ from workers.kubernetes.objects import (
 from workers.kubernetes.places import ClusterPlaces
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.pod_quota import Address, PodQuota
-from workers.kubernetes.pod_relay import ask_relay
-from workers.kubernetes.pod_status import (
-    address_of,
-    explain_waiting,
-    find_end,
-    has_ended,
-    is_ready,
-    may_run,
-    read_release,
-    serves,
-    statuses_of,
-)
+from workers.kubernetes.pod_status import has_ended, may_run, read_bytes, read_release, statuses_of
 from workers.kubernetes.pods import Pods, ReportCrash
+from workers.kubernetes.startup import PLACE_SECONDS, POLL_SECONDS, Startup
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
 
-PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its release
+KINDS = "Deployment", "Secret"  # of the objects that each release has
+MAX_TIDIED = 500  # objects of a round of tidying, so that those of thousands of apps cost no more than these
 RETURN_SECONDS = 30.0  # in which a release that is served again should answer
-POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests to the activator, before a pod ends
 STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
 
@@ -111,19 +99,17 @@ class ClusterDriver:
         self._suspended, self._find_plan = suspended, find_plan
         self._pod_quota = PodQuota(cluster, self._find_pod_limit)
         self.places = ClusterPlaces(settings, cluster, activator)
-        self._domain = apps_host(settings)
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode()
         self.records: dict[Address, Wanted] = {}
-        self._notes = 0  # of records
-        self._tidied: tuple[int, ...] = ()  # what had changed before the last round of tidying
+        self._left: list[Key] = []  # the objects of releases that are still to be looked at in this turn of tidying
         self.changed: set[Address] = set()  # which have a new record, or lead elsewhere
         self.states: dict[Address, SleepState] = {}  # other than ASLEEP and AWAKE
         self._visits: Visits = {}  # of previews, since the last `read_visits`
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
         self.outage = asyncio.Event()
         self.return_seconds, self.activator_seconds = RETURN_SECONDS, activator_seconds
-        self._place_seconds, self._start_seconds, self._poll_seconds = place_seconds, start_seconds, poll_seconds
+        self.startup = Startup(cluster, apps_host(settings), place_seconds, start_seconds, poll_seconds)
 
     async def aclose(self) -> None:
         await self._pods.aclose()
@@ -135,7 +121,6 @@ class ClusterDriver:
     def note(self, wanted: Wanted) -> None:
         self.records[wanted.app, wanted.address] = wanted
         self.changed.add((wanted.app, wanted.address))
-        self._notes += 1
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self.states[wanted.app, wanted.address] = SleepState.HELD
 
@@ -191,80 +176,15 @@ class ClusterDriver:
         if present is not None:
             requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
             claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
-            if present.status.phase == "Bound" and _count_bytes(size) < _count_bytes(requests["storage"]):
+            if present.status.phase == "Bound" and read_bytes(size) < read_bytes(requests["storage"]):
                 with contextlib.suppress(DeployError):
                     return await self._cluster.apply(claim, secret)
             requests["storage"] = size
         await self._cluster.apply(claim, secret)
 
     async def until_answers(self, target: Target) -> None:
-        if self._sleeps(target):
-            return
-        pod = await self._until_pod(target.deploy, self._place_seconds + self._start_seconds)
-        await self._until_up(target, pod)
-        # An app may answer before the cluster counts its pod. The Service would lead nowhere meanwhile.
-        await self.until_ready(target.deploy, self._start_seconds)
-
-    async def until_ready(self, deploy: str, seconds: float) -> Any:
-        """Waits until Services lead to a pod of the release, and returns it. Raises DeployError."""
-        return await self._until_pod(deploy, seconds, is_ready)
-
-    async def _until_pod(self, deploy: str, seconds: float, is_fit: Callable[[Any], bool] = serves) -> Any:
-        """Waits until a pod of the release is fit, and returns it."""
-        ends, why = time.monotonic() + seconds, "it has no pod"
-        while time.monotonic() < ends:
-            if fault := self._find_fault(deploy):
-                raise DeployError(fault)
-            pods = [pod for pod in self._cluster.select("Pod", deploy=deploy) if not has_ended(pod)]
-            for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
-                if outcome := find_end(pod):
-                    raise DeployError(outcome.describe("the start command", LIMITS))
-                if is_fit(pod):
-                    return pod
-                why, is_final = explain_waiting(pod)
-                if is_final:
-                    raise DeployError(f"the cluster can't start the app: {why}; the operator must help")
-            await self._cluster.next_change(1.0)
-        raise DeployError(f"the cluster did not start the app within {seconds:.0f} seconds: {why}")
-
-    def _find_fault(self, deploy: str) -> str:
-        """Says why no pod can be made, such as a full quota; '' if one can."""
-        deployment = self._cluster.present.get(("Deployment", object_name(deploy)))
-        conditions = (deployment.status.conditions or []) if deployment is not None and deployment.status else []
-        failures = [
-            each.message or "" for each in conditions if each.type == "ReplicaFailure" and each.status == "True"
-        ]
-        if not failures:
-            return ""
-        logger.error("kubernetes.no_pod", deploy=deploy, reason=failures[0])
-        return explain_refusal(failures[0], "start")
-
-    async def _until_up(self, target: Target, pod: Any) -> None:
-        """Raises DeployError."""
-        if not statuses_of(pod, APP_CONTAINER):
-            return await self._request_health(target, pod)
-
-        async def find_listening() -> Listening | None:
-            with contextlib.suppress(OSError, ValueError):
-                return (await ask_relay(pod.status.podIP)).listening
-            return None
-
-        def require_running() -> None:
-            now = self._cluster.present.get(("Pod", pod.metadata.name))
-            if now is not None and (outcome := find_end(now)):
-                raise DeployError(outcome.describe("the start command", LIMITS))
-
-        await until_up(
-            target.release,
-            lambda: self._request_health(target, pod),
-            find_listening,
-            require_running,
-            seconds=self._start_seconds,
-            poll_seconds=self._poll_seconds,
-        )
-
-    async def _request_health(self, target: Target, pod: Any) -> None:
-        await request_health(target.release, f"http://{address_of(pod)}", target.host(self._domain))
+        if not self._sleeps(target):
+            await self.startup.until_up(target)
 
     async def read_output(self, target: Target) -> list[str]:
         found: list[str] = []
@@ -306,14 +226,16 @@ class ClusterDriver:
     async def stop(self, target: Target, former: str) -> None:
         if (release := self._read_deployed(former)) is not None:
             await self._cluster.apply(describe_deployment(release, self._settings, asleep=True))
-        ends = time.monotonic() + STOP_SECONDS
-        while any(map(may_run, self._cluster.select("Pod", deploy=former))):
-            if time.monotonic() > ends:
-                raise DeployError("the release that it replaces could not be stopped; deploy again")
-            await self._cluster.next_change(1.0)
+
+        def has_stopped() -> bool:
+            return not any(map(may_run, self._cluster.select("Pod", deploy=former)))
+
+        if not await self._cluster.until(has_stopped, STOP_SECONDS):
+            raise NotStopped
 
     def list_others(self, target: Target) -> list[str]:
-        return [deploy for deploy in self._list_deploys(target.wanted) if deploy != target.deploy]
+        found = self._cluster.select("Deployment", app=target.wanted.app, address=target.wanted.address)
+        return [name for each in found if (name := each.metadata.labels[DEPLOY_LABEL]) != target.deploy]
 
     def find_former(self, target: Target) -> str:
         served = target.wanted.served
@@ -346,10 +268,6 @@ class ClusterDriver:
     def data_token(self, app_id: str, account: str) -> str:
         """Returns the token of those who may change an app's data."""
         return hmac.digest(self._key, f"data {account} {app_id}".encode(), "sha256").hex()
-
-    def _list_deploys(self, wanted: Wanted) -> list[str]:
-        found = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
-        return [each.metadata.labels[DEPLOY_LABEL] for each in found]
 
     def _read_deployed(self, deploy: str) -> PodRelease | None:
         """Reads a release whose Deployment is present. The record of an `undo` does not know its own any more."""
@@ -420,7 +338,7 @@ class ClusterDriver:
         await self._cluster.delete(*[(kind, name) for kind in ("Ingress", "Service", "Secret")])
 
     async def visit(self, target: Target) -> None:
-        await self._request_health(target, await self._until_pod(target.deploy, self._start_seconds))
+        await self.startup.request_health(target, await self.startup.until_pod(target.deploy))
 
     def count_exits(self, target: Target) -> int:
         pods = [pod for pod in self._cluster.select("Pod", deploy=target.deploy) if not has_ended(pod)]
@@ -437,16 +355,22 @@ class ClusterDriver:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
-        # A worker that ended between two deletions has left the Secret alone.
-        kinds = "Deployment", "Secret"
-        changes = self._notes, len(self.records), len(deploys), *map(self._cluster.changes.__getitem__, kinds)
-        if changes != self._tidied:
-            present = {each.metadata.labels.get(DEPLOY_LABEL) for kind in kinds for each in self._cluster.select(kind)}
-            kept = deploys | {wanted.served for wanted in self.records.values()}
-            await self._cluster.delete(*_keys_of(present - kept - {None}))
-            self._tidied = changes
+        if not self._left:
+            # A worker that ended between two deletions has left the Secret alone.
+            self._left = [(kind, each.metadata.name) for kind in KINDS for each in self._cluster.select(kind)]
+        some, self._left = self._left[:MAX_TIDIED], self._left[MAX_TIDIED:]
+        await self._cluster.delete(*[key for key in some if not self._is_needed(key, deploys)])
         for address in [address for address in self.records if address[0] in gone]:
             del self.records[address]
+
+    def _is_needed(self, key: Key, deploys: Set[str]) -> bool:
+        """Returns whether an object is of a deploy to keep, or of none."""
+        labels = self._cluster.present[key].metadata.labels if key in self._cluster.present else {}
+        deploy = labels.get(DEPLOY_LABEL)
+        if deploy is None or deploy in deploys:
+            return True
+        wanted = self.records.get((labels[APP_LABEL], labels[ADDRESS_LABEL]))
+        return wanted is not None and wanted.served == deploy
 
 
 def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
@@ -460,9 +384,5 @@ def _may_overlap(release: Release) -> bool:
     return not release.manifest or msgspec.json.decode(release.manifest, type=Manifest).overlap
 
 
-def _count_bytes(quantity: str) -> int:
-    return int(parse_quantity(quantity) or 0)
-
-
 def _keys_of(deploys: Collection[str]) -> list[Key]:
-    return [(kind, object_name(deploy)) for deploy in deploys for kind in ("Deployment", "Secret")]
+    return [(kind, object_name(deploy)) for deploy in deploys for kind in KINDS]

@@ -6,10 +6,10 @@ A Service leads to the pods of a release, or to the worker's activator (`activat
 Endpoints or its EndpointSlices, so both say the same.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,7 +48,7 @@ class ClusterPlaces:
     def __init__(self, settings: Settings, cluster: Cluster, activator: tuple[str, int]) -> None:
         self._settings, self._cluster, self._activator = settings, cluster, activator
         self._sweeping = RunningTasks()
-        cluster.on_slice = self._note_slice
+        cluster.followers[SLICE].append(self._note_slice)
 
     async def aclose(self) -> None:
         await self._sweeping.cancel()
@@ -81,9 +81,7 @@ class ClusterPlaces:
             self._cluster.leave(("Endpoints", name))
         await self._cluster.apply(describe_service(release, asleep=asleep), *([activator] if asleep else []))
         if asleep:  # whoever calls this ends the pods next; the activator leads there too
-            ends = time.monotonic() + MIRROR_SECONDS
-            while not self._leads(name) and time.monotonic() < ends:
-                await self._cluster.next_change(1.0)
+            await self._cluster.until(partial(self._leads, name), MIRROR_SECONDS)
         await self._cluster.delete(*self._list_strays(name))
 
     def _leads(self, service: str) -> bool:

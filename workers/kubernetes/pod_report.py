@@ -7,11 +7,9 @@ is away, the report repeats what was last known.
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from functools import lru_cache
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
-from lightkube.utils.quantity import parse_quantity
 
 from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
@@ -20,6 +18,7 @@ from gateway.loops import every
 from gateway.redis.client import Store
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import APP_LABEL
+from workers.kubernetes.pod_status import find_condition, is_over, list_init_statuses, list_statuses, read_bytes
 
 REPORT_SECONDS = 5.0  # between two reports
 MAX_WAITING = 50  # pods in a report
@@ -39,8 +38,8 @@ class PodFacts(msgspec.Struct, frozen=True):
     waiting: WaitingPod | None
 
 
-async def keep_reporting(store: Store, cluster: Cluster) -> NoReturn:
-    """Reports every five seconds until canceled. Reads only the pods that have changed."""
+async def keep_reporting(store: Store, cluster: Cluster, seconds: float = REPORT_SECONDS) -> NoReturn:
+    """Reports every so many seconds until canceled. Reads only the pods that have changed."""
     known: dict[int, PodFacts] = {}  # by identity, because a change makes another object of a pod
     described, changes = PodReport(), -1
 
@@ -52,7 +51,7 @@ async def keep_reporting(store: Store, cluster: Cluster) -> NoReturn:
             described = describe_pods(known.values())
         await write_pod_report(store, msgspec.structs.replace(described, at=now_iso()))
 
-    await every(REPORT_SECONDS, report, "sites.pods_not_reported")
+    await every(seconds, report, "sites.pods_not_reported")
 
 
 def describe_pods(pods: Collection[PodFacts]) -> PodReport:
@@ -93,20 +92,20 @@ def _find_state(pod: Any) -> str:
     """Returns the name of a field of `PodStates`."""
     if pod.metadata.deletionTimestamp:
         return "stopping"
-    if pod.status and pod.status.phase in ("Failed", "Succeeded"):
+    if is_over(pod):
         return "ended"
     if _find_failure(pod):
         return "failing"
-    if _has(pod, "PodScheduled", "False"):
+    if find_condition(pod, "PodScheduled", "False"):
         return "waitingForRoom"
-    if any(status.state and status.state.running for status in _init_statuses(pod)):
+    if any(status.state and status.state.running for status in list_init_statuses(pod)):
         return "waitingForRelease"
-    return "running" if _has(pod, "Ready", "True") else "starting"
+    return "running" if find_condition(pod, "Ready", "True") else "starting"
 
 
 def _find_failure(pod: Any) -> str:
     """Returns why a container cannot start, or has ended with an error; '' for neither."""
-    statuses = [*_init_statuses(pod), *((pod.status.containerStatuses or []) if pod.status else [])]
+    statuses = [*list_init_statuses(pod), *list_statuses(pod)]
     for state in [status.state for status in statuses if status.state]:
         if state.waiting and state.waiting.reason and state.waiting.reason not in NORMAL_WAITS:
             return str(state.waiting.reason)
@@ -116,7 +115,8 @@ def _find_failure(pod: Any) -> str:
 
 
 def _describe_waiting(pod: Any) -> WaitingPod:
-    condition, labels = _find_condition(pod, "PodScheduled"), pod.metadata.labels or {}
+    condition: Any = find_condition(pod, "PodScheduled", "False")
+    labels = pod.metadata.labels or {}
     since = condition.lastTransitionTime or pod.metadata.creationTimestamp
     # What follows says why no other pod makes room.
     message = (condition.message or "").partition(" preemption: ")[0]
@@ -131,29 +131,9 @@ def _describe_waiting(pod: Any) -> WaitingPod:
 def _sum_memory(pod: Any, kind: str) -> int:
     """Returns bytes as the scheduler counts them: the containers run together, each init container runs alone."""
     before, containers = (_list_memory(each or [], kind) for each in (pod.spec.initContainers, pod.spec.containers))
-    return max([sum(containers), *before]) + _parse_bytes((pod.spec.overhead or {}).get("memory", "0"))
+    return max([sum(containers), *before]) + read_bytes((pod.spec.overhead or {}).get("memory", "0"))
 
 
 def _list_memory(containers: Iterable[Any], kind: str) -> list[int]:
     found = [getattr(each.resources, kind, None) or {} for each in containers]
-    return [_parse_bytes(each.get("memory", "0")) for each in found]
-
-
-@lru_cache
-def _parse_bytes(quantity: str) -> int:
-    return int(parse_quantity(quantity) or 0)
-
-
-def _init_statuses(pod: Any) -> list[Any]:
-    return (pod.status.initContainerStatuses or []) if pod.status else []
-
-
-def _find_condition(pod: Any, kind: str) -> Any:
-    """Returns None if the pod has no such condition."""
-    conditions = (pod.status.conditions or []) if pod.status else []
-    return next((each for each in conditions if each.type == kind), None)
-
-
-def _has(pod: Any, kind: str, status: Literal["True", "False"]) -> bool:
-    condition = _find_condition(pod, kind)
-    return condition is not None and condition.status == status
+    return [read_bytes(each.get("memory", "0")) for each in found]

@@ -2,9 +2,11 @@
 
 import re
 from contextlib import suppress
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import msgspec
+from lightkube.utils.quantity import parse_quantity
 
 from gateway.deploys.pod_log import APP_CONTAINER
 from workers.kubernetes.pod import WEB_PORT, PodRelease
@@ -25,10 +27,28 @@ def address_of(pod: Any) -> str:
     return f"{host_of(pod)}:{WEB_PORT}"
 
 
+def list_statuses(pod: Any) -> list[Any]:
+    return (pod.status.containerStatuses or []) if pod.status else []
+
+
+def list_init_statuses(pod: Any) -> list[Any]:
+    return (pod.status.initContainerStatuses or []) if pod.status else []
+
+
 def statuses_of(pod: Any, container: str) -> list[Any]:
     """Returns the status of a container; an empty list if it has none."""
-    found = (pod.status.containerStatuses or []) if pod.status else []
-    return [status for status in found if status.name == container]
+    return [status for status in list_statuses(pod) if status.name == container]
+
+
+def find_condition(found: Any, kind: str, status: Literal["True", "False"]) -> Any | None:
+    """Returns a condition of a pod or a Deployment; None if it is unknown, or has another status."""
+    conditions = (found.status.conditions or []) if found.status else []
+    return next((each for each in conditions if (each.type, each.status) == (kind, status)), None)
+
+
+@lru_cache
+def read_bytes(quantity: str) -> int:
+    return int(parse_quantity(quantity) or 0)
 
 
 def find_termination(status: Any) -> Any | None:
@@ -39,13 +59,12 @@ def find_termination(status: Any) -> Any | None:
 
 def is_ready(pod: Any) -> bool:
     """Returns whether Services lead to the pod."""
-    conditions = (pod.status.conditions or []) if pod.status else []
-    return serves(pod) and any(each.type == "Ready" and each.status == "True" for each in conditions)
+    return serves(pod) and find_condition(pod, "Ready", "True") is not None
 
 
-def serves(pod: Any) -> bool:
-    """Returns whether the pod's Caddy listens. Its app may not answer yet."""
-    return bool(pod.status and pod.status.podIP) and any(each.ready for each in statuses_of(pod, "web"))
+def serves(pod: Any, container: str = "web") -> bool:
+    """Returns whether a container can be reached: by default, the pod's Caddy. Its app may not answer yet."""
+    return bool(pod.status and pod.status.podIP) and any(each.ready for each in statuses_of(pod, container))
 
 
 def read_release(pod: Any) -> PodRelease | None:
@@ -79,7 +98,7 @@ def may_run(pod: Any) -> bool:
 
 
 def is_waiting_for_release(pod: Any) -> bool:
-    statuses = (pod.status.initContainerStatuses or []) if pod.status else []
+    statuses = list_init_statuses(pod)
     return bool(statuses and statuses[0].state and statuses[0].state.running and pod.status.podIP)
 
 
@@ -94,8 +113,8 @@ def find_end(pod: Any) -> Outcome | None:
 
 def explain_waiting(pod: Any) -> tuple[str, bool]:
     """Returns why a pod is not ready, and whether it will not be without help."""
-    receivers = (pod.status.initContainerStatuses or []) if pod.status else []
-    statuses = [*receivers, *(pod.status.containerStatuses or [])] if pod.status else []
+    receivers = list_init_statuses(pod)
+    statuses = [*receivers, *list_statuses(pod)]
     for status in statuses:
         if status.state and status.state.waiting and status.state.waiting.reason in NO_IMAGE:
             return f"its image can't be had ({status.state.waiting.reason})", True
@@ -104,12 +123,10 @@ def explain_waiting(pod: Any) -> tuple[str, bool]:
         if ended and status.state and status.state.waiting:
             why = f"the container that takes its release ends with status {ended.exitCode}"
             return why, status.restartCount >= STARTS
-    conditions = (pod.status.conditions or []) if pod.status else []
-    for each in conditions:
-        if each.type == "PodScheduled" and each.status == "False":
-            # The message names a PersistentVolumeClaim, or the "volume node affinity".
-            what = "there is no volume for its data" if "olume" in (each.message or "") else "no node has room for it"
-            return what, False
+    if (unplaced := find_condition(pod, "PodScheduled", "False")) is not None:
+        # The message names a PersistentVolumeClaim, or the "volume node affinity".
+        lacks_volume = "olume" in (unplaced.message or "")
+        return "there is no volume for its data" if lacks_volume else "no node has room for it", False
     states = [status.state for status in statuses if status.state]
     if not any(state.running or state.terminated for state in states):
         return "its node does not have its image or its volumes yet", False

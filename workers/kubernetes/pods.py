@@ -102,7 +102,7 @@ class Pods:
         self._sends = asyncio.Semaphore(SENDS)
         self._sending = RunningTasks()  # by uid of the pod, or id of the crash
         self._reported: dict[str, str] = {}  # the event of the latest crash, by app
-        cluster.on_pod = self.follow
+        cluster.followers["Pod"].append(self.follow)
 
     async def aclose(self) -> None:
         await self._sending.cancel()

@@ -24,7 +24,7 @@ from workers.engine.data import DataAgent
 from workers.engine.names import find_app, find_apps, find_plan, follow_changes
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
-from workers.engine.visits import VISITS_SECONDS, note_visits
+from workers.engine.visits import keep_noting_visits
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.hold_engine import RENEWAL_SECONDS
 from workers.hosting.sites import CrashReporter
@@ -47,21 +47,23 @@ class TakenOver(Exception):
 
 
 @asynccontextmanager
-async def _hold_engine(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
+async def _hold_engine(
+    records: Records, namespace: str, *, renewal_seconds: float = RENEWAL_SECONDS
+) -> AsyncIterator[asyncio.Task[object]]:
     """Waits until it is the engine. Yields a task that keeps it so, and fails when another one has taken over."""
     worker, waiting = Holder(secrets.token_hex(8), f"a Kubernetes cluster (namespace {namespace})"), False
     while (holder := await patient(records).hold_engine(worker)) != worker:
         if not waiting:
             logger.info("worker.standing_by", lock="kubernetes", holder=holder and holder.name)
         waiting = True
-        await asyncio.sleep(RENEWAL_SECONDS)
+        await asyncio.sleep(renewal_seconds)
 
     async def renew() -> None:  # while Redis is unavailable, nobody else can take it
         if await records.hold_engine(worker) != worker:
             raise TakenOver("another engine serves the apps")
 
     try:
-        async with run_in_background(every(RENEWAL_SECONDS, renew, first=RENEWAL_SECONDS)) as renewing:
+        async with run_in_background(every(renewal_seconds, renew, first=renewal_seconds)) as renewing:
             yield renewing
     finally:
         with suppress(BackboneUnavailable):
@@ -103,8 +105,7 @@ async def run(settings: Settings) -> None:
         changes = follow_changes(reporter.store, *followers, on_step=reconciler.look_soon)
         suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
-        note = partial(note_visits, Previews(reporter.store, records), driver)
-        visits = every(VISITS_SECONDS, note, "previews.visits_not_noted")
+        visits = keep_noting_visits(Previews(reporter.store, records), driver)
         for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports, visits):
             parts += [await stack.enter_async_context(run_in_background(part))]
         freeze_heap()  # thousands of objects, which a collection would visit again and again

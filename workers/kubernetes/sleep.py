@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -115,25 +116,21 @@ class Sleep:
         self._driver.states[address] = SleepState.ENDING
         try:
             await self._driver.start(target)
-            await self._until_ending(target.deploy)
+            # Its pods must not count when the app is woken.
+            await self._cluster.until(lambda: not self._list_pods(target.deploy), ENDING_SECONDS)
         finally:
             self._driver.end_state(address, SleepState.ENDING)
         logger.info("app.asleep", app=address[0], address=address[1])
 
-    async def _until_ending(self, deploy: str) -> None:
-        """Waits until the cluster ends the pods of a release, which must not count when the app is woken."""
-        ends = time.monotonic() + ENDING_SECONDS
-        while any(not has_ended(pod) for pod in self._cluster.select("Pod", deploy=deploy)):
-            if time.monotonic() > ends:
-                return
-            await self._cluster.next_change(1.0)
+    def _list_pods(self, deploy: str) -> list[Any]:
+        """Returns the pods of a release that do not end."""
+        return [pod for pod in self._cluster.select("Pod", deploy=deploy) if not has_ended(pod)]
 
     async def _read_seconds_left(self, address: Address, seconds: float) -> float:
         """Asks the pod how long it has been idle. If it does not answer, it is not."""
-        found = self._cluster.select("Pod", deploy=self._driver.routed(self._driver.records[address]))
-        pods = [pod for pod in found if is_ready(pod) and not has_ended(pod)]
+        pods = self._list_pods(self._driver.routed(self._driver.records[address]))
         left = seconds
-        for pod in pods[:1]:
+        for pod in [pod for pod in pods if is_ready(pod)][:1]:
             with suppress(OSError, ValueError):
                 idle = (await ask_relay(pod.status.podIP)).idle_seconds
                 left = seconds - idle
@@ -182,7 +179,7 @@ class Sleep:
                 self._driver.states[address] = SleepState.WAKING
             await self._driver.start(target)
         try:
-            pod = await self._driver.until_ready(target.deploy, WAKE_SECONDS)
+            pod = await self._driver.startup.until_pod(target.deploy, WAKE_SECONDS, is_ready)
             again = await self._driver.find_target(address)
             if again is not None and self._driver.state(address) not in (SleepState.HELD, SleepState.SUSPENDED):
                 await self._driver.lead(again, asleep=False)

@@ -40,8 +40,8 @@ BATCH_APPS = 1_000  # whose inspections are moved per request
 
 
 class Certificates:
-    def __init__(self, settings: Settings, registry: Registry) -> None:
-        self._settings, self._store = settings, registry.store
+    def __init__(self, settings: Settings, registry: Registry, *, budget_seconds: float = BUDGET_SECONDS) -> None:
+        self._settings, self._store, self._budget = settings, registry.store, budget_seconds
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.check_hostname = False
         self._tls.verify_mode = ssl.CERT_NONE
@@ -52,7 +52,7 @@ class Certificates:
             self._applies,
             self.inspect,
             interval=settings.certificate_interval,
-            budget=BUDGET_SECONDS,
+            budget=budget_seconds,
             at_a_time=INSPECTIONS,
         )
 
@@ -119,7 +119,7 @@ class Certificates:
         # The operator may set an internal address.
         allow_private = bool(self._settings.certificate_address) or self._settings.allow_private_addresses
         try:
-            async with asyncio.timeout(BUDGET_SECONDS):
+            async with asyncio.timeout(self._budget):
                 found = await resolve(host, int(port), tenant=account, allow_private=allow_private)
                 return await self._try_addresses(found, domain)
         except TimeoutError as error:
@@ -130,7 +130,7 @@ class Certificates:
         for address, port in found:
             try:
                 # An address that swallows packets leaves time for the next one.
-                async with asyncio.timeout(BUDGET_SECONDS / len(found)):
+                async with asyncio.timeout(self._budget / len(found)):
                     return await self._handshake(address, port, domain)
             except TimeoutError:
                 failure = CallFailed("timeout", f"{domain} did not answer in time.")

@@ -37,12 +37,12 @@ SETTLE_SECONDS = 10.0  # between searches for overdue reservations
 BATCH_RESERVATIONS = 500  # per partition and search
 
 
-async def settle_overdue(store: Store) -> int:
-    """Settles the overdue reservations of every partition. Returns their number."""
+async def settle_overdue(store: Store, at_most: int = BATCH_RESERVATIONS) -> int:
+    """Settles overdue reservations, `at_most` of each partition. Returns their number."""
     ended, postponed = 0, False
     for tag in PARTITION_TAGS:
         try:
-            for reservation in await scripts.list_expired_reservations(store, tag, BATCH_RESERVATIONS):
+            for reservation in await scripts.list_expired_reservations(store, tag, at_most):
                 ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
             if not postponed:

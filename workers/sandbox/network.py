@@ -28,8 +28,8 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
+from gateway.cancellation import RunningTasks, cancel
 from gateway.outbound.public import NOT_PUBLIC, is_own_service, is_public
 
 NEW_USERS, NEW_NETWORK = 0x1000_0000, 0x4000_0000
@@ -137,9 +137,6 @@ def _route(hosts: Sequence[str]) -> None:
                 raise OSError(-code, f"no route for {block}: {os.strerror(-code)}")
 
 
-Tasks = set[asyncio.Task[Any]]
-
-
 class Egress:
     """Makes the outgoing connections of one sandbox. The keeper runs it in its own namespace."""
 
@@ -149,6 +146,8 @@ class Egress:
         endpoints: Iterable[Endpoint] = (),
         report: Callable[[str], None] = lambda line: None,
         answer_seconds: float = math.inf,
+        *,
+        connections: int = CONNECTIONS,
     ) -> None:
         """`report` gets a line for each name and each host that can't be reached.
 
@@ -160,7 +159,8 @@ class Egress:
         self._names = {address: name for name, address in self._addresses.items()}
         self._report, self._reported = report, set[str]()
         self._answer_seconds, self._outages = answer_seconds, Outages()
-        self._connections: Tasks = set()
+        self._connections = RunningTasks()
+        self._max_connections = connections
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         for listener in listeners:
@@ -172,18 +172,16 @@ class Egress:
                 await asyncio.start_server(self._accept, sock=listener)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_full = len(self._connections) >= CONNECTIONS
+        is_full = len(self._connections) >= self._max_connections
         # As a coroutine, it would make Python 3.11 log a traceback for each connection that the sandbox's end cancels.
-        task = asyncio.create_task(self._connect(reader, writer, is_full))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections.start(self._connect(reader, writer, is_full))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_full: bool) -> None:
         host, port = writer.get_extra_info("sockname")
         began = asyncio.get_running_loop().time()
         try:
             if is_full:
-                raise OSError(f"there are already {CONNECTIONS} connections")
+                raise OSError(f"there are already {self._max_connections} connections")
             self._outages.check((host, port))
             outer = await self._open_connection(host, port)
             on_answer = partial(self._outages.note_answer, (host, port))
@@ -387,9 +385,7 @@ async def splice(
         if isinstance(error, NoAnswer):
             raise
     finally:
-        for direction in directions:
-            direction.cancel()
-        await asyncio.gather(*directions, return_exceptions=True)
+        await cancel(*directions)
         one[1].close()
         other[1].close()
 
@@ -418,16 +414,14 @@ class SandboxResolver(asyncio.DatagramProtocol):
     def __init__(self, look_up: Callable[[str], Awaitable[tuple[int, list[str]]]]) -> None:
         """`look_up` returns the response code and the addresses of a name."""
         self._look_up = look_up
-        self._pending: set[asyncio.Task[None]] = set()
+        self._pending = RunningTasks()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def datagram_received(self, query: bytes, sender: tuple[str, int]) -> None:
         if len(self._pending) < LOOKUPS:  # a client whose query is dropped sends it again
-            task = asyncio.create_task(self._answer(query, sender))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            self._pending.start(self._answer(query, sender))
 
     async def _answer(self, query: bytes, sender: tuple[str, int]) -> None:
         try:

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.deploys.line_times import stamp_line
-from gateway.deploys.runtime_log import FORMER
+from gateway.deploys.line_times import FORMER, stamp_line
 
 LINE_CHARACTERS = 4_096  # longer lines are split
 FILE_BYTES = 524_288  # of each of the two files
@@ -62,9 +61,11 @@ def _cut(line: str) -> list[str]:
 class Output:
     """The output of a start command, on its way to the two files."""
 
-    def __init__(self, path: Path, conceal: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, path: Path, conceal: Callable[[str], str] = str, *, bytes_per_second: int = BYTES_PER_SECOND
+    ) -> None:
         """`conceal` hides secrets in a line."""
-        self._path, self._conceal = path, conceal
+        self._path, self._conceal, self._bytes_per_second = path, conceal, bytes_per_second
         self._second, self._left, self._dropped = 0.0, 0, 0
         self._open()
 
@@ -90,7 +91,7 @@ class Output:
     def write_line(self, line: str) -> None:
         now = time.monotonic()
         if now - self._second >= 1:
-            self._second, self._left = now, BYTES_PER_SECOND
+            self._second, self._left = now, self._bytes_per_second
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
                 self._write(f"… {dropped} lines were dropped: too much output in one second")

@@ -41,10 +41,12 @@ class Exact(io.RawIOBase):
 
 
 class Packer:
-    def __init__(self, tar: tarfile.TarFile, folder: str, copy: str, max_bytes: int) -> None:
+    def __init__(
+        self, tar: tarfile.TarFile, folder: str, copy: str, max_bytes: int, *, locked_seconds: float = LOCKED_SECONDS
+    ) -> None:
         """`copy` is a path for the copy of one database at a time."""
         self._tar, self._folder, self._copy, self._left = tar, folder, copy, max_bytes
-        self._attempts_left = LOCKED_SECONDS / ATTEMPT_SECONDS
+        self._attempts_left = locked_seconds / ATTEMPT_SECONDS
 
     def pack(self) -> None:
         for path, name in self._walk():

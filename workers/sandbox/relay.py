@@ -18,7 +18,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from workers.sandbox.listeners import find_listeners
-from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, connect_to_server, drop_rest, splice
+from workers.sandbox.network import CHUNK_BYTES, Connection, abort, connect_to_server, drop_rest, splice
 from workers.sandbox.trailers import ResponseReader
 
 BACKLOG = 4_096  # connections that wait to be accepted
@@ -88,8 +88,8 @@ class Relay:
         self._loop, self._limits = asyncio.get_running_loop(), limits
         self._listener, self._port, self._ignored = listener, port, ignored
         listener.setblocking(False)
-        self._connections: Tasks = set()
-        self._requests: Tasks = set()  # the connections that keep the app awake
+        self._connections = set[asyncio.Task[None]]()
+        self._requests = set[asyncio.Task[None]]()  # the connections that keep the app awake
         self._room, self._waiting = (
             asyncio.Semaphore(limits.requests),
             0,

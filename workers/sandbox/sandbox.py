@@ -30,7 +30,7 @@ import msgspec
 import structlog
 import uvloop
 
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import cancel, finish_despite_cancellation
 from gateway.deploys import archives
 from gateway.settings import Settings
 from gateway.storage import closed_folders
@@ -89,6 +89,11 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def ok(self) -> bool:
         return self.code == 0 and not self.why
+
+    @property
+    def is_service_fault(self) -> bool:
+        """Whether it says nothing about the command: the same one may succeed later."""
+        return self.why == "full"
 
     def describe(self, subject: str, limits: SandboxLimits) -> str:
         """Describes the outcome to account holders."""
@@ -557,9 +562,7 @@ async def _follow_keeper(
         return read_outcome(report.read(4_096))
     finally:
         transport.close()
-        reading.cancel()
-        exited.cancel()
-        await asyncio.gather(reading, exited, return_exceptions=True)
+        await cancel(reading, exited)
 
 
 async def read_pipe(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
@@ -595,5 +598,4 @@ async def _stop_keeper(keeper: asyncio.subprocess.Process, ending: asyncio.Task[
         with contextlib.suppress(ProcessLookupError):
             keeper.kill()
     await asyncio.wait([ending], timeout=1)
-    ending.cancel()
-    await asyncio.gather(ending, return_exceptions=True)
+    await cancel(ending)

@@ -239,7 +239,7 @@ class Mailer:
 
 
 def trust(settings: Settings) -> ssl.SSLContext:
-    """Returns the authorities that may vouch for the mail server."""
+    """Returns the authorities that may vouch for a server of the operator."""
     context = ssl.create_default_context()
     if settings.ca_file:
         context.load_verify_locations(settings.ca_file)

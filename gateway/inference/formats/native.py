@@ -61,7 +61,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
                 **effort,
             }
         ),
-        make_format=lambda *_: NATIVE,
+        make_format=_make_format,
     )
 
 
@@ -114,6 +114,10 @@ class Native:
 
 
 NATIVE = Native()
+
+
+def _make_format(_: str, __: str) -> Native:
+    return NATIVE
 
 
 def _usage_fields(usage: Usage | None) -> dict[str, int] | None:

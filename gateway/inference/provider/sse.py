@@ -333,7 +333,9 @@ class AnswerReader:
         into, out = reported.prompt_tokens, reported.completion_tokens
         if into < 0 or out < 0 or into % 1 or out % 1:
             return
-        into, out = int(into), max(int(out), reported.total - int(into))
+        into, out = int(into), int(out)
+        if reported.total_tokens != into + out:
+            out = max(out, reported.total - into)
         if self._reported is not None and not (into or out):
             return
         details, reasoning = None, 0

@@ -39,6 +39,7 @@ from gateway.inference.spend.budget import BudgetWatch
 from gateway.inference.spend.limits import Limits, limits_of
 from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.keys import partition_tag, user_hash
+from gateway.loops import batched
 from gateway.redis.client import Store, patient
 from gateway.redis.errors import code_of
 from gateway.settings import Settings
@@ -254,8 +255,8 @@ class Admission:
             self._replaced.clear()
             since = time.monotonic() - RECENT_SECONDS
             recent = [(reservation, cost) for at, reservation, cost in self._recent if at > since]
-            for n in range(0, len(recent), REPEAT_BATCH):
-                await asyncio.gather(*(self._repeat(*settled) for settled in recent[n : n + REPEAT_BATCH]))
+            for batch in batched(recent, REPEAT_BATCH):
+                await asyncio.gather(*(self._repeat(*settled) for settled in batch))
 
     async def _repeat(self, reservation: Reservation, cost: int) -> None:
         settlement = await self._send(patient(self._store), reservation, cost)

@@ -13,39 +13,31 @@ import click
 import pytest
 
 from capsule_gateway.cli.backup import backup, parse_until
+from tests.support.command_line import invoke
 from tests.support.programs import on_small_disk
 from tests.support.redis_servers import RedisServer, free_port
 
 ROOT = Path(__file__).parents[3]
-Run = Callable[..., tuple[int, str, str]]
 DISK_MIB = 2
+Capsule = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def capsule(redis_url: str, tmp_path: Path) -> Run:
+def capsule(redis_url: str, tmp_path: Path) -> Capsule:
     def run(*arguments: str, full: Path | None = None, **settings: str) -> tuple[int, str, str]:
-        """Runs a command; with `full`, while there is a small disk at this folder."""
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "GATEWAY_REDIS_URL": redis_url,
-            "GATEWAY_DATA_DIR": str(tmp_path / "data"),
-            **settings,
-        }
-        command = [
-            *(on_small_disk(full, DISK_MIB) if full else ()),
-            sys.executable,
-            "-m",
-            "capsule_gateway",
-            *arguments,
-        ]
+        """Runs a command; with `full`, in a process of its own while there is a small disk at this folder."""
+        environment = {"GATEWAY_REDIS_URL": redis_url, "GATEWAY_DATA_DIR": str(tmp_path / "data"), **settings}
+        if full is None:
+            return invoke(arguments, environment)
+        environment |= {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        command = [*on_small_disk(full, DISK_MIB), sys.executable, "-m", "capsule_gateway", *arguments]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
     return run
 
 
-def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+def test_a_backup_and_its_restore(capsule: Capsule, valkey: RedisServer, tmp_path: Path) -> None:
     target = str(tmp_path / "target")
     with valkey.client() as client:
         client.set(
@@ -81,7 +73,7 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
         client.flushall()
 
 
-def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+def test_backups_of_somebody_else(capsule: Capsule, valkey: RedisServer, tmp_path: Path) -> None:
     """An operator sees which they are, and how to go on."""
     target, key = str(tmp_path / "target"), {"GATEWAY_ENCRYPTION_KEY": "an-encryption-key-of-32-characters"}
     with valkey.client() as client:
@@ -160,7 +152,7 @@ def test_what_is_no_time(text: str) -> None:
         parse_until(click.Context(backup), click.Option(["--at"]), text)
 
 
-def test_another_backup_than_the_last(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+def test_another_backup_than_the_last(capsule: Capsule, valkey: RedisServer, tmp_path: Path) -> None:
     """Whichever way its time is written. Nothing is read for a text that is none."""
     target = tmp_path / "target"
     assert capsule("backup", str(target))[0] == 0
@@ -188,7 +180,7 @@ def test_another_backup_than_the_last(capsule: Run, valkey: RedisServer, tmp_pat
         assert client.keys() == []
 
 
-def test_a_full_disk(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+def test_a_full_disk(capsule: Capsule, valkey: RedisServer, tmp_path: Path) -> None:
     """It takes one sentence. The file is hardly larger than the disk, or many files are together."""
     target, data, other = tmp_path / "target", tmp_path / "data", tmp_path / "other"
     for folder in (data / "sources" / "one", target, other):
@@ -222,11 +214,11 @@ def test_a_full_disk(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
         (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01T23:59:59.999Z"),
     ],
 )
-def test_without_a_backup(arguments: list[str], error: str, capsule: Run) -> None:
+def test_without_a_backup(arguments: list[str], error: str, capsule: Capsule) -> None:
     assert capsule(*arguments) == (1, "", f"capsule: {error}\n")
 
 
-def test_s3_without_credentials(capsule: Run) -> None:
+def test_s3_without_credentials(capsule: Capsule) -> None:
     error = "capsule: s3://bucket: s3:// also needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY\n"
     assert capsule("backup", "s3://bucket") == (1, "", error)
 
@@ -235,11 +227,11 @@ def test_s3_without_credentials(capsule: Run) -> None:
     "arguments",
     [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"], ["t", "--json"]],
 )
-def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
+def test_wrong_usage(arguments: list[str], capsule: Capsule) -> None:
     assert capsule("backup", *arguments)[0] == 2
 
 
-def test_without_redis(capsule: Run, tmp_path: Path) -> None:
+def test_without_redis(capsule: Capsule, tmp_path: Path) -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
     code, _, error = capsule("backup", str(tmp_path / "target"), GATEWAY_REDIS_URL=url)
     assert (code, error) == (1, "capsule: Redis: Redis is not running\n")

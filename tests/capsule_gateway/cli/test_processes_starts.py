@@ -111,10 +111,7 @@ async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: s
 NEWER = f"The data are of layout 1000, and this version knows {LAYOUT}: start the newer version that wrote them, or"
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["serve", "serve --workers 2", "worker webhooks", "worker", "worker webhooks --restart", "worker --restart"],
-)
+@pytest.mark.parametrize("command", ["serve", "serve --workers 2", "worker webhooks", "worker", "worker --restart"])
 async def test_data_of_a_newer_version(command: str, redis_url: str, tmp_path: Path) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set("layout", 1000)

@@ -2,27 +2,20 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import Vault
 from gateway.deploys.environment import Environments
 from gateway.redis.client import Store
+from tests.support.command_line import Run, invoke
 from tests.support.redis_servers import free_port
 
-ROOT = Path(__file__).parents[3]
 OLD, NEW = "an-old-encryption-key-of-32-characters", "a-new-encryption-key-of-32-characters"
 
 
-async def capsule(url: str, key: str, *arguments: str) -> tuple[int, str, str]:
-    environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": url, "GATEWAY_ENCRYPTION_KEY": key}
-    command = [sys.executable, "-m", "capsule_gateway", "secrets", *arguments]
-    options = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True, "timeout": 60}
-    done = await asyncio.to_thread(subprocess.run, command, **options)
-    return done.returncode, done.stdout, done.stderr
+async def capsule(url: str, key: str, *arguments: str) -> Run:
+    environment = {"GATEWAY_REDIS_URL": url, "GATEWAY_ENCRYPTION_KEY": key}
+    return await asyncio.to_thread(invoke, ["secrets", *arguments], environment)
 
 
 async def test_a_key_is_replaced(redis_url: str, store: Store) -> None:

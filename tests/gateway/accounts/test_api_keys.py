@@ -25,6 +25,7 @@ from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
+from tests.support.selection import with_more_in_test_all
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 from tests.support.visitor import Visitor
@@ -161,10 +162,11 @@ async def test_a_key_may_revoke_itself_unless_it_is_the_last_one(account: Accoun
 
 
 @session
+@with_more_in_test_all("rounds", 2, 10)
 @pytest.mark.parametrize("count", [2, 4])
-async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int) -> None:
+async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int, rounds: int) -> None:
     """Two requests at two processes must not revoke each other's last key."""
-    for _ in range(10):
+    for _ in range(rounds):
         account = await gw.account()
         owned = [account, *[await account.add_key() for _ in range(count - 1)]]
         listed = await list_keys(account)

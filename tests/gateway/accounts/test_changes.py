@@ -164,7 +164,8 @@ async def count_viewers(gw: Gateway) -> float:
 
 
 @session
-async def test_it_ends_while_redis_is_away_and_can_be_opened_again(launch: Launch, backend: FakeAppBackend) -> None:
+async def test_it_ends_while_redis_is_away_and_with_a_drain(launch: Launch) -> None:
+    """Once Redis is back, it can be opened again."""
     async with launch(COUNTED_SOON) as gw:
         account = await gw.account()
         async with watching(account) as seen:
@@ -182,15 +183,10 @@ async def test_it_ends_while_redis_is_away_and_can_be_opened_again(launch: Launc
         async with watching(account) as seen:
             await change(account, "POST", "/account/keys", {"name": "second"})
             await seen.reports("keys")
-
-
-@session
-async def test_a_drain_ends_it(launch: Launch) -> None:
-    async with launch() as gw, watching(await gw.account()) as seen:
-        stopping = asyncio.create_task(gw.stop())
-        async with asyncio.timeout(8):
-            await seen.ended.wait()
-        assert await stopping is not None  # it was not killed
+            stopping = asyncio.create_task(gw.stop())
+            async with asyncio.timeout(8):
+                await seen.ended.wait()
+            assert await stopping is not None  # it was not killed
 
 
 # -- what it costs -------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from gateway.keys import app_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.support.polling import wait_until
 from tests.support.registries import ACCOUNT_KEYS, KEY, an_app, wait_for_change
+from tests.support.selection import with_more_in_test_all
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -67,7 +68,7 @@ async def put(registry: Registry, path: str, name: str, account: str) -> App | N
     return app
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 async def test_any_sequence_of_creating_renaming_moving_and_deleting(
     local: Registry, raw: redis.asyncio.Redis, seed: int
 ) -> None:
@@ -126,9 +127,12 @@ async def test_an_interrupted_renaming_can_be_repeated(
     assert {*await raw.keys("*")} == ACCOUNT_KEYS
 
 
-async def test_two_concurrent_renames_to_one_name(local: Registry, peer: Registry, raw: redis.asyncio.Redis) -> None:
+@with_more_in_test_all("rounds", 3, 10)
+async def test_two_concurrent_renames_to_one_name(
+    local: Registry, peer: Registry, raw: redis.asyncio.Redis, rounds: int
+) -> None:
     """One succeeds, and the other app keeps its name."""
-    for _ in range(10):
+    for _ in range(rounds):
         await put(local, "one", "one", "acc_one")
         await put(local, "two", "two", "acc_two")
         both = put(local, "one", "same", "acc_one"), put(peer, "two", "same", "acc_two")

@@ -42,25 +42,29 @@ async def test_the_whole_api_is_covered() -> None:
         assert known in covered
 
 
-WRONG = ["", "Bearer", "Bearer csk_nobody", "Bearer " + "x" * 5_000, f"Basic {OPERATOR}", OPERATOR]
-WRONG += [f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}"]
+WRONG = ["", "Bearer", "Bearer " + "x" * 5_000, f"Basic {OPERATOR}", OPERATOR]
+WRONG += [f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}", "Bearer csk_nobody"]
 
 
 @pytest.mark.parametrize(("method", "path", "accepted"), OPERATIONS, ids=lambda value: str(value))
 async def test_an_invalid_body_without_a_credential_gets_401(
     gw: Gateway, method: str, path: str, accepted: list[str]
 ) -> None:
+    """Each of the wrong credentials, and a key that nobody has with each of the bodies."""
     others = {"operatorToken": OPERATOR, "apiKey": (await gw.account()).key}
     wrong = [*WRONG, *(f"Bearer {credential}" for kind, credential in others.items() if kind not in accepted)]
-    tried = [(authorization, "an unknown field") for authorization in wrong]
-    for authorization, name in [*tried, *(("Bearer csk_nobody", name) for name in BODIES)]:
+    names = [*BODIES]
+    longest = max(len(wrong), len(names))
+    pairs = [(wrong[number % len(wrong)], names[number % len(names)]) for number in range(longest)]
+    pairs += [("Bearer csk_nobody", name) for name in names]  # a key that has to be looked up
+    for authorization, name in pairs:
         headers = {**BODIES[name].get("headers", {}), **({"Authorization": authorization} if authorization else {})}
         try:
             response = await gw.http.request(method, path, **{**BODIES[name], "headers": headers})
         except httpx.WriteError:
             continue  # the response arrived and the connection closed before the whole body was sent
         refused(response, 401, "UNAUTHORIZED")
-        assert response.headers["WWW-Authenticate"] == "Bearer", name
+        assert response.headers["WWW-Authenticate"] == "Bearer", (authorization, name)
 
 
 async def test_an_invalid_body_from_another_site_gets_403(gw: Gateway, visitor: Visitor) -> None:

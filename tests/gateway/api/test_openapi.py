@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 import pytest_asyncio
+from litestar import Litestar
 from litestar.routes import HTTPRoute
 
 from gateway.api import openapi
@@ -143,8 +144,12 @@ async def test_files_of_pages_are_stored(gw: Gateway) -> None:
     assert (await gw.http.get(files[0])).headers.get_list("cache-control") == ["public, max-age=31536000, immutable"]
 
 
-async def test_every_operation_has_a_summary_a_tag_and_a_response() -> None:
-    app = create_app(Settings()).litestar
+@pytest.fixture(scope="module")
+def app() -> Litestar:
+    return create_app(Settings()).litestar
+
+
+async def test_every_operation_has_a_summary_a_tag_and_a_response(app: Litestar) -> None:
     paths = openapi.build(app)["paths"]
     assert app.openapi_schema.to_schema()["paths"].keys() < paths.keys()
     for path, item in paths.items():
@@ -162,8 +167,7 @@ def is_struct(answer: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-async def test_every_json_response_is_a_struct() -> None:
-    app = create_app(Settings()).litestar
+async def test_every_json_response_is_a_struct(app: Litestar) -> None:
     described = app.openapi_schema.to_schema()["paths"]
     routes = [route for route in app.routes if isinstance(route, HTTPRoute) and route.path_format in described]
     handlers = [each for route in routes for each in route.route_handlers if "OPTIONS" not in each.http_methods]

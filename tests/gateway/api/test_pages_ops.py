@@ -158,7 +158,7 @@ async def test_without_a_cluster_the_figures_have_no_pods(gw: Gateway) -> None:
     assert (await snapshot(gw))["pods"] is None
 
 
-async def test_the_number_of_viewers_is_limited(launch: Launch) -> None:
+async def test_the_number_of_viewers_is_limited_and_a_drain_ends_their_streams(launch: Launch) -> None:
     """One operator leaves half of the streams to others."""
     bob = "bob-has-a-token-of-his-own"
     async with launch(GATEWAY_OPERATOR_TOKENS=f"bob={bob}") as gw, AsyncExitStack() as viewers:
@@ -177,6 +177,13 @@ async def test_the_number_of_viewers_is_limited(launch: Launch) -> None:
                 return response.status_code == 200
 
         await wait_until(room)
+        async with watching(gw) as last:
+            await anext(last)
+            stopping = asyncio.create_task(gw.stop())
+            async with asyncio.timeout(8):
+                while await anext(last, None):
+                    pass
+            assert await stopping is not None  # it was not killed
 
 
 async def test_the_stream_reports_when_redis_is_away_and_back(gw: Gateway) -> None:
@@ -192,13 +199,3 @@ async def test_the_stream_reports_when_redis_is_away_and_back(gw: Gateway) -> No
         async with asyncio.timeout(15):
             while (await anext(seen)).event != "message":
                 pass
-
-
-async def test_a_drain_ends_the_stream(launch: Launch) -> None:
-    async with launch() as gw, watching(gw) as seen:
-        await anext(seen)
-        stopping = asyncio.create_task(gw.stop())
-        async with asyncio.timeout(8):
-            while await anext(seen, None):
-                pass
-        assert await stopping is not None  # it was not killed

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -16,10 +17,11 @@ from gateway.keys import usage_key
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, answer
-from tests.gateway.conftest import COUNTED_SOON, Launch
+from tests.gateway.conftest import COUNTED_SOON
 from tests.support.accounts import Account, App
+from tests.support.fixtures import module_fixture
 from tests.support.full_hours import HOUR_SECONDS, wait_past_end_of
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.responses import refused
@@ -214,18 +216,25 @@ async def test_the_log_is_in_the_order_of_time_over_all_processes(twin: Gateway,
     assert (shown["reservedNanoEuro"], shown["waitedMs"], shown["reason"]) == (0, 0, None)
 
 
-async def test_the_wait_for_a_permit(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch(COUNTED_SOON, GATEWAY_PROVIDER_CONCURRENCY="1") as gw:
-        app = await gw.app(backend)
-        prompt = gw.provider.plays(2.0, tokens("a"))
-        first = asyncio.create_task(app.ask(prompt))
-        await wait_until(lambda: gw.provider.asked(prompt))
-        second, _ = await app.ask("x"), await first
-        await requests_of(app.account, 2)
-        shown = (await app.account.get(f"/account/requests/{second.headers['X-Request-Id']}")).json()
-        assert 1000 <= shown["waitedMs"] <= shown["durationMs"]
-        shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
-        assert shown["waitedMs"] < 1000
+@module_fixture
+async def single(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """A gateway that may send one request at a time."""
+    folder = tmp_path_factory.mktemp("single")
+    async with gateway_with_redis(provider, folder, COUNTED_SOON, GATEWAY_PROVIDER_CONCURRENCY="1") as running:
+        yield running
+
+
+async def test_the_wait_for_a_permit(single: Gateway, backend: FakeAppBackend) -> None:
+    app = await single.app(backend)
+    prompt = single.provider.plays(2.0, tokens("a"))
+    first = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: single.provider.asked(prompt))
+    second, _ = await app.ask("x"), await first
+    await requests_of(app.account, 2)
+    shown = (await app.account.get(f"/account/requests/{second.headers['X-Request-Id']}")).json()
+    assert 1000 <= shown["waitedMs"] <= shown["durationMs"]
+    shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
+    assert shown["waitedMs"] < 1000
 
 
 async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
@@ -238,24 +247,23 @@ async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) 
     assert (row["status"], row["code"], row["model"]) == (403, "ORIGIN_NOT_ALLOWED", "")
 
 
-async def test_requests_while_redis_is_unavailable_are_logged(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch(COUNTED_SOON) as gw:
-        app = await gw.app(backend)
-        assert (await app.ask("x")).status_code == 200
-        gw.redis.freeze()
-        away = await app.ask("x")
-        gw.redis.thaw()
-        refused(away, 503, "BACKBONE_UNAVAILABLE")
-        rows = await requests_of(app.account, 2)
-        assert [row["status"] for row in rows] == [503, 200]
-        assert total(await usage_of(app.account, by="hour")) == {
-            "requests": 2,
-            "refused": 1,
-            "failed": 1,
-            "inputTokens": 7,
-            "outputTokens": 3,
-            "nanoEuro": await app.account.settled(),
-        }
+async def test_requests_while_redis_is_unavailable_are_logged(single: Gateway, backend: FakeAppBackend) -> None:
+    app = await single.app(backend)
+    assert (await app.ask("x")).status_code == 200
+    single.redis.freeze()
+    away = await app.ask("x")
+    single.redis.thaw()
+    refused(away, 503, "BACKBONE_UNAVAILABLE")
+    rows = await requests_of(app.account, 2)
+    assert [row["status"] for row in rows] == [503, 200]
+    assert total(await usage_of(app.account, by="hour")) == {
+        "requests": 2,
+        "refused": 1,
+        "failed": 1,
+        "inputTokens": 7,
+        "outputTokens": 3,
+        "nanoEuro": await app.account.settled(),
+    }
 
 
 # -- ranges --------------------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from gateway.data import commands as commands_module
-from gateway.data.commands import DataAnswer, DataCommand, DataCommands, DataUnavailable
+from gateway.data.commands import MAX_COMMANDS_OF_ACCOUNT, DataAnswer, DataCommand, DataCommands, DataUnavailable
 from gateway.ids import new_id
 from gateway.keys import partition_tag
 from gateway.redis.client import Store
@@ -15,12 +14,11 @@ def make_command(account: str) -> DataCommand:
     return DataCommand(new_id("dat"), account, "shop", "clear", ends=0)
 
 
-async def test_the_commands_of_an_account_leave_room_for_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands_module, "MAX_COMMANDS_OF_ACCOUNT", 3)
+async def test_the_commands_of_an_account_leave_room_for_others(store: Store) -> None:
     first, commands = "acc_1", DataCommands(store)
     names = (f"acc_{number}" for number in itertools.count(2))
     second = next(name for name in names if partition_tag(name) == partition_tag(first))
-    sent = [make_command(first) for _ in range(3)]
+    sent = [make_command(first) for _ in range(MAX_COMMANDS_OF_ACCOUNT)]
     for command in sent:
         await commands.send(command)
     with pytest.raises(DataUnavailable):
@@ -28,4 +26,4 @@ async def test_the_commands_of_an_account_leave_room_for_others(store: Store, mo
     await commands.send(make_command(second))
     await commands.answer(sent[0], DataAnswer())
     await commands.send(make_command(first))
-    assert [command.account for command in await commands.list_commands()].count(first) == 3
+    assert [command.account for command in await commands.list_commands()].count(first) == MAX_COMMANDS_OF_ACCOUNT

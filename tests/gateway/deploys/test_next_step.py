@@ -98,25 +98,19 @@ def test_the_next_step() -> None:
     step = find_next_step(failed("health: the start command ended with status 1", kind="preview"), "KeyError: 'TOKEN'")
     text = "The log says that the variable TOKEN is missing. Set it for previews, and deploy again."
     assert step == NextStep(text, "capsule env set shop TOKEN --preview", "TOKEN"), "the live value stays"
-    steps = {
-        "build: x": "why the build failed",
-        "health: x": "health check",
-        "canary: x": "while visitors used it",
-        **dict.fromkeys(
-            [
-                "build: the disk of the service is full; deploy again later",
-                "health: it failed; deploy again later; the data from before this deploy are kept as the snapshot s",
-                "health: an internal error occurred in what serves the apps; deploy again",
-                "health: The disk of the service is full; tell the operator, who must make room there.",
-                "health: The storage of snapshots does not answer; try again later.",
-                "health: The host with the app's data was away; try again.",
-            ],
-            "tell the service's operators",
-        ),
-        "capsule.toml, line 3: KeyError: 'TOKEN'": "Correct capsule.toml",
-    }
-    for error, text in steps.items():
-        found = find_next_step(failed(error), "")
+    built = {"startedAt": "2026-07-02T10:00:01.000Z"}
+    checked = {**built, "checkingAt": "2026-07-02T10:00:02.000Z"}
+    steps: list[tuple[str, dict[str, Any], str]] = [
+        ("build: x", {}, "why the build failed"),  # which an external engine has reported
+        ("build: health: x", built, "why the build failed"),
+        ("health: x", checked, "health check"),
+        ("canary: x", {**checked, "canaryAt": "2026-07-02T10:00:03.000Z"}, "while visitors used it"),
+        ("health: x", {**checked, "serviceFault": True}, "tell the service's operators"),
+        ("build: the test ended with status 1: it failed; deploy again", built, "why the build failed"),
+        ("capsule.toml, line 3: KeyError: 'TOKEN'", built, "Correct capsule.toml"),
+    ]
+    for error, fields, text in steps:
+        found = find_next_step(failed(error, **fields), "")
         assert found is not None
         assert text in found.text
     assert find_next_step(failed("", state="live"), "KeyError: 'TOKEN'") is None

@@ -10,9 +10,9 @@ from gateway.accounts.records import App, Build
 from gateway.deploys.pod_log import PodLog
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Wanted
+from gateway.ids import TimeSpan, read_time
 from gateway.keys import serving_key
 from gateway.redis.client import Store
-from gateway.times import TimeSpan, read_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gateway.accounts.records import App, Build
-from gateway.deploys.line_times import stamp_line
-from gateway.deploys.runtime_log import FORMER, RuntimeLog
-from gateway.times import TimeSpan
+from gateway.deploys.line_times import FORMER, stamp_line
+from gateway.deploys.runtime_log import RuntimeLog
+from gateway.ids import TimeSpan
 
 
 @pytest.fixture

@@ -159,6 +159,7 @@ async def test_an_external_engine_gets_the_source_and_has_a_deadline(
     assert await deploys.fail_unreported() == 0
     failed = (await account.call("GET", f"/account/deploys/{deploy}")).json()
     assert failed["error"] == "health: the engine reported no result within 2 hours; deploy again"
+    assert failed["nextStep"]["text"].startswith("The service failed, not your app.")
     assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 

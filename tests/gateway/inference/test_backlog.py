@@ -87,9 +87,9 @@ async def test_slow_readers_hold_no_permits(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider, stream: bool
 ) -> None:
     hog, other = await narrow.app(backend), await narrow.app(backend)
-    prompts = [provider.plays(LONG if stream else flood(TOKENS, 500)) for _ in range(6)]
+    prompts = [provider.plays(LONG if stream else flood(TOKENS, 500)) for _ in range(3)]
     readers = [await ask(hog, prompt, stream) for prompt in prompts]
-    await settles(hog, 6)  # at its usage, which arrives at the end of an answer
+    await settles(hog, 3)  # at its usage, which arrives at the end of an answer
     assert (await other.ask(provider.plays(tokens("a")))).status_code == 200
     for reader in readers:
         received = await rest(reader)

@@ -21,6 +21,7 @@ from gateway.redis.scripts import compare_and_set
 from gateway.settings.prices import TARIFFS
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, admission_process
+from tests.support.background import cancel
 from tests.support.logs import captured
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, cluster
@@ -126,7 +127,7 @@ async def test_a_fault_is_noticed_within_seconds_without_a_request(own: RedisSer
         await wait_until(lambda: watch.up() == 0, 5)
         own.start()
         await wait_until(lambda: watch.up() == 1, PATIENCE_SECONDS)
-        checking.cancel()
+        await cancel(checking)
 
 
 def full(slots: list[Any]) -> None:

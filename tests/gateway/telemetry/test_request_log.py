@@ -6,12 +6,11 @@ import time
 import msgspec
 import pytest
 
-from gateway.ids import now_iso, seconds_of
+from gateway.ids import TimeSpan, now_iso, seconds_of
 from gateway.keys import requests_key
 from gateway.redis.client import Store
 from gateway.telemetry.request_log import BARS, LEAST_BARS, Percentiles, RequestFilter, read_figures
 from gateway.telemetry.usage import LoggedRequest
-from gateway.times import TimeSpan
 
 DAY = 86_400
 

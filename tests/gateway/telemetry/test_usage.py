@@ -81,20 +81,21 @@ async def test_each_provider_has_its_counts(local: CountingProcess) -> None:
     for account in ("acc", "acc", "other"):
         local.counters.count_request(account, request_line(**answer), RequestDetails(attempts=(failed, answered)))
     gone = request_line(model="gpt", code="CLIENT_GONE", nano_euro=50)
-    local.counters.count_request("acc", gone, RequestDetails(attempts=(failed,)))
+    late = request_line(model="gpt", code="PROVIDER_TIMEOUT")
+    for line in (gone, late):
+        local.counters.count_request("acc", line, RequestDetails(attempts=(failed,)))
     local.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
     assert await local.counters.flush()
     whole = {"requests": 2, "inputTokens": 14, "outputTokens": 6, "nanoEuro": 200}
-    of_gone = {"requests": 1, "interrupted": 1, "nanoEuro": 50, "interruptedNanoEuro": 50}
+    counts = {"requests": 2, "refused": 1, "failed": 1, "interrupted": 1, "nanoEuro": 50, "interruptedNanoEuro": 50}
+    of_failed = {f"paris-1/gpt/{name}": str(value) for name, value in counts.items()}
     expected = {f"paris-2/gpt/{name}": str(value) for name, value in whole.items()}
-    expected |= {f"paris-1/gpt/{name}": str(value) for name, value in of_gone.items()}
-    assert await local.read_hash(PROVIDERS) == expected
+    assert await local.read_hash(PROVIDERS) == expected | of_failed
     assert await local.read_hash(usage_by_provider_key("other", "2026-07-02")) == {
         f"paris-2/gpt/{name}": str(value // 2) for name, value in whole.items()
     }
-    of_all = await local.read_hash(spend_by_provider_key("2026-07-02"))
-    assert (of_all["paris-2/gpt/nanoEuro"], of_all["paris-2/gpt/requests"]) == ("300", "3")
-    assert of_all["paris-1/gpt/interrupted"] == "1"
+    of_all = {f"paris-2/gpt/{name}": str(value // 2 * 3) for name, value in whole.items()} | of_failed
+    assert await local.read_hash(spend_by_provider_key("2026-07-02")) == of_all
     for key in (PROVIDERS, spend_by_provider_key("2026-07-02")):
         assert 0 < await local.store.client.ttl(key) <= 400 * 86_400
 

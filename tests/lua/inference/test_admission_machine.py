@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.lua.model import Model
 from tests.lua.scripts import DAY, MINUTE, ON_VALKEY, SECOND, TAG, Reply, Scripts, at, day_of
+from tests.support.selection import with_more_in_test_all
 
 ACCOUNT_OF = {"shop": "acc_1", "blog": "acc_1", "forum": "acc_2"}
 BEGINNINGS = ("1970-01-02T00:00:00", "2024-02-28T23:59:59.999", "2025-12-31T23:59:30", "2026-11-21T12:00:00.000001")
@@ -195,6 +196,7 @@ class Admissions(RuleBasedStateMachine):
 
 
 @ON_VALKEY
-def test_any_interleaving(client: Any) -> None:
+@with_more_in_test_all("examples", 12, 40)
+def test_any_interleaving(client: Any, examples: int) -> None:
     machine = type("Admissions", (Admissions,), {"client": client})
-    run(machine, settings=settings(max_examples=40, stateful_step_count=40))
+    run(machine, settings=settings(max_examples=examples, stateful_step_count=40))

@@ -15,6 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 
 from gateway.inference.spend.reservations import ReservationRecord
 from tests.lua.scripts import CLOCK, MINUTE, ON_VALKEY, SECOND, Scripts, at
+from tests.support.selection import with_more_in_test_all
 
 LIFE_MS = 360_000  # milliseconds
 GRACE = 600_000  # milliseconds after it has expired
@@ -162,6 +163,7 @@ class Failovers(RuleBasedStateMachine):
 
 
 @ON_VALKEY
-def test_money_moves_once_over_failovers(client: Any) -> None:
+@with_more_in_test_all("examples", 8, 25)
+def test_money_moves_once_over_failovers(client: Any, examples: int) -> None:
     machine = type("Failovers", (Failovers,), {"client": client})
-    run(machine, settings=settings(max_examples=25, stateful_step_count=40))
+    run(machine, settings=settings(max_examples=examples, stateful_step_count=40))

@@ -16,6 +16,7 @@ from gateway.inference.concurrency.lease import LeaseCall as Call
 from gateway.inference.concurrency.lease import PermitLease
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
 from tests.lua.scripts import ON_VALKEY
+from tests.support.selection import with_more_in_test_all
 
 LIMIT = 6
 NAMES = ("p0", "p1", "p2", "p3")
@@ -271,6 +272,7 @@ class Leases(RuleBasedStateMachine):
 
 
 @ON_VALKEY
-def test_any_interleaving(client: Any) -> None:
+@with_more_in_test_all("examples", 8, 30)
+def test_any_interleaving(client: Any, examples: int) -> None:
     machine = type("Leases", (Leases,), {"client": client})
-    run(machine, settings=settings(max_examples=30, stateful_step_count=50))
+    run(machine, settings=settings(max_examples=examples, stateful_step_count=50))

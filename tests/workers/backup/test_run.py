@@ -234,7 +234,7 @@ async def test_another_key(service: Service, empty: Service, servers: list[Redis
 async def test_secrets_that_no_key_opens(service: Service, empty: Service, tmp_path: Path) -> None:
     """Such a backup would name a key that does not open its secrets, and be restored with that one only."""
     (_, _, app), *_ = await service.fill(1)
-    sentence = r"^GATEWAY_ENCRYPTION_KEY does not open 2 stored secrets, such as that of \{p\d\d\}:environment:.*: add"
+    sentence = r"^GATEWAY_ENCRYPTION_KEY does not open 3 stored secrets, such as that of \{p\d\d\}:.*environment:.*"
     with pytest.raises(BackupRefused, match=sentence):
         await service.back_up(tmp_path / "target", encryption_key="a-mistyped-key-of-32-characters-x")
     assert not (tmp_path / "target" / "backups").exists()
@@ -388,11 +388,13 @@ async def test_the_encryption_key_is_lost(service: Service, tmp_path: Path) -> N
     (account, _, app), *_ = await service.fill(1)
     key = "a-new-encryption-key-of-32-chars"
     vault = Vault(key)
-    assert {kind_of(name) for name in (await count_sealed(service.store, vault)).unopened} == {"environment", "webhook"}
-    with pytest.raises(BackupRefused, match="does not open 2 stored secrets"):
+    unopened = {kind_of(name) for name in (await count_sealed(service.store, vault)).unopened}
+    assert unopened == {"environment", "preview-environment", "webhook"}
+    with pytest.raises(BackupRefused, match="does not open 3 stored secrets"):
         await service.back_up(tmp_path / "target", encryption_key=key)
     await Webhooks(service.store, vault, allow_private=True).rotate_secret(account)
-    await Environments(service.store, vault).change_variables(app, {"COLOR": "blue"})
+    for kind in ("live", "preview"):
+        await Environments(service.store, vault).change_variables(app, {"COLOR": "blue"}, kind)
     await service.back_up(tmp_path / "target", encryption_key=key)
 
 

@@ -93,7 +93,10 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> AsyncIterator[None]:
-    """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
+    """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once.
+
+    The failure is the service's if it ends with "later".
+    """
     holder = Holder("phantom", "a test")
 
     async def haunt(records: Records) -> None:
@@ -102,7 +105,9 @@ async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> Async
             await records.hold_engine(holder)
             for _, wanted in (await records.read(host.account.id, app)).values():
                 if wanted.step == "canary" and failure:
-                    await records.write_answer(wanted, StepAnswer(wanted.token, False, failure, served=True))
+                    is_ours = failure.endswith("later")
+                    answer = StepAnswer(wanted.token, False, failure, served=True, service_fault=is_ours)
+                    await records.write_answer(wanted, answer)
                 elif wanted.step in (*steps, "undo"):
                     await records.write_answer(wanted, StepAnswer(wanted.token, True))
             await asyncio.sleep(0.05)
@@ -127,6 +132,7 @@ LATE = "the release was not fetched and checked in time"
         (["check"], "", f"health: {LATE}"),
         (["check", "canary"], "", "canary: no request of the canary has been answered"),
         (["check"], "GET / returned 500", "canary: GET / returned 500"),
+        (["check"], "the cluster is full; deploy again later", "canary: the cluster is full; deploy again later"),
     ],
 )
 async def test_each_step_waits_for_its_answer(
@@ -139,6 +145,7 @@ async def test_each_step_waits_for_its_answer(
     async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, failure=failure):
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"]) == ("failed", error), failed
+    assert failed["nextStep"]["text"].startswith("The service failed") == (failure != "GET / returned 500")
 
 
 async def test_a_deploy_fails_soon_on_a_full_storage(s3_host: Host, s3: S3Server) -> None:
@@ -154,6 +161,7 @@ async def test_a_deploy_fails_soon_on_a_full_storage(s3_host: Host, s3: S3Server
         "failed",
         "build: the disk of the service is full; deploy again later",
     )
+    assert failed["nextStep"]["text"].startswith("The service failed")
     assert await machine.page(app) == "first"
 
 

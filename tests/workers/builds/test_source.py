@@ -384,6 +384,15 @@ async def test_credentials_reach_the_repository_and_nothing_else(room: Room, rep
     assert "Basic" not in kept
 
 
+async def test_a_full_disk_of_the_machine_is_not_the_repositorys_fault(room: Room) -> None:
+    ended = threading.Event()
+    with serving(lambda _: ended.wait(10)) as (port, _):
+        with pytest.raises(DeployError, match="disk is almost full") as raised:
+            await clone(room, f"http://127.0.0.1:{port}/a.git", limits=SandboxLimits(disk=100 * MIB, free=1 << 60))
+        ended.set()
+    assert raised.value.service_fault
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -127,7 +127,7 @@ async def test_a_snapshot_is_made_daily_when_something_has_changed(
     data = room.write(app, note="one")
     await wait_until((data.folder / "daily").exists, 20)
     assert await room.list_snapshots(app) == []
-    monkeypatch.setattr("workers.engine.app_data.DAILY_SECONDS", 0.3)
+    monkeypatch.setattr("workers.engine.daily.DAILY_SECONDS", 0.3)
     [daily] = await wait_until(lambda: room.list_snapshots(app), 20)
     assert daily.reason == "daily"
     await asyncio.sleep(1)
@@ -247,7 +247,8 @@ async def test_a_full_disk_is_said_to_be_full(
 
     monkeypatch.setattr(DataDriver, "store", fail)
     answer = await room.run(app, "clear")
-    assert (answer.is_full, answer.error.partition(";")[0]) == (True, "The disk of the service is full")
+    assert (answer.is_full, answer.service_fault) == (True, True)
+    assert answer.error.partition(";")[0] == "The disk of the service is full"
     assert room.read(app) == {"note": "one"}
 
 

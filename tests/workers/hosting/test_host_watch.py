@@ -53,7 +53,7 @@ class Machine:
             self.records, steps, find, 1.0, poll_seconds=0.1, resync_seconds=0.1, tidy_seconds=0.1
         )
         self.lease = HostHold(self.records, hosting.folder, hosting.releases.folder_id())
-        self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease)
+        self.watch = HostWatch(self.settings, store, hosting.releases, self.reconciler, self.lease, watch_seconds=0.05)
 
     async def serve(self, name: str) -> App:
         account, _ = await self.registry.create_account("Account", "free")
@@ -66,6 +66,11 @@ class Machine:
 
     def release(self, name: str) -> Any:
         return self.hosting.releases.find_site(name).release(f"dep_{name}")
+
+    async def until_applied(self) -> None:
+        """Waits until no step is in progress, so that a release that is lost from now on counts as missing."""
+        steps = self.reconciler._steps
+        await wait_until(lambda: self.reconciler.is_synced and all(step.is_over for step in steps.values()))
 
     async def report(self) -> HostReport:
         await self.watch.report()
@@ -87,25 +92,24 @@ async def test_missing_releases_are_one_line_until_they_are_back(
 ) -> None:
     for name in ("one", "two", "gone"):
         await machine.serve(name)
-    running = asyncio.create_task(machine.reconciler.run())
-    await wait_until(lambda: machine.reconciler.is_synced)
-    with captured(host_watch) as lines, monkeypatch.context() as patch:
-        patch.setattr(reconciler, "logger", structlog.get_logger())
-        assert (await machine.report()).missing == 0
-        for name in ("one", "two", "gone"):
-            remove_folder(machine.release(name))
-        await machine.store.client.delete(*[key async for key in machine.store.client.scan_iter("*:serving:gone")])
-        assert (await machine.report()).missing == 0, "a swap may be in progress"
-        for _ in range(2):
-            assert (await machine.report()).missing == 2
-        assert [(line["event"], line["addresses"], line["apps"]) for line in lines] == [
-            ("sites.releases_missing", 2, ["one", "two"])
-        ]
-        for name in ("one", "two"):
-            machine.release(name).mkdir()
-        assert (await machine.report()).missing == 0
-        assert [line["event"] for line in lines] == ["sites.releases_missing", "sites.releases_missing.ended"]
-    running.cancel()
+    async with run_in_background(machine.reconciler.run()):
+        await machine.until_applied()
+        with captured(host_watch) as lines, monkeypatch.context() as patch:
+            patch.setattr(reconciler, "logger", structlog.get_logger())
+            assert (await machine.report()).missing == 0
+            for name in ("one", "two", "gone"):
+                remove_folder(machine.release(name))
+            await machine.store.client.delete(*[key async for key in machine.store.client.scan_iter("*:serving:gone")])
+            assert (await machine.report()).missing == 0, "a swap may be in progress"
+            for _ in range(2):
+                assert (await machine.report()).missing == 2
+            assert [(line["event"], line["addresses"], line["apps"]) for line in lines] == [
+                ("sites.releases_missing", 2, ["one", "two"])
+            ]
+            for name in ("one", "two"):
+                machine.release(name).mkdir()
+            assert (await machine.report()).missing == 0
+            assert [line["event"] for line in lines] == ["sites.releases_missing", "sites.releases_missing.ended"]
 
 
 async def test_a_step_that_is_repeated_during_a_look_stays_missing(
@@ -113,6 +117,7 @@ async def test_a_step_that_is_repeated_during_a_look_stays_missing(
 ) -> None:
     await machine.serve("one")
     await machine.reconciler.catch_up()
+    await machine.until_applied()
     remove_folder(machine.release("one"))
     assert await machine.reconciler.find_missing() == [], "a swap may be in progress"
     read = machine.records.read
@@ -148,14 +153,14 @@ async def test_a_disk_that_does_not_say_how_large_it_is(machine: Machine, monkey
 
 
 async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watch, "WATCH_SECONDS", 0.05)
-    with captured(loops) as lines, monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
-        running = asyncio.create_task(machine.watch.run())
-        await wait_until(lambda: len(lines) > 1)
-    assert {line["event"] for line in lines} == {"sites.not_watched"}
-    await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
-    running.cancel()
+        async with run_in_background(machine.watch.run()):
+            with captured(loops) as lines:
+                await wait_until(lambda: len(lines) > 1)
+            assert {line["event"] for line in lines} == {"sites.not_watched"}
+            patch.undo()
+            await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
 
 
 async def test_before_caddys_first_start_there_is_no_certificate(machine: Machine) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
+from tests.support.selection import with_more_in_test_all
 from workers.hosting import releases
 from workers.hosting.releases import KEPT_RELEASES, remove_folder, replace_link
 
@@ -165,5 +166,6 @@ class Releases(RuleBasedStateMachine):
             assert site.find_stopped(deploy) == (stopped and site.release(stopped))
 
 
-def test_each_order_of_changes() -> None:
-    run(Releases, settings=settings(max_examples=100, stateful_step_count=30, deadline=None))
+@with_more_in_test_all("examples", 25, 100)
+def test_each_order_of_changes(examples: int) -> None:
+    run(Releases, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))

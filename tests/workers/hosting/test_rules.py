@@ -436,6 +436,6 @@ async def test_no_request_fails_while_rules_come_and_go(hosting: Hosting) -> Non
             compile_rules(site.release(deploy))
             site.swap(deploy)
             before = seen
-            while seen < before + 200:
+            while seen < before + 60:
                 await asyncio.sleep(0.002)
         over = True

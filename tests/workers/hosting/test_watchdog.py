@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from gateway.accounts.vault import Vault
-from gateway.deploys.line_times import split_stamp
-from gateway.deploys.runtime_log import FORMER
+from gateway.deploys.line_times import FORMER, split_stamp
 from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked

@@ -81,15 +81,10 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.kubernetes.activator.LOOK_SECONDS", 0.02)
-
-
 @pytest.fixture
 async def apps(request: pytest.FixtureRequest, unused_tcp_port: int) -> AsyncIterator[tuple[Apps, int]]:
     """With the limits of the activator that the test names."""
-    apps, limits = Apps(), getattr(request, "param", {})
+    apps, limits = Apps(), {"look_seconds": 0.02, **getattr(request, "param", {})}
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
     activator = Activator(cast("Sleep", apps), cast("SleepLimits", Limits()), port=unused_tcp_port, **limits)
     running = asyncio.create_task(activator.run())

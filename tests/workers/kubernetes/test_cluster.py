@@ -77,6 +77,7 @@ async def test_an_api_server_that_has_just_started_knows_no_roles(api: FakeApi) 
         api.refusals = [(403, NO_RIGHT)]
         await cluster.delete(("Service", "app-1"))
         assert api.requests == 7
+        assert ("Service", "app-1") not in cluster.present, "before a watch says so"
 
 
 async def test_a_right_that_is_missing_is_reported(api: FakeApi) -> None:
@@ -239,8 +240,6 @@ async def test_everything_is_compared_in_slices(api: FakeApi, healing: Cluster) 
 
 async def test_a_watch_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only when the API server does not remember that any more, the objects are listed again."""
-    monkeypatch.setattr("workers.kubernetes.cluster.WATCH_SECONDS", 1)
-    monkeypatch.setattr("workers.kubernetes.cluster.SILENCE_SECONDS", 0.1)
     server = LiveApi()
 
     async def change(number: int) -> None:
@@ -249,7 +248,7 @@ async def test_a_watch_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypa
 
     async with server.serving() as port:
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, port)))
-        async with client() as cluster, in_background(cluster.run()):
+        async with client(watch_seconds=1, silence_seconds=0.1) as cluster, in_background(cluster.run()):
             await cluster.until_synced()
             for number in range(60):
                 await change(number)

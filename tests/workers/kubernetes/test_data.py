@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.cancellation import RunningTasks
 from gateway.keys import app_key
 from gateway.redis.client import Store
 from tests.support.data_rooms import ClusterRoom, data_room
@@ -111,3 +112,70 @@ async def test_a_volume_stays_for_a_week_when_the_records_of_its_app_are_lost(ro
     claim = room.cluster.present["PersistentVolumeClaim", name]
     await room.cluster.apply(describe_gone(claim, time.time() - GONE_SECONDS - 1))
     await wait_until(lambda: not room.cluster.select("PersistentVolumeClaim"), 20)
+
+
+# -- many apps -----------------------------------------------------------------------------------------------
+
+
+async def test_a_round_asks_a_part_of_the_apps(room: ClusterRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a new volume does not wait behind thousands of them."""
+    monkeypatch.setattr("workers.kubernetes.data.REPORTED", 2)
+    await room.stop()
+    apps = [await room.create_app(name) for name in ("shop", "notes", "wiki")]
+    driver = room.make_driver()
+    first, second = await driver.find_changes(), await driver.find_changes()
+    assert (len(first), len(second)) == (2, 1)
+    assert first.keys() | second.keys() == {(app.account, app.id) for app in apps}
+    assert await driver.find_changes() == {}
+
+
+async def test_apps_that_sleep_take_nobodys_place_in_a_round(
+    room: ClusterRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger plan reaches the pods of the others as soon as before."""
+    read_apps, asked = room.registry.read_intact_apps, list[str]()
+
+    async def read(app_ids: Sequence[str]) -> Any:
+        asked.extend(app_ids)
+        return await read_apps(app_ids)
+
+    await room.stop()
+    for name in ("shop", "notes"):
+        app = await room.create_app(name)
+        await room.cluster.delete(("Deployment", f"{claim_name(app.id, app.account)}-live"))
+    await room.create_app("wiki")
+    monkeypatch.setattr(room.cluster, "is_asleep", lambda *_: True)
+    monkeypatch.setattr("workers.kubernetes.data.REPORTED", 1)
+    monkeypatch.setattr(room.registry, "read_intact_apps", read)
+    driver = room.make_driver()
+    for _ in range(5):
+        await driver.find_changes()
+    assert {*asked[:3]} == {"shop", "notes", "wiki"}
+    assert asked[3:] == ["wiki", "wiki"]
+
+
+async def test_a_volume_without_a_pod_is_looked_at_again_when_it_has_one(
+    room: ClusterRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await room.create_app()
+    await room.stop()
+    name, select, looks = claim_name(app.id, app.account), room.cluster.select, list[str]()
+    labels = room.cluster.present["Deployment", f"{name}-live"].metadata.labels
+    await room.cluster.delete(("Deployment", f"{name}-live"))  # the app sleeps
+
+    def count(kind: str, **labels: str) -> list[Any]:
+        looks.append(kind)
+        return select(kind, **labels)
+
+    running, driver = RunningTasks(), room.make_driver()
+    [(_, begin)] = driver.list_rounds(running)
+    monkeypatch.setattr(room.cluster, "select", count)
+    for _ in range(3):
+        await begin()
+    assert (looks, running) == (["Pod"], {})
+    await room.cluster.start_pod(f"{name}-live", labels)
+    await begin()
+    assert looks == ["Pod", "Pod"]
+    await asyncio.gather(*running.values())
+    await begin()
+    assert looks == ["Pod", "Pod"], "the app may run on it"

@@ -165,8 +165,7 @@ def test_without_pods_there_is_a_report() -> None:
     assert report.at is not None
 
 
-async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.kubernetes.pod_report.REPORT_SECONDS", 0.05)
+async def test_the_report_follows_the_cluster_and_expires(store: Store) -> None:
     pods, changes = [make_pod(RUNNING)], Counter[str]()
     unconnected = SimpleNamespace(select={"Pod": pods}.__getitem__, changes=changes)
     assert await read_pod_report(store) == PodReport()
@@ -177,7 +176,7 @@ async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypa
     async def reports(expected: PodStates) -> bool:
         return await states() == expected
 
-    async with run_in_background(keep_reporting(store, cast("Cluster", unconnected))):
+    async with run_in_background(keep_reporting(store, cast("Cluster", unconnected), 0.05)):
         await wait_until(lambda: reports(PodStates(running=1)))
         pods.append(make_pod(UNSCHEDULED, ""))
         changes["Pod"] += 1

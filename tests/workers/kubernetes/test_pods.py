@@ -1,5 +1,6 @@
 """What the worker sends the pods that wait for their releases."""
 
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,7 +61,7 @@ async def test_a_pod_that_does_not_listen_yet_gets_the_release_before_as_well(tm
     [receiving] = statuses(release={"running": {"startedAt": "2026-11-28T09:00:05Z"}})
     status = {"phase": "Pending", "podIP": receiver.address, "initContainerStatuses": [receiving]}
     pod = make_pod(status, release=release, uid="u")
-    cluster = cast("Cluster", SimpleNamespace(present={("Pod", "p"): pod}))
+    cluster = cast("Cluster", SimpleNamespace(present={("Pod", "p"): pod}, followers=defaultdict(list)))
 
     async def report(*_: Any) -> None: ...
 

@@ -23,17 +23,15 @@ from tests.support.tcp_proxy import Proxy
 from workers.engine.reconciler import Reconciler
 from workers.kubernetes import run
 from workers.kubernetes.activator import Activator
+from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.run import TakenOver
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "RENEWAL_SECONDS", 0.05)
+hold_engine = partial(run._hold_engine, namespace="apps", renewal_seconds=0.05)
 
 
 async def test_a_worker_stands_by_until_no_other_is_the_engine(store: Store) -> None:
     async def follow(stopping: asyncio.Event) -> None:
-        async with run._hold_engine(Records(store), "apps") as lost:
+        async with hold_engine(Records(store)) as lost:
             holders.append(stopping)
             await stopping.wait()
             assert not lost.done()
@@ -53,7 +51,7 @@ async def test_a_worker_stands_by_until_no_other_is_the_engine(store: Store) -> 
 
 
 async def test_a_worker_that_was_taken_over_learns_it(store: Store) -> None:
-    async with run._hold_engine(Records(store), "apps") as lost:
+    async with hold_engine(Records(store)) as lost:
         await store.client.set(ENGINE_KEY, '{"id":"other","name":"another worker"}', px=5_000)
         with pytest.raises(TakenOver):
             await asyncio.wait_for(lost, 5)
@@ -65,7 +63,7 @@ async def test_an_outage_ends_no_engine(valkey: RedisServer, store: Store) -> No
     async with (
         Proxy(valkey.port) as proxy,
         opened(proxy.url) as own,
-        run._hold_engine(Records(own), "apps") as lost,
+        hold_engine(Records(own)) as lost,
     ):
         proxy.go_down()
         await asyncio.sleep(0.3)
@@ -80,14 +78,13 @@ async def test_an_outage_ends_no_engine(valkey: RedisServer, store: Store) -> No
 
 FEW, MANY = 5, 150
 REST_SECONDS = 3.0
-QUICK = {
+QUICK: dict[str, Any] = {
     "workers.engine.data.TIDY_SECONDS": 0.5,
     "workers.engine.data.TIDY_PAUSE_SECONDS": 0.0,
-    "workers.kubernetes.activator.LOOK_SECONDS": 0.2,
-    "workers.kubernetes.activator.CHECK_SECONDS": 0.5,
-    "workers.kubernetes.cluster.WATCH_SECONDS": 1,
-    "workers.kubernetes.cluster.SILENCE_SECONDS": 0.5,
     "workers.kubernetes.data.REPORT_SECONDS": 0.5,
+    "workers.kubernetes.run.Activator": partial(Activator, port=free_port(), look_seconds=0.2, check_seconds=0.5),
+    "workers.kubernetes.run.Cluster": partial(Cluster, watch_seconds=1, silence_seconds=0.5),
+    "workers.kubernetes.run.Reconciler": partial(Reconciler, tidy_seconds=0.2),
 }
 
 
@@ -138,8 +135,6 @@ async def test_many_apps_at_rest_cost_no_more_questions_than_few(
 ) -> None:
     for name, value in QUICK.items():
         monkeypatch.setattr(name, value)
-    monkeypatch.setattr(run, "Reconciler", partial(Reconciler, tidy_seconds=0.2))
-    monkeypatch.setattr(run, "Activator", partial(Activator, port=free_port()))
     (few, of_few), (many, of_many) = [await rest(tmp_path / str(n), n, monkeypatch) for n in (FEW, MANY)]
     assert many < 2 * few
     assert of_few == of_many == Counter(), "a watch goes on where the last one ended"

@@ -26,7 +26,6 @@ from tests.fakes.receiver import certificate
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
-from workers.monitors import certificates
 from workers.monitors.certificates import (
     DAY_MS,
     NOTICE_MS,
@@ -230,13 +229,11 @@ async def test_after_a_start_every_certificate_is_inspected_soon(own: Fleet, edg
 
 
 @contextlib.asynccontextmanager
-async def inspecting(own: Fleet, address: str, **settings: Any) -> AsyncIterator[Certificates]:
-    yield Certificates(Settings(redis_url=own.queue.url, certificate_address=address, **settings), own.registry)
+async def inspecting(own: Fleet, address: str, **limits: float) -> AsyncIterator[Certificates]:
+    yield Certificates(Settings(redis_url=own.queue.url, certificate_address=address), own.registry, **limits)
 
 
-async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificates, "BUDGET_SECONDS", 0.3)
-
+async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -256,7 +253,7 @@ async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet, monkeypa
             (f"127.0.0.1:{mute.sockets[0].getsockname()[1]}", "timeout"),
             ("no-such-host.invalid:443", "dns"),
         ):
-            async with inspecting(own, address) as one:
+            async with inspecting(own, address, budget_seconds=0.3) as one:
                 with pytest.raises(addresses.CallFailed) as failure:
                     await one._read_certificate("acc", DOMAIN)
                 assert failure.value.reason == reason, address

@@ -29,8 +29,8 @@ class Worker:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    async def settle_overdue(self) -> int:
-        return await run.settle_overdue(self.store)
+    async def settle_overdue(self, at_most: int = run.BATCH_RESERVATIONS) -> int:
+        return await run.settle_overdue(self.store, at_most)
 
     async def reserve(self, account: str, max_cost: int, life: int) -> str:
         """Reserves as a gateway does. `life` is in ms; a negative one has already expired."""
@@ -114,13 +114,10 @@ async def test_a_gateway_and_a_worker_that_settle_together_charge_once(settler: 
         assert (after - before, reserved) in {(100, 0), (5, 0)}
 
 
-async def test_the_number_of_reservations_per_search_is_bounded(
-    settler: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "BATCH_RESERVATIONS", 10)
+async def test_the_number_of_reservations_per_search_is_bounded(settler: Worker) -> None:
     for _ in range(25):
         await settler.reserve("acc_1", 1, life=-1)
-    assert [await settler.settle_overdue() for _ in range(4)] == [10, 10, 5, 0]
+    assert [await settler.settle_overdue(at_most=10) for _ in range(4)] == [10, 10, 5, 0]
 
 
 async def test_a_failing_partition_does_not_delay_the_others(settler: Worker) -> None:

@@ -335,8 +335,7 @@ async def test_a_trusted_certificate(tmp_path: Path) -> None:
 # On Redis Cluster
 
 
-async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(inspection_loop, "IDLE_SECONDS", 0.05)
+async def test_on_a_cluster(tmp_path: Path) -> None:
     with cluster() as url:
         async with FakeReceiver() as site, FakeReceiver() as receiver, opened(url) as store:
             apps = await _apps_of(store, tmp_path, site, receiver, 12)

@@ -208,7 +208,6 @@ async def test_an_allowed_connection_carries_all_bytes(room: Room, echo: int) ->
 
 
 async def test_of_a_burst_as_many_connect_as_the_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "CONNECTIONS", 3)
     reports, connecting, over = list[str](), 0, asyncio.Event()
 
     async def hang(*_: object) -> None:
@@ -218,7 +217,7 @@ async def test_of_a_burst_as_many_connect_as_the_limit_allows(monkeypatch: pytes
         raise ConnectionRefusedError
 
     monkeypatch.setattr(asyncio, "open_connection", hang)
-    egress = network.Egress(["127.0.0.1"], report=reports.append)
+    egress = network.Egress(["127.0.0.1"], report=reports.append, connections=3)
     async with await asyncio.start_server(egress._accept, "127.0.0.1", 0) as server:
         with contextlib.ExitStack() as burst:
             for _ in range(5):

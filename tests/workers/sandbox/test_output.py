@@ -10,8 +10,14 @@ import pytest
 
 from gateway.deploys.line_times import split_stamp
 from gateway.deploys.runtime_log import RuntimeLog
-from workers.sandbox import output
-from workers.sandbox.output import WAITING_BYTES, BuildOutput, LineSplitter, Output, make_concealer
+from workers.sandbox.output import (
+    LINE_CHARACTERS,
+    WAITING_BYTES,
+    BuildOutput,
+    LineSplitter,
+    Output,
+    make_concealer,
+)
 
 
 @pytest.fixture
@@ -21,8 +27,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, conceal: Callable[[str], str] = str) -> Iterator[Output]:
-    lines = Output(path, conceal)
+def opened(path: Path, conceal: Callable[[str], str] = str, **limits: int) -> Iterator[Output]:
+    lines = Output(path, conceal, **limits)
     try:
         yield lines
     finally:
@@ -37,10 +43,9 @@ def sizes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.iterdir())
 
 
-async def test_the_newest_mebibyte_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "BYTES_PER_SECOND", 1 << 40)
+async def test_the_newest_mebibyte_is_kept(path: Path) -> None:
     log = RuntimeLog(str(path.parents[1]))
-    with opened(path) as lines:
+    with opened(path, bytes_per_second=1 << 40) as lines:
         for number in range(40_000):
             lines.write_line(f"line {number} " + "x" * 60)
             assert number % 1_000 or sizes(path) <= 1_048_576
@@ -52,19 +57,13 @@ async def test_the_newest_mebibyte_is_kept(path: Path, monkeypatch: pytest.Monke
     assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
 
 
-def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "LINE_CHARACTERS", 4)
+def test_output_is_cut_into_lines() -> None:
     splitter = LineSplitter()
     assert splitter.split("one\r\n\ntwo\né".encode()[:-1]) == ["one", "", "two"], "an empty line is a line"
-    assert splitter.split("é".encode()[1:] + b"\nlonger than four\nrest of") == [
-        "é",
-        "long",
-        "er t",
-        "han ",
-        "four",
-        "rest",
-    ]
-    assert splitter.split(b"") == [" of"]
+    rest = b"\n" + b"x" * 2 * LINE_CHARACTERS + b"end\n" + b"y" * LINE_CHARACTERS + b"rest"
+    longest = ["x" * LINE_CHARACTERS] * 2
+    assert splitter.split("é".encode()[1:] + rest) == ["é", *longest, "end", "y" * LINE_CHARACTERS]
+    assert splitter.split(b"") == ["rest"]
     assert splitter.split(b"") == []
 
 

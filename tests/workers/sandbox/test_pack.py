@@ -118,9 +118,8 @@ def test_what_only_looks_like_a_database_is_copied_as_it_is(data: Data) -> None:
     assert (restored / "app.db-wal").read_bytes() == b"also kept"
 
 
-def test_all_locked_databases_together_are_waited_for(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_locked_databases_together_are_waited_for(data: Data) -> None:
     """Otherwise an app could hold up its snapshots, and those of others, for each database that it locks."""
-    monkeypatch.setattr(pack, "LOCKED_SECONDS", 3 * pack.ATTEMPT_SECONDS)
     with contextlib.ExitStack() as stack:
         for number in range(4):
             writer = stack.enter_context(
@@ -129,7 +128,8 @@ def test_all_locked_databases_together_are_waited_for(data: Data, monkeypatch: p
             writer.execute("CREATE TABLE notes (text)")
             writer.execute("BEGIN EXCLUSIVE")
         with tarfile.open(data.packed, "w:gz") as tar:
-            packer = pack.Packer(tar, str(data.files), str(data.folder / "copy"), MOST)
+            locked = 3 * pack.ATTEMPT_SECONDS
+            packer = pack.Packer(tar, str(data.files), str(data.folder / "copy"), MOST, locked_seconds=locked)
             began = time.monotonic()
             packer.pack()
     # Each database has one more attempt, whose failure is not waited for any longer.

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from workers.stream import Entry
-from workers.webhooks import lanes as module
-from workers.webhooks.lanes import LANE_DELIVERIES, STALLED_SECONDS, Lane, Lanes
+from workers.webhooks.lanes import LANE_DELIVERIES, LANE_EVENTS, STALLED_SECONDS, Lane, Lanes
 
 _ids = itertools.count()
 
@@ -102,9 +101,8 @@ def test_deliveries_under_way_count_when_no_event_waits(lanes: Lanes) -> None:
     assert len(take_all(lanes)) == 3, "four concurrent deliveries, and one is still under way"
 
 
-def test_a_full_lane_refuses_entries_and_others_do_not(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LANE_EVENTS", 3)
-    add(lanes, "a", 3)
+def test_a_full_lane_refuses_entries_and_others_do_not(lanes: Lanes) -> None:
+    add(lanes, "a", LANE_EVENTS)
     assert not lanes.add(entry("a"))
     assert lanes.add(entry("b"))
 

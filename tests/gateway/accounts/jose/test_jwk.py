@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import time
 from typing import Any
 
@@ -134,8 +135,8 @@ def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
     """Other work runs between slices of ten keys."""
     body = HOSTILE[name]
     assert len(body) <= FETCH_BYTES
-    steps = []
-    for _ in range(5):
+    shortest = math.inf
+    for _ in range(5):  # other work on the machine slows some rounds
         texts: list[msgspec.Raw] = []
         longest = 0.0
         for start in range(-SLICE, MAX_KEYS, SLICE):
@@ -149,9 +150,11 @@ def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
                 for text in texts[start : start + SLICE]:
                     read_key(text)
             longest = max(longest, time.thread_time() - began)
-        steps.append(longest / time_additions())
+        shortest = min(shortest, longest / time_additions())
+        if shortest < 1:
+            break
     assert len(texts) <= MAX_KEYS
-    assert min(steps) < 1, "half of that where this was written"
+    assert shortest < 1, "half of that where this was written"
 
 
 def test_keys_that_may_have_signed_a_token() -> None:

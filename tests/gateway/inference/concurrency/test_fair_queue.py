@@ -5,11 +5,13 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
 
 from gateway.inference.concurrency.fair_queue import FairQueue, QueueFull
+from tests.support.selection import with_more_in_test_all
 
 weights = st.sampled_from([1, 1, 2, 3, 10, 0.5, 0.25])
 names = st.sampled_from(["ana", "ben", "cid", "dan"])
@@ -236,4 +238,6 @@ class Model(RuleBasedStateMachine):
         assert self.queue.pop() is None
 
 
-TestModel = Model.TestCase
+@with_more_in_test_all("examples", 25, 100)
+def test_any_steps_agree_with_the_model(examples: int) -> None:
+    run(Model, settings=settings(max_examples=examples))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser import packages
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, call_part, calls, chunk, tokens
+from tests.fakes.provider import COMPLETIONS, DONE, call_part, calls, chunk, tokens
 from tests.gateway.inference.formats.chat import MODEL, sdk
 from tests.support.accounts import App
 from tests.support.prices import cost
@@ -31,7 +31,7 @@ def part(arguments: str, **members: Any) -> bytes:
     return chunk(tool_calls=[{**members, "function": {"name": "weather", "arguments": arguments}}])
 
 
-# Some ways in which providers send the parts of one call (docs/providers.md).
+# Some ways in which providers send the parts of one call (docs/providers.md). The gateway sends all in the same form.
 DIALECTS = {
     "plain": [
         call_part(0, id="call_1", name="weather", arguments=""),
@@ -51,16 +51,18 @@ DIALECTS = {
         part('"Zürich"}', index=0, id="call_1", type="function"),
     ],
 }
-in_each_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 
 
-def question(provider: FakeProvider, dialect: str) -> Question:
+def question(provider: FakeProvider, dialect: str = "plain") -> Question:
     prompt = provider.plays(calls(*DIALECTS[dialect]))
     return Question(prompt, provider.plays(tokens("It", " rains.")))
 
 
-async def completed(app: App, provider: FakeProvider, *questions: Question) -> None:
-    """Checks that two requests were sent, the second one with the call and its result, and both were charged."""
+async def completed(app: App, provider: FakeProvider, *questions: Question, more: int = 0) -> None:
+    """Checks that two requests were sent, the second one with the call and its result, and both were charged.
+
+    `more` is the price of what else the app asked.
+    """
     for prompt, result in questions:
         (first,), (second,) = provider.asked(prompt), provider.asked(result)
         assert second.json["tools"] == first.json["tools"]
@@ -70,7 +72,7 @@ async def completed(app: App, provider: FakeProvider, *questions: Question) -> N
         assert (call["id"], call["function"]["name"]) == ("call_1", "weather")
         assert json.loads(call["function"]["arguments"]) == {"city": "Zürich"}
         assert tool == {"role": "tool", "tool_call_id": "call_1", "content": result}
-    assert await app.account.settled() == len(questions) * (cost(9, 4) + cost(7, 3))
+    assert await app.account.settled() == len(questions) * (cost(9, 4) + cost(7, 3)) + more
 
 
 PARAMETERS = {
@@ -82,7 +84,7 @@ PARAMETERS = {
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
 
 
-@in_each_dialect
+@pytest.mark.parametrize("dialect", DIALECTS)
 async def test_openai_python(app: App, provider: FakeProvider, dialect: str) -> None:
     """It repeats the model's message with a null in each field that was absent."""
     whole, streamed = question(provider, dialect), question(provider, dialect)
@@ -104,13 +106,12 @@ async def test_openai_python(app: App, provider: FakeProvider, dialect: str) -> 
     await completed(app, provider, whole, streamed)
 
 
-@in_each_dialect
-async def test_pydantic_ai(app: App, provider: FakeProvider, dialect: str) -> None:
+async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    whole, streamed = question(provider, dialect), question(provider, dialect)
+    whole, streamed = question(provider), question(provider)
     results = iter((whole.result, streamed.result))
     async with sdk(app) as client:
         agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
@@ -126,8 +127,7 @@ async def test_pydantic_ai(app: App, provider: FakeProvider, dialect: str) -> No
     await completed(app, provider, whole, streamed)
 
 
-@in_each_dialect
-async def test_langchain(app: App, provider: FakeProvider, dialect: str) -> None:
+async def test_langchain(app: App, provider: FakeProvider) -> None:
     from langchain_openai import ChatOpenAI
 
     def weather(city: str) -> str:
@@ -143,7 +143,7 @@ async def test_langchain(app: App, provider: FakeProvider, dialect: str) -> None
             total = piece if total is None else total + piece
         return total
 
-    whole, streamed = question(provider, dialect), question(provider, dialect)
+    whole, streamed = question(provider), question(provider)
     for (prompt, result), ask in ((whole, bound.ainvoke), (streamed, stream)):
         messages: list[Any] = [{"role": "user", "content": prompt}]
         message = await ask(messages)
@@ -155,15 +155,15 @@ async def test_langchain(app: App, provider: FakeProvider, dialect: str) -> None
     await completed(app, provider, whole, streamed)
 
 
-@in_each_dialect
-async def test_the_sdks_of_npm(app: App, provider: FakeProvider, dialect: str) -> None:
-    """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default; the 404 explains the setting."""
+async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
+    """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default."""
     ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
-    questions = {way: question(provider, dialect) for way in ways}
+    questions = {way: question(provider) for way in ways}
     report = await ask_with_sdks_of_npm(app, questions)
     assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
-    assert "createOpenAI(…).chat(model)" in report["hint"]
-    await completed(app, provider, *questions.values())
+    [step] = report["hint"]["steps"]
+    assert (step["model"]["provider"], step["content"][0]["text"]) == ("openai.responses", "".join(COMPLETIONS))
+    await completed(app, provider, *questions.values(), more=cost(7, 3))
 
 
 async def test_a_call_without_its_arguments_is_not_run(app: App, provider: FakeProvider) -> None:

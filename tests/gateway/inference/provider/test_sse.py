@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -20,6 +20,7 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.sse import EVENT_BYTES, MAX_REPORTED_TOKENS, AnswerReader
 from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, event, token
+from tests.support.selection import with_more_in_test_all
 
 
 def read(*parts: bytes, together: bool = False, kind: type[AnswerReader] = AnswerReader) -> tuple[str, AnswerReader]:
@@ -35,21 +36,27 @@ def read(*parts: bytes, together: bool = False, kind: type[AnswerReader] = Answe
     return "".join(delta.content or "" for delta in deltas), reader
 
 
-@given(st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans())
-@settings(max_examples=200)
-def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newline: bytes, together: bool) -> None:
-    body = b": hello\n\n" + b"".join(token(t) for t in texts)
-    body += b"event: ping\nid: 7\nretry: 5\n\n" + token(None, "length")
-    body += event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
-    body = body.replace(b"\n", newline)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
-    parts = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if a != b]
-    text, reader = read(*parts, together=together)
-    assert (text, reader.failure, reader.complete) == ("".join(texts), None, True)
-    assert (reader.finish, reader.usage, reader.model) == ("length", Usage(3, 4), "m")
-    assert reader.signal is ProviderSignal.COMPLETION
-    assert reader.produced == sum(map(len, texts))
-    assert reader.unread == 0
+@with_more_in_test_all("examples", 40, 200)
+def test_any_cut_gives_the_same_text(examples: int) -> None:
+    @given(
+        st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans()
+    )
+    @settings(max_examples=examples)
+    def check(data: st.DataObject, texts: list[str], newline: bytes, together: bool) -> None:
+        body = b": hello\n\n" + b"".join(token(t) for t in texts)
+        body += b"event: ping\nid: 7\nretry: 5\n\n" + token(None, "length")
+        body += event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
+        body = body.replace(b"\n", newline)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
+        parts = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if a != b]
+        text, reader = read(*parts, together=together)
+        assert (text, reader.failure, reader.complete) == ("".join(texts), None, True)
+        assert (reader.finish, reader.usage, reader.model) == ("length", Usage(3, 4), "m")
+        assert reader.signal is ProviderSignal.COMPLETION
+        assert reader.produced == sum(map(len, texts))
+        assert reader.unread == 0
+
+    check()
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
@@ -117,14 +124,19 @@ EVENTS = st.one_of(
 )
 
 
-@given(st.lists(EVENTS, max_size=12))
-@settings(max_examples=400)
-def test_a_frame_does_not_change_the_text(events: list[bytes]) -> None:
-    text, reader = read(*events)
-    assert read_in_frames(events)[0] == text
-    assert outcome(read_in_frames(events)[1]) == outcome(reader)
-    together = [b"".join(events)]
-    assert read_in_frames(together)[0] == text
+@with_more_in_test_all("examples", 80, 400)
+def test_a_frame_does_not_change_the_text(examples: int) -> None:
+    @given(st.lists(EVENTS, max_size=12))
+    @example([framed(literal) for literal in ('"a"', '"b"', '"\\ud800"', '"c"')])  # half of a surrogate pair is held
+    @settings(max_examples=examples)
+    def check(events: list[bytes]) -> None:
+        text, reader = read(*events)
+        assert read_in_frames(events)[0] == text
+        assert outcome(read_in_frames(events)[1]) == outcome(reader)
+        together = [b"".join(events)]
+        assert read_in_frames(together)[0] == text
+
+    check()
 
 
 def test_tokens_after_the_second_are_not_decoded() -> None:
@@ -387,19 +399,24 @@ ERRORS = members(message=STRINGS, code=st.one_of(STRINGS, NUMBERS), status=NUMBE
 ANSWERS = members(model=STRINGS, choices=st.lists(CHOICES, max_size=2), usage=USAGES, error=ERRORS, message=STRINGS)
 
 
-@given(st.lists(st.tuples(ANSWERS, st.booleans()), max_size=5), st.sampled_from([DONE, b"", b"data: [DONE]\n\n"]))
-@settings(max_examples=1_000)
-def test_whatever_json_a_provider_sends_is_read_or_fails(events: list[tuple[Any, bool]], end: bytes) -> None:
+@with_more_in_test_all("examples", 150, 1_000)
+def test_whatever_json_a_provider_sends_is_read_or_fails(examples: int) -> None:
     """Nothing that JSON allows crashes the reader, or what encodes its deltas."""
-    reader, deltas = AnswerReader([]), []
-    with capture_logs() as logged:
-        for fields, escaped in events:
-            text = json.dumps(fields, ensure_ascii=escaped)
-            reader.received.append(b"data: " + text.encode(errors="surrogatepass") + b"\n\n")
+
+    @given(st.lists(st.tuples(ANSWERS, st.booleans()), max_size=5), st.sampled_from([DONE, b"", b"data: [DONE]\n\n"]))
+    @settings(max_examples=examples)
+    def check(events: list[tuple[Any, bool]], end: bytes) -> None:
+        reader, deltas = AnswerReader([]), []
+        with capture_logs() as logged:
+            for fields, escaped in events:
+                text = json.dumps(fields, ensure_ascii=escaped)
+                reader.received.append(b"data: " + text.encode(errors="surrogatepass") + b"\n\n")
+                deltas += reader.read()
+            reader.received.append(end)
+            reader.eof = True
             deltas += reader.read()
-        reader.received.append(end)
-        reader.eof = True
-        deltas += reader.read()
-    assert logged == []
-    assert reader.complete != isinstance(reader.failure, ServiceError)
-    encode_everywhere(deltas, reader)
+        assert logged == []
+        assert reader.complete != isinstance(reader.failure, ServiceError)
+        encode_everywhere(deltas, reader)
+
+    check()

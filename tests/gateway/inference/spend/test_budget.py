@@ -13,6 +13,7 @@ from gateway.events.notices import NoticeChoices, Notices
 from gateway.inference.spend.budget import REPORT_SECONDS, BudgetWatch
 from gateway.keys import partition_tag, stream_key
 from tests.gateway.inference.admissions import CAP, AdmissionProcess
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 
 ACCOUNT, SHOP = "acc_one", "shop"
@@ -53,7 +54,7 @@ async def watching(process: AdmissionProcess, report_seconds: float) -> AsyncIte
     await watching.notices.choose(ACCOUNT, "ada@example.com", NoticeChoices(budget=True))
     reporting = asyncio.create_task(watching.watch.keep_reporting())
     yield watching
-    reporting.cancel()
+    await cancel(reporting)
 
 
 async def test_the_accounts_cap(watching: Watching) -> None:

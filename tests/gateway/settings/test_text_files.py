@@ -4,7 +4,7 @@ import codecs
 
 import pytest
 
-from gateway.text_files import decode_text, read_variables
+from gateway.settings.text_files import decode_text, read_variables
 
 TEXT = "flask==3.0\r\n# für Größe 😀\n"
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.times import ALWAYS, TimeSpan, read_time
+from gateway.ids import ALWAYS, TimeSpan, read_time
 
 
 @pytest.mark.parametrize(
