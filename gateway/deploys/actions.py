@@ -112,6 +112,8 @@ class DeployActions:
         With a repository, it builds the latest commit of the branch.
         """
         await self._deploys.require_active(app)
+        if app.repository is None and not deploy.source:
+            raise TarballGone("This deploy was built from a repository, and the app has none; publish its source.")
         if deploy.source and not await self._deploys.has_source(deploy):
             raise TarballGone
         if deploy.source:

@@ -96,7 +96,7 @@ class Transition(msgspec.Struct, frozen=True):
     event: QueuedEvent | None = None
     dequeue: bool = False  # remove the deploy from the stream of builds
     live: bool = False  # the app serves the deploy from now on
-    source: str = ""  # its stored source, which hooks build again
+    source: str = ""  # its stored source, which hooks build again; '' for none
 
 
 async def advance_deploy(store: Store, transition: Transition) -> bool:

@@ -157,3 +157,16 @@ async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway
             assert client.hget(key, "source").decode() == stored[source]
     await gw.platform("DELETE", f"apps/{app}/source")
     assert (await refused(account, f"/account/deploys/{first}/redeploy"))[:2] == (410, "TARBALL_GONE")
+
+
+async def test_nothing_builds_an_older_source_once_the_repository_is_gone(gw: Gateway, account: Account) -> None:
+    app = await an_app(account, repository={"url": "https://git.example/x.git"})
+    hook, uploaded = await a_hook(account, app), await live(gw, account, app)
+    cloned = await ended(gw, (await trigger(gw, hook)).json()["deployId"])
+    assert (await account.call("PATCH", f"/account/apps/{app}", {"repository": None})).is_success
+    answer = await trigger(gw, hook)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "TARBALL_GONE")
+    again = await account.call("POST", f"/account/deploys/{uploaded}/redeploy")
+    await ended(gw, again.json()["deployId"])
+    assert (await refused(account, f"/account/deploys/{cloned}/redeploy"))[:2] == (410, "TARBALL_GONE")
+    assert (await trigger(gw, hook)).status_code == 202, "it builds the upload, which is live again"
