@@ -138,7 +138,7 @@ class Deploys:
 
         `reuse` is the deploy whose release to serve again. `restores` is the storage's key of a snapshot to restore.
         """
-        account = await self.require_active(app)
+        account = await self._find_account(app)
         deploy_id, now = new_id("dep"), now_iso()
         record = {
             "id": deploy_id,
@@ -162,6 +162,7 @@ class Deploys:
             now=now,
             hook=hook.id if hook else "",
             hook_limit=TRIGGERS_PER_MINUTE,
+            suspended=find_suspension(app, account) is not None,
             quota=self._settings.deploy_quotas[account.plan],
             source=source if reuse is None else reuse.source,
             has_repository=app.repository is not None or reuse is not None,
@@ -173,11 +174,15 @@ class Deploys:
 
     async def require_active(self, app: App) -> Account:
         """Returns the app's account. Raises AppSuspended if the app or its account is suspended, and NotFound."""
+        account = await self._find_account(app)
+        if find_suspension(app, account) is not None:
+            raise AppSuspended
+        return account
+
+    async def _find_account(self, app: App) -> Account:
         account: Account | None = await self._registry.account(app.account)
         if account is None:
             raise NotFound
-        if find_suspension(app, account) is not None:
-            raise AppSuspended
         return account
 
     async def _cancel_if_suspended(self, app: App, deploy_id: str) -> None:
@@ -197,6 +202,8 @@ class Deploys:
         match verdict:
             case "rate":
                 return HookRateLimited(retry_after=wait / 1_000_000)
+            case "suspended":
+                return AppSuspended()
             case "never-live":
                 return NoDeployYet()
             case "source-gone":

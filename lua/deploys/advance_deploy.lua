@@ -11,7 +11,7 @@
 -- KEYS[7]  hash    the data of the account's events      KEYS[8]  zset  bytes that the accounts' data and logs take
 -- KEYS[9]  hash    number of the partition's deploys that ended in each final state
 -- KEYS[10] zset    the failed deploys of a day, for operators
--- ARGV     expected state, '1' to remove it from the stream, site's live or '', site's source or '',
+-- ARGV     expected state, '1' to remove it from the stream, site's live or '', its source or '' for none stored,
 --          event: id or '' for none, account, app, type, data; then names and values of the record
 --
 -- Returns  1 | 0 when the deploy is not in that state
@@ -32,7 +32,7 @@ if state == 'queued' then redis.call('HSETNX', site, queued, id) end
 if dequeue == '1' then redis.call('XDEL', builds, redis.call('HGET', deploy, 'entry')) end
 if live ~= '' then
   redis.call('HSET', site, 'live', live)
-  if source ~= '' then redis.call('HSET', site, 'source', source) end
+  if source ~= '' then redis.call('HSET', site, 'source', source) else redis.call('HDEL', site, 'source') end
 end
 if state == 'live' or state == 'failed' or state == 'canceled' then
   redis.call('HINCRBY', ended, state, 1)

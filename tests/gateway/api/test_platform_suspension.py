@@ -191,6 +191,17 @@ async def test_a_suspended_app_deploys_nothing(gw: Gateway, backend: FakeAppBack
     assert (await trigger(gw, hook)).status_code == 202
 
 
+async def test_calls_of_a_suspended_apps_hook_count(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, repository=REPOSITORY)
+    hook = await a_hook(app.account, app.name)
+    await suspend(gw, f"apps/{app.name}")
+    for _ in range(6):
+        refused(await trigger(gw, hook), *SUSPENDED)
+    refused(await trigger(gw, hook), 429, "HOOK_RATE_LIMITED")
+    [listed_hook] = (await app.account.get("/account/hooks")).json()
+    assert listed_hook["lastUsedAt"]
+
+
 async def test_a_suspended_account_and_its_new_apps(gw: Gateway, backend: FakeAppBackend) -> None:
     app, other = await gw.app(backend), await gw.app(backend)
     account = app.account

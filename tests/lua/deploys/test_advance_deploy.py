@@ -86,10 +86,10 @@ def test_what_is_live(deploy: Deploy) -> None:
     assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
 
 
-def test_a_source_that_was_cleaned_up_leaves_the_one_before(deploy: Deploy) -> None:
+def test_a_live_deploy_without_a_stored_source_leaves_none(deploy: Deploy) -> None:
     deploy.client.hset(SITE, mapping={"live": "dep_0", "source": "src_0"})
     assert deploy.advance("building", "state", "live", live="dep_1") == 1
-    assert deploy.site() == {"live": "dep_1", "source": "src_0"}
+    assert deploy.site() == {"live": "dep_1"}, "hooks must not build the source of the deploy before"
 
 
 def test_it_moves_even_if_its_event_is_dropped(deploy: Deploy) -> None:
