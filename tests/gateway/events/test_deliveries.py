@@ -217,7 +217,7 @@ SECRET = "whsec_ab/cd+ef/0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcde="
         {"+": "&amp;#43;"},
     ],
 )
-async def test_an_escaped_secret_is_left_out(escapes: dict[str, str]) -> None:
+async def test_an_escaped_secret_is_left_out(escapes: dict[str, str | int | None]) -> None:
     """A receiver may print its environment as JSON, in a URL or as HTML."""
     printed = SECRET.translate(str.maketrans(escapes))
     headers, body = summarize_answer([("X-Env", printed)], f"key={printed}; {printed[:-9]}".encode(), [SECRET])
