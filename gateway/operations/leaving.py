@@ -256,7 +256,7 @@ class Leaving:
 
     async def _remove_deploys(self, account_id: str) -> None:
         tag = partition_tag(account_id)
-        for deploy in await self._deploy_records.list(account_id, None, MAX_LISTED):
+        for deploy in await self._deploy_records.list_all(account_id):
             await self._storage.delete([f"logs/{deploy.createdAt[:10]}/{deploy.id}.gz"])
             keys = [make(account_id, deploy.id) for make in (deploy_key, deploy_log_key, answer_key)]
             await self._store.client.delete(*keys)
