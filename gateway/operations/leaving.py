@@ -169,7 +169,7 @@ class Leaving:
             return False
         words = await self._remove_apps(account_id)
         await self._remove_deleted_data(account_id)
-        if any(command.account == account_id for command in await self._data_commands.list_commands()):
+        if await self._data_commands.has_unfinished(account_id):
             await self._postpone(account_id, WAIT_MS)  # a host still has files, and makes a last snapshot
             return False
         await self._remove_deploys(account_id)

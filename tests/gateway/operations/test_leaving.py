@@ -14,6 +14,7 @@ from gateway.accounts.records import App as AppRecord
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
+from gateway.data.commands import DataCommand, DataCommands
 from gateway.deploys.hooks import Hooks
 from gateway.deploys.logs import StoredLogs
 from gateway.errors import NotFound
@@ -283,6 +284,19 @@ async def test_deploys_that_are_not_listed_any_more_are_removed(store: Any, tmp_
     await finish(leaving, store, account_id)
     assert [await store.client.exists(deploy_key(account_id, deploy_id)) for deploy_id in ids] == [0, 1]
     assert [file.name for file in (tmp_path / "logs").rglob("*.gz")] == ["dep_other.gz"]
+
+
+async def test_a_command_that_no_host_takes_does_not_stay_in_the_way(
+    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, account_id = await begin(Registry(store, Vault("")), tmp_path)
+    ended = time.time() - 1
+    await DataCommands(store).send(DataCommand("dat_1", account_id, "app-1", "clear", ended))
+    for _ in range(3):
+        assert await delete_now(leaving, store, account_id) == 0, "a host may have begun it"
+    monkeypatch.setattr("gateway.data.commands.COMMAND_SECONDS", 0.5)
+    await finish(leaving, store, account_id)
+    assert find_rest(redis_url, account_id, "app-1") == []
 
 
 # -- writes while it ends ------------------------------------------------------------------------------------
