@@ -5,7 +5,8 @@
 3. Caddy's certificates are copied, and last the backup's own file is written.
 
 A restore verifies the whole backup before it writes anything. While it writes, the key `layout` has no number, so that
-no process starts. A restore that was interrupted continues with the same command.
+no process starts. Once the number is gone, it looks for processes again: one may have started during the verification.
+A restore that was interrupted continues with the same command.
 
 The encryption key is in no backup. A backup has its fingerprint and an authenticator made with it (`target.py`), and a
 restore with another key is refused.
@@ -214,8 +215,16 @@ class Backup:
             if running := await asyncio.to_thread(self._list_running):
                 self._notes.append(f"a restore would end the {len(running)} apps that run here")
             return Report(manifest, 0, self._notes)
-        await self._end_apps()
-        await self._store.client.set(LAYOUT_KEY, marker)
+        former = await self._store.client.set(LAYOUT_KEY, marker, get=True)
+        try:
+            keys = await self._check(manifest, force=force or resumes)  # a process may have started since the first one
+            await self._end_apps()
+        except (BackupRefused, StorageUnavailable):  # nothing was written
+            if former is None:
+                await self._store.client.delete(LAYOUT_KEY)
+            else:
+                await self._store.client.set(LAYOUT_KEY, former)
+            raise
         present = await list_objects(self._storage) if resumes else {}
         with open_spool(self._folder.folder) as spool:
             await restore_files(entries, self._target, spool, self._storage, self._folder, present)

@@ -41,7 +41,7 @@ from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import KEY, Service, files_of, objects_of
 from workers.backup import files, run, spool
 from workers.backup.run import BackupRefused
-from workers.backup.target import BackupTarget, BadBackup, Part, open_target
+from workers.backup.target import BackupManifest, BackupTarget, BadBackup, Part, open_target
 from workers.engine.app_data import AppData
 
 
@@ -274,6 +274,26 @@ async def test_a_service_that_runs(key: str, service: Service, empty: Service, t
     with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
         await empty.restore(tmp_path / "target", force=True)
     assert await empty.store.get(LAYOUT_KEY) is None
+
+
+@pytest.mark.parametrize("key", ["worker:sites:host-1", "{ops}:processes"])
+async def test_a_service_that_starts_during_the_verification(
+    key: str, service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the layout by then, and would not look at it again."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    verify = BackupTarget.verify
+
+    async def start_and_verify(target: BackupTarget, manifest: BackupManifest) -> int:
+        await empty.store.client.mset({LAYOUT_KEY: LAYOUT, key: "1"})
+        return await verify(target, manifest)
+
+    monkeypatch.setattr(BackupTarget, "verify", start_and_verify)
+    with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
+        await empty.restore(tmp_path / "target", force=True)
+    assert await empty.store.get(LAYOUT_KEY) == str(LAYOUT)
+    assert (await empty.store.list_keys(), files_of(empty.storage)) == ({LAYOUT_KEY, key}, {})
 
 
 async def test_apps_that_outlive_their_worker(
