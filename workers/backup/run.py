@@ -169,20 +169,25 @@ class Backup:
         if not any(key.startswith(worker_key("sites", "")) for key in keys):
             self._notes.append("no `sites` worker runs, so the data of apps are as of their last snapshots")
             return
-        commands, slots = DataCommands(self._store), asyncio.Semaphore(SNAPSHOTS)
+        commands, slots, gone = DataCommands(self._store), asyncio.Semaphore(SNAPSHOTS), asyncio.Event()
 
-        async def snapshot(account: str, app_id: str) -> None:
+        async def snapshot(account: str, app_id: str) -> str:
+            """Returns what went wrong, or ''. Once the worker is gone, no other app waits for it in vain."""
             async with slots:
+                if gone.is_set():
+                    return "no `sites` worker runs any longer"
                 try:
-                    answer = await commands.run(account, app_id, "snapshot", SNAPSHOT_SECONDS, reason="backup")
+                    return (await commands.run(account, app_id, "snapshot", SNAPSHOT_SECONDS, reason="backup")).error
                 except DataUnavailable:
-                    error = "its host did not answer"
-                else:
-                    error = answer.error
-            if error:
+                    if not await self._store.list_keys(worker_key("sites", "*")):
+                        gone.set()
+                    return "its host did not answer"
+
+        async def snapshot_and_note(account: str, app_id: str) -> None:
+            if error := await snapshot(account, app_id):
                 self._notes.append(f"the data of {app_id} are as of its last snapshot: {error}")
 
-        await asyncio.gather(*(snapshot(account, app_id) for account, app_id in apps))
+        await asyncio.gather(*(snapshot_and_note(account, app_id) for account, app_id in apps))
 
     # -- restore ---------------------------------------------------------------------------------------------
 

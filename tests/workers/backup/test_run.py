@@ -14,6 +14,7 @@ import redis
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
+from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.deploys.environment import Environments
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.events.webhooks import Webhooks
@@ -22,6 +23,7 @@ from gateway.keys import (
     LAYOUT_KEY,
     LAYOUT_MINOR_KEY,
     api_keys_key,
+    data_status_key,
     deploy_key,
     invitations_key,
     invited_by_key,
@@ -31,6 +33,7 @@ from gateway.keys import (
     serving_key,
     site_key,
     spend_key,
+    worker_key,
 )
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
 from gateway.operations.sealed import count_sealed, reseal_all
@@ -189,6 +192,30 @@ async def test_a_backup_from_before_keys_with_a_scope_moved(service: Service, em
             assert (await empty.registry.api_keys.find(reference)).scope == scope
         await empty.back_up(tmp_path / "after")
         await empty.restore(tmp_path / "after", force=True)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_worker_that_goes_away_before_the_snapshots(
+    gone: bool, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No app waits for it that did not wait already. While a worker runs, another host may have the next app."""
+    apps = [f"app-{number}" for number in range(run.SNAPSHOTS + 2)]
+    await service.store.client.mset({data_status_key("acc_1", app): "{}" for app in apps})
+    await service.store.client.set(worker_key("sites", "host-1"), "1")
+    asked = []
+
+    async def fail(commands: DataCommands, account: str, app: str, *_: Any, **__: Any) -> None:
+        asked.append(app)
+        if gone:
+            await service.store.client.delete(worker_key("sites", "host-1"))
+        raise DataUnavailable
+
+    monkeypatch.setattr(DataCommands, "run", fail)
+    report = await service.back_up(tmp_path / "target")
+    assert asked == (apps[: run.SNAPSHOTS] if gone else apps)
+    errors = {app: "its host did not answer" if app in asked else "no `sites` worker runs any longer" for app in apps}
+    notes = [f"the data of {app} are as of its last snapshot: {error}" for app, error in errors.items()]
+    assert sorted(report.notes) == notes
 
 
 async def test_a_broken_record(service: Service, empty: Service, tmp_path: Path) -> None:
