@@ -3,7 +3,8 @@
 -- uses rate_window
 --
 -- Checks in this order: the hook's rate, suspended, never live, source gone, the day's quota. A call that passes the
--- rate counts as a trigger of its hook, even if a later check fails. Nothing else is written unless the deploy is queued.
+-- rate counts as a trigger of its hook, even if a later check fails. Nothing else is written unless the deploy is
+-- queued.
 --
 -- At most one deploy of an address is queued. A newer one replaces it in the same step, so that no worker can start it
 -- in between. A deploy that has started continues.
