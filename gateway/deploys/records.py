@@ -10,16 +10,7 @@ from gateway.accounts.registry import Registry
 from gateway.deploys import positions
 from gateway.errors import RequestMalformed
 from gateway.events.catalog import Kind
-from gateway.keys import (
-    PARTITION_TAGS,
-    deploy_key,
-    deploy_prefix,
-    deploys_key,
-    partition_tag,
-    site_key,
-    stream_key,
-    tagged_deploy_key,
-)
+from gateway.keys import PARTITION_TAGS, deploy_key, deploys_key, partition_tag, site_key, stream_key, tagged_deploy_key
 from gateway.loops import batched
 from gateway.settings import Settings
 
@@ -134,7 +125,7 @@ class DeployRecords:
         Reads the accounts of all deploys of the partition: only for what is rare.
         """
         tag = partition_tag(account_id)
-        keys, own = [*await self._store.list_keys(f"{deploy_prefix(tag)}:*", tag)], list[str]()
+        keys, own = [*await self._store.list_keys(tagged_deploy_key(tag, "*"), tag)], list[str]()
         for batch in batched(keys, RECORDS_PER_READ):
             accounts = await self._store.read_each(batch, lambda pipe, key: pipe.hget(key, "account"))
             own += [key for key, account in zip(batch, accounts, strict=True) if account == account_id]
