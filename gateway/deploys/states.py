@@ -8,8 +8,9 @@
 A deploy that reuses the release of an earlier one (a rollback, a promotion) goes the same way without a build. At most
 one deploy of an address is queued; a newer one replaces it.
 
-One script changes the state with a compare-and-set, queues the event that follows from it, and sets the deploy that the
-address serves. So every deploy ends once and sends one event, whether the built-in worker or an external engine runs it.
+One script changes the state with a compare-and-set, queues the event that follows from it, and sets which deploy the
+address serves. So every deploy ends once and sends one event, whether the built-in worker or an external engine
+runs it.
 """
 
 import contextlib
