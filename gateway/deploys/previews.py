@@ -41,7 +41,7 @@ class Previews:
         if known is None:
             return False
         if known.step == "live":
-            current = await self._store.client.hget(site_key(account, app_id), PREVIEW_FIELD + name)
+            current: str | None = await self._store.client.hget(site_key(account, app_id), PREVIEW_FIELD + name)
             return known.deploy != current
         return known.step == "check"
 

@@ -8,8 +8,9 @@
 A deploy that reuses the release of an earlier one (a rollback, a promotion) goes the same way without a build. At most
 one deploy of an address is queued; a newer one replaces it.
 
-One script changes the state with a compare-and-set, queues the event that follows from it, and sets the app's live
-deploy. So every deploy ends once and sends one event, whether the built-in worker or an external engine runs it.
+One script changes the state with a compare-and-set, queues the event that follows from it, and sets which deploy the
+address serves. So every deploy ends once and sends one event, whether the built-in worker or an external engine
+runs it.
 """
 
 import contextlib
@@ -33,7 +34,6 @@ from gateway.deploys.phases import PHASES
 from gateway.deploys.records import (
     FINAL,
     MAX_LISTED,
-    PREVIEW_FIELD,
     SCAN_LIMIT,
     STREAM,
     Deploy,
@@ -390,10 +390,6 @@ class Deploys:
         )
         url = url_of(name, self._settings)
         live = await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
-        if deploy.kind == "preview":
-            name = address(deploy.kind, deploy.branch)
-            await self._store.client.hset(site_key(deploy.account, deploy.appId), PREVIEW_FIELD + name, deploy.id)
-            await self._store.client.zadd(previews_key(deploy.account), {f"{deploy.appId} {name}": time.time()})
         if await self._registry.find_app(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
             await self._forget_site(deploy.account, deploy.appId)
         return live
