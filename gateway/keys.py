@@ -146,7 +146,9 @@ app_key = of_all(
 alias_key = of_all("alias:<id>", "string: name of the app with this id, if the two differ", "with the app", SAVED)
 domain_key = of_all("domain:<name>", "string: id of the app that claims it, and since when, s", "with the app", SAVED)
 former_name_key = of_all("former-name:<name>", "string: account whose deleted live app had this name", "30 days", SAVED)
-api_key_key = of_all("key:<sha256>", "string: `<account> <key id>` of this API key", "when it is revoked", SAVED)
+api_key_key = of_all(
+    "key:<sha256>", "string: `<account> <key id>` of this API key", "when it is revoked; 1 h until it is listed", SAVED
+)
 account_key = of_account("account", "string: an account's record, JSON", "with the account", SAVED)
 
 

@@ -183,6 +183,7 @@ class Access(msgspec.Struct, frozen=True):
     role: Role = "owner"
     email: str = ""  # of the member who signed in; empty for an API key, and for the session that it opened
     only: App | None = None  # the app to which the key is limited
+    key_id: str = ""  # of the API key, also of the one that opened the session; empty for a member
 
     @property
     def name(self) -> str:

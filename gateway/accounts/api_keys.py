@@ -4,7 +4,8 @@
   the key's record. A key whose scope is not full is in the second one, because versions that know no scopes would take
   it for a full key. They find it nowhere, and refuse it. A later limit on keys needs another list for the same reason
 - `key:<sha256>` holds the account and the id of a presented key. It is written before the key is listed, and removed
-  after the key has left its list. So each key that works can be found and revoked, whatever is interrupted
+  after the key has left its list. So each key that works can be found and revoked, whatever is interrupted. Until the
+  key is listed, it expires, because nothing else removes it after a creation that is interrupted
 - `{pNN}:keys-used:<account>` has the time of each key's last use
 
 Each request with a key or a session reads the key's record from its list. So the request knows the key's scope without
@@ -51,6 +52,7 @@ MAX_KEYS = 20  # of one account
 MAX_KEYS_BY_OPERATORS = 25
 NAME_LENGTH = 100  # characters
 FIRST_NAME = "first"  # of the key that is created with an account
+UNLISTED_SECONDS = 3_600  # for which `key:<sha256>` is kept while the key is in no list
 WRITE_SECONDS = 2.0  # between two writes of uses
 NOTE_SECONDS = 60.0  # in which a process notes a key's use once
 MAX_NOTED = 20_000  # keys, in one process
@@ -126,7 +128,7 @@ class ApiKeys:
     ) -> CreatedKey:
         """Creates a key, which cannot be read again later. With `app`, it is for this app only. `by` is who makes it.
 
-        Raises RequestMalformed if the account has `limit` keys.
+        Raises RequestMalformed if the account has `limit` keys, and BackboneUnavailable.
         """
         if not 0 < len(name := name.strip()) <= NAME_LENGTH:
             raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
@@ -136,12 +138,15 @@ class ApiKeys:
         key = ApiKey(new_id("key"), name, digest(secret), now_iso(), scope, by=by)
         if app is not None:
             key = msgspec.structs.replace(key, app=app.name, appId=app.id)
-        finder = api_key_key(key.digest)
-        await compare_and_set(self._store, finder, str(KeyReference(account_id, key.id)))
+        finder, reference = api_key_key(key.digest), str(KeyReference(account_id, key.id))
+        await self._store.client.set(finder, reference, ex=UNLISTED_SECONDS)
         record, full = msgspec.json.encode(key).decode(), scope == "full"
         if not await scripts.add_key(self._store, account_id, key.id, record, limit, full=full):
             await compare_and_set(self._store, finder, "")
             raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
+        # Without expiry from now on. If it is gone, the key was revoked meanwhile, or a failover has lost it.
+        if not await compare_and_set(self._store, finder, reference, expected=reference):
+            raise BackboneUnavailable
         return CreatedKey(key.id, key.name, key.scope, key.app, key.createdAt, key.by, secret)
 
     async def list(self, account_id: str, find_name: Callable[[str], Awaitable[str | None]]) -> list[ListedKey]:

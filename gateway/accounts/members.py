@@ -54,12 +54,13 @@ class Member(msgspec.Struct, frozen=True):
     since: Time
 
 
-class Invitation(msgspec.Struct, frozen=True):
+class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
     email: str
     role: Role
     by: str  # the e-mail address of the member who invited, or "API key"
     at: Time
     endsAt: Time
+    keyId: str | None = None  # of the API key; records from before have none
 
     @property
     def ends(self) -> float:
@@ -115,6 +116,11 @@ class _Members(msgspec.Struct, frozen=True, omit_defaults=True):
     def withdraw_from(self, owner: str) -> _Members:
         """Returns the record without the invitations that somebody has made who is no owner any more."""
         return _Members(self.members, {hashed: each for hashed, each in self.invitations.items() if each.by != owner})
+
+    def withdraw_from_key(self, key_id: str) -> _Members:
+        """Returns the record without the invitations that an API key has made which is revoked."""
+        kept = {hashed: each for hashed, each in self.invitations.items() if each.keyId != key_id}
+        return _Members(self.members, kept)
 
 
 class MemberView(msgspec.Struct):
@@ -208,8 +214,12 @@ class Members:
                 found.append(Membership(account, members[email].role, _find_first_owner(members)))
         return sorted(found, key=lambda each: (each.account.name, each.account.id))
 
-    async def set_role(self, account_id: str, email: str, role: Role, by: str, *, may_invite: bool = True) -> Placement:
+    async def set_role(
+        self, account_id: str, email: str, role: Role, by: str, *, key_id: str | None = None, may_invite: bool = True
+    ) -> Placement:
         """Changes the role of a member or of an invitation, or else invites the address.
+
+        `key_id` is that of the API key that invites.
 
         Raises LastOwner and InvitationLimitReached, RequestMalformed if the account cannot have another member,
         AppSuspended if it may not invite, and NotFound if it is gone.
@@ -227,7 +237,7 @@ class Members:
             if not may_invite:
                 raise AppSuspended("The account is suspended, and invites nobody until an operator ends that.")
             now = time.time()
-            new = Invitation(email, role, by, now_iso(now), now_iso(now + self._invitation_seconds))
+            new = Invitation(email, role, by, now_iso(now), now_iso(now + self._invitation_seconds), key_id)
             return record.put_invitation(new)
 
         record = await self._change(account_id, change)
@@ -265,6 +275,10 @@ class Members:
         await self._unlist_account(email, account_id)
         await self._unlist_invitation(email, account_id)
         return found
+
+    async def withdraw_from_key(self, account_id: str, key_id: str) -> None:
+        """Cancels the invitations that a key has made which is revoked. Can be repeated."""
+        await self._change(account_id, lambda record: record.withdraw_from_key(key_id))
 
     async def remove_all(self, account_id: str) -> None:
         """Removes all members and invitations of an account that is being deleted."""

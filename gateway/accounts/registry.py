@@ -160,6 +160,18 @@ class Registry:
 
         return await self.api_keys.list(account_id, find_name)
 
+    async def revoke_key(self, account_id: str, key_id: str, *, even_last: bool = False) -> None:
+        """Revokes the key with its sessions, and cancels the invitations that it has made.
+
+        Raises NotFound, and without `even_last` LastKey for the account's only key with full access.
+        """
+        try:
+            await self.api_keys.revoke(account_id, key_id, even_last=even_last)
+        except NotFound:  # perhaps an earlier call was interrupted after the key was revoked
+            await self.members.withdraw_from_key(account_id, key_id)
+            raise
+        await self.members.withdraw_from_key(account_id, key_id)
+
     async def list_apps(self, account_id: str) -> list[App]:
         """Returns the account's apps, by name."""
         names = await self.store.client.smembers(account_apps_key(account_id))

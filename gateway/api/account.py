@@ -269,10 +269,10 @@ async def list_keys(account: Caller, registry: Injected[Registry]) -> list[Liste
 async def revoke_key(account: Caller, key_id: FromPath[str], registry: Injected[Registry]) -> None:
     """Revoke an API key.
 
-    The key and its sessions are refused from the next request on. The account's only key with full access cannot be
-    revoked.
+    The key and its sessions are refused from the next request on, and its open invitations end. The account's only key
+    with full access cannot be revoked.
     """
-    await registry.api_keys.revoke(account.id, key_id)
+    await registry.revoke_key(account.id, key_id)
 
 
 @post("/accounts/{account_id:str}/keys", errors=[RequestMalformed, NotFound])
@@ -302,10 +302,10 @@ async def revoke_key_of(
 ) -> None:
     """Revoke an API key of an account, even its only one.
 
-    The key and its sessions are refused from the next request on.
+    The key and its sessions are refused from the next request on, and its open invitations end.
     """
     note(request, key=key)
-    await registry.api_keys.revoke(account_id, key, even_last=True)
+    await registry.revoke_key(account_id, key, even_last=True)
 
 
 @get("/audit", errors=[RequestMalformed])

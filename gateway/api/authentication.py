@@ -102,7 +102,7 @@ async def find_access(reference: KeyReference, registry: Registry, by: By = "key
             only = await registry.find_app(key.appId)
         if only is None or (only.id, only.account) != (key.appId, account.id):
             raise NotPermitted(f"This API key is for the app {key.app} only, which is not in this account any more.")
-    return Access(account, f"{key.name} ({key.id})", by, key.scope, only=only)
+    return Access(account, f"{key.name} ({key.id})", by, key.scope, only=only, key_id=key.id)
 
 
 T = TypeVar("T")

@@ -2,7 +2,9 @@
 
 A command is a record that its host finds within a second (`workers/engine/data.py`). The host removes the
 command together with writing its answer, so a host that is restarted carries it out again: every action can be
-repeated. A host ignores and removes a command after its end, when nobody waits for the answer any longer.
+repeated. A host ignores and removes a command after its end, when nobody waits for the answer any longer. It may have
+begun one before, and goes on for `COMMAND_SECONDS` at most. Where no host runs, commands that are over are removed by
+whoever sends the next one.
 
 Failure policy: a command without an answer fails with DataUnavailable. Then the host may still carry it out.
 """
@@ -24,6 +26,7 @@ from gateway.redis.client import Store, patient
 
 MAX_COMMANDS, MAX_COMMANDS_OF_ACCOUNT = 1_000, 100  # that wait: of a partition, and of an account in it
 KEPT_SECONDS = 7 * 86_400
+COMMAND_SECONDS = 3_600.0  # for which a host carries out one command, with outages of the storage
 ANSWER_SECONDS = 3_600
 POLL_SECONDS = 0.2  # between looks for the answer
 
@@ -45,6 +48,11 @@ class DataCommand(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: Reason = "manual"  # of the snapshot that the action makes
     deploy: str = ""  # the deploy that the action belongs to
     source: str = ""  # for `restore`: the key of the snapshot; for `forget`: the record of the deletion
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether no host carries it out any more."""
+        return time.time() > self.ends + COMMAND_SECONDS
 
 
 class DataAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,15 +106,27 @@ class DataCommands:
 
     async def send(self, command: DataCommand) -> None:
         """Raises DataUnavailable while too many commands wait."""
-        key = data_commands_key(partition_tag(command.account))
-        waiting = await self._store.client.hkeys(key)
-        own = sum(field.startswith(f"{command.account} ") for field in waiting)
+        waiting = await self._list_unfinished(command.account)
+        own = sum(each.account == command.account for each in waiting)
         if len(waiting) >= MAX_COMMANDS or own >= MAX_COMMANDS_OF_ACCOUNT:
             raise DataUnavailable
+        key = data_commands_key(partition_tag(command.account))
         async with self._store.client.pipeline(transaction=True) as pipe:
             pipe.hset(key, _field(command), msgspec.json.encode(command).decode())
             pipe.expire(key, KEPT_SECONDS)
             await pipe.execute()
+
+    async def has_unfinished(self, account_id: str) -> bool:
+        """Returns whether a host may still carry out a command of the account."""
+        return any(command.account == account_id for command in await self._list_unfinished(account_id))
+
+    async def _list_unfinished(self, account_id: str) -> list[DataCommand]:
+        """Returns the commands of the account's partition, and removes those that are over."""
+        key = data_commands_key(partition_tag(account_id))
+        commands = [msgspec.json.decode(record, type=DataCommand) for record in await self._store.client.hvals(key)]
+        if over := [_field(command) for command in commands if command.is_over]:
+            await self._store.client.hdel(key, *over)
+        return [command for command in commands if not command.is_over]
 
     async def forget_app(self, app: App, records: DataRecords) -> None:
         """Keeps the data of an app that is being deleted. Its host removes them later, even if it is away now."""

@@ -18,7 +18,8 @@ from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMa
 
 MAX_SEARCHED = 1_000  # deploys of an account
 ATTEMPTS = 5  # to cancel a deploy that changes its state
-IN_PROGRESS = ("building", "checking", "canary")
+BUILT = ("checking", "canary")
+IN_PROGRESS = ("building", *BUILT)
 
 
 class DeployActions:
@@ -96,7 +97,8 @@ class DeployActions:
     async def restore(self, app: App, snapshot: str, by: str) -> str:
         """Queues a deploy of the live release on restored data, and returns its id. Raises a ServiceError.
 
-        `snapshot` is the storage's key of the snapshot.
+        `snapshot` is the storage's key of the snapshot. A newer release that is about to be live would be replaced by
+        the present one, so the restore is refused until that deploy has ended.
         """
         await self._deploys.require_active(app)
         live = await self._records.find_live_id(app)
@@ -104,6 +106,9 @@ class DeployActions:
         if deploy is None:
             raise NoDeployYet("This app is not live yet; publish it first, then restore its data.")
         await self._require_release(deploy)
+        for coming in await self._records.list(app.account, app.id, MAX_SEARCHED):
+            if coming.kind == "live" and coming.state in BUILT:
+                raise RequestMalformed(f"app: its deploy {coming.id} is about to be live; restore once it has ended.")
         return await self._serve_again(app, "restore", deploy, by, restores=snapshot)
 
     async def redeploy(self, deploy: Deploy, app: App, by: str) -> str:
@@ -112,6 +117,8 @@ class DeployActions:
         With a repository, it builds the latest commit of the branch.
         """
         await self._deploys.require_active(app)
+        if app.repository is None and not deploy.source:
+            raise TarballGone("This deploy was built from a repository, and the app has none; publish its source.")
         if deploy.source and not await self._deploys.has_source(deploy):
             raise TarballGone
         if deploy.source:

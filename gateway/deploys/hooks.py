@@ -62,6 +62,9 @@ class Hooks:
         # Listed first and enabled second, so that every hook that works can be found and revoked.
         await self._store.client.hset(key, hook.id, msgspec.json.encode([digest(token), hook]).decode())
         await self._store.client.set(hook_key(digest(token)), record)
+        if not await self._store.client.hexists(key, hook.id):
+            await self._store.client.delete(hook_key(digest(token)))
+            raise NotFound("The hook was revoked while it was created.")
         url = f"{self._settings.api_url}/hooks/deploy/{token}"
         return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
@@ -94,6 +97,7 @@ class Hooks:
         hashed, _ = msgspec.json.decode(record, type=tuple[str, Hook])
         await self._store.client.delete(hook_key(hashed))
         await self._store.client.hdel(hooks_key(account_id), hook_id)
+        await self._store.client.delete(hook_key(hashed))  # again: its creation may have enabled it in between
         await self._store.client.hdel(hooks_used_key(account_id), hook_id)
 
     async def forget_app(self, app: App) -> None:

@@ -27,9 +27,23 @@ class Previews:
                 await pipe.execute()
 
     async def make_room(self, account: str, limit: int) -> None:
-        """Ends the previews beyond the limit that were not visited for longest."""
+        """Ends the previews beyond the limit that were not visited for longest.
+
+        One that is being deployed stays: it is about to count as visited, and its builder waits for an answer.
+        """
         for member in await self._store.client.zrange(previews_key(account), 0, -limit - 1):
-            await self.end(account, *member.split(" "))
+            app_id, name = member.split(" ")
+            if not await self._is_being_deployed(account, app_id, name):
+                await self.end(account, app_id, name)
+
+    async def _is_being_deployed(self, account: str, app_id: str, name: str) -> bool:
+        _, known = (await self._serving.read(account, app_id)).get(name, ("", None))
+        if known is None:
+            return False
+        if known.step == "live":
+            current: str | None = await self._store.client.hget(site_key(account, app_id), PREVIEW_FIELD + name)
+            return known.deploy != current
+        return known.step == "check"
 
     async def end(self, account: str, app_id: str, name: str) -> bool:
         """Ends the preview at an address. Returns False if there is none."""

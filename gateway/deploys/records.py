@@ -10,14 +10,14 @@ from gateway.accounts.registry import Registry
 from gateway.deploys import positions
 from gateway.errors import RequestMalformed
 from gateway.events.catalog import Kind
-from gateway.keys import PARTITION_TAGS, deploy_key, deploys_key, site_key, stream_key, tagged_deploy_key
+from gateway.keys import PARTITION_TAGS, deploy_key, deploys_key, partition_tag, site_key, stream_key, tagged_deploy_key
 from gateway.loops import batched
 from gateway.settings import Settings
 
 STREAM, GROUP = "builds", "deploys"
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
 RECORDS_PER_READ = 100  # in one round trip
-MAX_LISTED = 1_000  # deploys kept per account
+MAX_LISTED = 1_000  # deploys in an account's list; their records and logs are kept longer
 
 Trigger = Literal["hook", "upload", "branch", "operator", "rollback", "promote", "redeploy", "restore"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
@@ -118,6 +118,18 @@ class DeployRecords:
             if len(found) >= limit:
                 break
         return found[:limit]
+
+    async def list_all(self, account_id: str) -> Sequence[Deploy]:
+        """Returns all deploys of the account, those that its list does not have any more, too. In no order.
+
+        Reads the accounts of all deploys of the partition: only for what is rare.
+        """
+        tag = partition_tag(account_id)
+        keys, own = [*await self._store.list_keys(tagged_deploy_key(tag, "*"), tag)], list[str]()
+        for batch in batched(keys, RECORDS_PER_READ):
+            accounts = await self._store.read_each(batch, lambda pipe, key: pipe.hget(key, "account"))
+            own += [key for key, account in zip(batch, accounts, strict=True) if account == account_id]
+        return await self._get_all(own)
 
     async def find_positions(self, deploys: Sequence[Deploy]) -> dict[str, dict[str, int | str]]:
         """Returns the position and reason of each queued deploy, by id."""

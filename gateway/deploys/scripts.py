@@ -18,6 +18,7 @@ from gateway.keys import (
     hook_window_key,
     hooks_used_key,
     partition_tag,
+    previews_key,
     served_apps_key,
     serving_key,
     site_key,
@@ -33,7 +34,7 @@ _SCHEDULE_BUILDS = Script("deploys/schedule_builds")
 
 
 class QueueReply(msgspec.Struct, frozen=True):
-    verdict: Literal["queued", "rate", "never-live", "source-gone", "quota", "full"]
+    verdict: Literal["queued", "rate", "suspended", "never-live", "source-gone", "quota", "full"]
     retry_in: int  # microseconds until the hook's next trigger can pass
 
 
@@ -48,11 +49,14 @@ async def queue_deploy(
     now: str,
     hook: str,
     hook_limit: int,
+    suspended: bool,
     quota: int,
     source: str,
     has_repository: bool,
 ) -> QueueReply:
     """Queues a deploy of an app, if the hook's rate (triggers in 60 seconds) and the day's quota allow it.
+
+    Nothing is queued while the app is suspended, but the hook's call counts.
 
     `hook` is '' for other triggers. `source` is the id of a stored source, or '' for the repository or the live source.
     The deploy replaces a queued one of the same `address`, which is canceled at the time `now`.
@@ -72,6 +76,7 @@ async def queue_deploy(
         ],
         hook,
         hook_limit,
+        "1" if suspended else "",
         quota,
         source,
         "1" if has_repository else "",
@@ -96,7 +101,7 @@ class Transition(msgspec.Struct, frozen=True):
     event: QueuedEvent | None = None
     dequeue: bool = False  # remove the deploy from the stream of builds
     live: bool = False  # the app serves the deploy from now on
-    source: str = ""  # its stored source, which hooks build again
+    source: str = ""  # its stored source, which hooks build again; '' for none
 
 
 async def advance_deploy(store: Store, transition: Transition) -> bool:
@@ -111,6 +116,7 @@ async def advance_deploy(store: Store, transition: Transition) -> bool:
             *event_keys(tag, transition.account),
             ended_deploys_key(tag),
             failed_deploys_key(tag),
+            previews_key(transition.account),
         ],
         transition.expected,
         "1" if transition.dequeue else "",

@@ -8,8 +8,9 @@
 A deploy that reuses the release of an earlier one (a rollback, a promotion) goes the same way without a build. At most
 one deploy of an address is queued; a newer one replaces it.
 
-One script changes the state with a compare-and-set, queues the event that follows from it, and sets the app's live
-deploy. So every deploy ends once and sends one event, whether the built-in worker or an external engine runs it.
+One script changes the state with a compare-and-set, queues the event that follows from it, and sets which deploy the
+address serves. So every deploy ends once and sends one event, whether the built-in worker or an external engine
+runs it.
 """
 
 import contextlib
@@ -33,7 +34,6 @@ from gateway.deploys.phases import PHASES
 from gateway.deploys.records import (
     FINAL,
     MAX_LISTED,
-    PREVIEW_FIELD,
     SCAN_LIMIT,
     STREAM,
     Deploy,
@@ -138,7 +138,7 @@ class Deploys:
 
         `reuse` is the deploy whose release to serve again. `restores` is the storage's key of a snapshot to restore.
         """
-        account = await self.require_active(app)
+        account = await self._find_account(app)
         deploy_id, now = new_id("dep"), now_iso()
         record = {
             "id": deploy_id,
@@ -162,6 +162,7 @@ class Deploys:
             now=now,
             hook=hook.id if hook else "",
             hook_limit=TRIGGERS_PER_MINUTE,
+            suspended=find_suspension(app, account) is not None,
             quota=self._settings.deploy_quotas[account.plan],
             source=source if reuse is None else reuse.source,
             has_repository=app.repository is not None or reuse is not None,
@@ -173,11 +174,15 @@ class Deploys:
 
     async def require_active(self, app: App) -> Account:
         """Returns the app's account. Raises AppSuspended if the app or its account is suspended, and NotFound."""
+        account = await self._find_account(app)
+        if find_suspension(app, account) is not None:
+            raise AppSuspended
+        return account
+
+    async def _find_account(self, app: App) -> Account:
         account: Account | None = await self._registry.account(app.account)
         if account is None:
             raise NotFound
-        if find_suspension(app, account) is not None:
-            raise AppSuspended
         return account
 
     async def _cancel_if_suspended(self, app: App, deploy_id: str) -> None:
@@ -197,6 +202,8 @@ class Deploys:
         match verdict:
             case "rate":
                 return HookRateLimited(retry_after=wait / 1_000_000)
+            case "suspended":
+                return AppSuspended()
             case "never-live":
                 return NoDeployYet()
             case "source-gone":
@@ -383,10 +390,6 @@ class Deploys:
         )
         url = url_of(name, self._settings)
         live = await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
-        if deploy.kind == "preview":
-            name = address(deploy.kind, deploy.branch)
-            await self._store.client.hset(site_key(deploy.account, deploy.appId), PREVIEW_FIELD + name, deploy.id)
-            await self._store.client.zadd(previews_key(deploy.account), {f"{deploy.appId} {name}": time.time()})
         if await self._registry.find_app(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
             await self._forget_site(deploy.account, deploy.appId)
         return live

@@ -25,8 +25,17 @@ PAGE_ENTRIES = 100  # read at a time
 SHARE_BYTES = 8_388_608  # for an account's log and the data of its events: `lua/events/deliveries.lua`
 KEPT_BODY_BYTES = 1_024  # of a response
 READ_BODY_BYTES = KEPT_BODY_BYTES + 128  # so that a secret at the end is read completely
+CONCEALED_BYTES = 8  # the shortest start of a secret to leave out at the end of a text
 KEPT_HEADER_CHARACTERS = 1_024  # of a response
 NOT_KEPT = "(not kept)"
+
+# An escaped ASCII character in JSON, a URL or HTML, perhaps escaped repeatedly; at the end also a part of an escape.
+ESCAPE = re.compile(
+    rb"(?<!\\)\\++(?:(?P<slash>/)|u00(?P<json>[0-9a-f]{2})|(?:u[0-9a-f]{0,3})?\Z)"
+    rb"|%(?:(?:25)*(?P<url>[0-9a-f]{2})|[0-9a-f]?\Z)"
+    rb"|&(?:(?:amp;)*#(?:x0*(?P<hex>[0-9a-f]{2})|0*(?P<decimal>[0-9]{2,3}));|[a-z0-9;#]*\Z)",
+    re.IGNORECASE,
+)
 
 Outcome = Literal["delivered", "failed", "dropped"]
 
@@ -250,6 +259,29 @@ def summarize_answer(headers: Iterable[tuple[str, str]], body: bytes, secrets: S
 
 
 def _without(text: bytes, secrets: Sequence[str]) -> bytes:
-    for secret in secrets:
-        text = text.replace(secret.encode(), NOT_KEPT.encode())
+    """Replaces the secrets. If one is escaped, all of the text is returned without its escapes."""
+    kept = _replace(text, secrets)
+    plain = ESCAPE.sub(_unescape, kept)
+    found = _replace(plain, secrets)
+    return kept if found == plain else found
+
+
+def _replace(text: bytes, secrets: Sequence[str]) -> bytes:
+    """Replaces the secrets, and the start of one at the end: the answer may have been cut off within it."""
+    for secret in map(str.encode, secrets):
+        text = text.replace(secret, NOT_KEPT.encode())
+        start = text.rfind(secret[:CONCEALED_BYTES])
+        if start >= 0 and secret.startswith(text[start:]):
+            text = text[:start] + NOT_KEPT.encode()
     return text
+
+
+def _unescape(escape: re.Match[bytes]) -> bytes:
+    match escape.lastgroup:
+        case "slash":
+            return b"/"
+        case "json" | "url" | "hex" as group:
+            return chr(int(escape[group], 16)).encode()
+        case "decimal" as group:
+            return chr(int(escape[group])).encode()
+    return b""

@@ -405,7 +405,7 @@ async def _relay_stream(
         if deltas and not named:
             named = True
             format.name_model(_answering_model(completion, reservation, stream))
-        out = format.chunks(deltas)
+        out, stream.refused = stream.refused + format.chunks(deltas), b""
         if stream.answer.complete:
             return out
         if request.first_token is None and out:
@@ -417,7 +417,7 @@ async def _relay_stream(
             while backlog and (not request.stalled or len(backlog) > ANSWER_BYTES):
                 await request.stream_body(backlog.next_piece())
         elif out or not deltas:
-            await request.stream_body(out or format.keep_alive)
+            await request.stream_body(out or format.keep_alive())
             stream.unsent = 0.0
         if request.first_token is not None and not backlog:
             stream.forward = forward

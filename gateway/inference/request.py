@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError, TokenFault
 from gateway.ids import request_id
 from gateway.inference.backlog import PIECE_BYTES, Backlog
+from gateway.inference.formats.completion import Format
 from gateway.inference.provider.connection import ClientGone, Stream
 from gateway.telemetry.spans import NULL_TRACE, Trace
 from gateway.telemetry.usage import Attempt, LimitUses
@@ -211,9 +212,9 @@ class InferenceRequest:
             await self.send({"type": "http.response.start", "status": 200, "headers": head})
         await self.send({"type": "http.response.body", "body": body, "more_body": not last})
 
-    async def keep_alive(self, comment: bytes) -> None:
+    async def keep_alive(self, format: Format) -> None:
         if not self.stalled:
-            await self.stream_body(comment)
+            await self.stream_body(format.keep_alive())
 
     def disconnect(self) -> None:
         """Ends the connection of a client that reads too slowly."""

@@ -15,6 +15,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
 
+import msgspec
+import structlog
+
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.errors import (
@@ -41,6 +44,8 @@ from gateway.settings.prices import Usage, worst_case_tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.spans import CLIENT
 from gateway.telemetry.usage import Attempt
+
+logger = structlog.get_logger()
 
 MAX_ATTEMPTS = 3  # of one request, each at another provider
 MIN_WAIT_SECONDS = 0.25  # for one call of the script, if requests are not allowed to wait
@@ -103,14 +108,19 @@ class Upstream:
 
     async def _check_apps(self) -> None:
         for name in {exchange.app.name for exchange in self.waiting.values()}:
-            app = await self._registry.app(name)
-            error: ServiceError | None = None
-            if app is None:
-                error = AppNotFound()
-            elif await self._registry.is_suspended(app):
-                error = AppSuspended()
-            if error is not None:
+            if (error := await self._find_refusal(name)) is not None:
                 _fail([waiter for waiter, exchange in self.waiting.items() if exchange.app.name == name], error)
+
+    async def _find_refusal(self, name: str) -> ServiceError | None:
+        """Returns what now ends requests of an app. A damaged record, which is logged, must not affect other apps."""
+        try:
+            app = await self._registry.app(name)
+            if app is None:
+                return AppNotFound()
+            return AppSuspended() if await self._registry.is_suspended(app) else None
+        except msgspec.MsgspecError as error:
+            logger.error("app.unreadable", app=name, error=str(error))
+            return BackboneUnavailable()
 
     async def end_suspended(self) -> None:
         """Ends the running streams of suspended apps."""
@@ -120,13 +130,13 @@ class Upstream:
         if self._checked_at == (changes := self._registry.cache.changes):
             return  # so that streams cost nothing while no record changes
         changed = {
-            exchange.app.name: exchange.app
+            exchange.app.name
             for exchange in list(self.running.values())
             if self._registry.may_have_changed(exchange.app, exchange.account)
         }
-        suspended = {name for name, app in changed.items() if await self._registry.is_suspended(app)}
+        refusals = {name: await self._find_refusal(name) for name in changed}
         for stream, exchange in list(self.running.items()):
-            if exchange.app.name in suspended:
+            if isinstance(refusals.get(exchange.app.name), AppSuspended):
                 stream.fail(AppSuspended())
         self._checked_at = changes
 
@@ -271,7 +281,7 @@ class Exchange:
             request.watch(waiter.leave)
             if not self._completion.stream:
                 return await waiter.wait(upstream.wait_seconds)
-            keep_alive = partial(request.keep_alive, self._format.keep_alive)
+            keep_alive = partial(request.keep_alive, self._format)
             return await waiter.wait(upstream.wait_seconds, upstream.keep_alive_seconds, keep_alive)
         finally:
             del upstream.waiting[waiter]
@@ -313,7 +323,7 @@ class Exchange:
         request.watch(stream.fail, stream.nudge)
         while (deltas := await stream.read()) == []:  # a keep-alive is due
             if self._completion.stream:
-                await request.keep_alive(self._format.keep_alive)
+                await request.keep_alive(self._format)
                 stream.unsent = 0.0
         if self._trial and deltas:
             provider.health.note_signal(ProviderSignal.RECOVERED, self.account.id)

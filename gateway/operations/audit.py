@@ -11,6 +11,8 @@ Failure policy: when the first record cannot be written, the request is refused 
 cannot be written, the change has happened. The record stays without a result, and the log has it as `audit.unfinished`.
 A gateway that dies in between leaves the same record.
 
+A record is kept for 400 days. The results of later requests remove the older ones.
+
 A record never contains a secret. It has the values of the body's `FIELDS`, and only the names of other fields. A reason
 that looks like a secret is refused.
 """
@@ -120,6 +122,9 @@ class AuditTrail:
     async def finish_record(self, trail: Trail, record: AuditRecord) -> None:
         """Records and logs the result. If it cannot be written, logs that too: the change has happened."""
         key, first = audit_key(trail), record.id
+        oldest = (
+            int(first.partition("-")[0]) - KEPT_SECONDS * 1000
+        )  # by Redis's clock: a wrong one here removes nothing
         who = {"operator": record.operator, "token": record.token}
         what = {"action": record.action, "target": record.target, "status": record.status, "code": record.code}
         logger.info("audit.recorded", trail=trail, request_id=record.requestId, **who, **what)
@@ -127,6 +132,7 @@ class AuditTrail:
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.xadd(key, _encode(record), maxlen=self._max_records, approximate=False)
                 pipe.xdel(key, first)
+                pipe.xtrim(key, minid=oldest, approximate=False)
                 pipe.expire(key, KEPT_SECONDS)
                 await pipe.execute()
         except BackboneUnavailable as error:

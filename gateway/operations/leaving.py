@@ -169,7 +169,7 @@ class Leaving:
             return False
         words = await self._remove_apps(account_id)
         await self._remove_deleted_data(account_id)
-        if any(command.account == account_id for command in await self._data_commands.list_commands()):
+        if await self._data_commands.has_unfinished(account_id):
             await self._postpone(account_id, WAIT_MS)  # a host still has files, and makes a last snapshot
             return False
         await self._remove_deploys(account_id)
@@ -256,7 +256,7 @@ class Leaving:
 
     async def _remove_deploys(self, account_id: str) -> None:
         tag = partition_tag(account_id)
-        for deploy in await self._deploy_records.list(account_id, None, MAX_LISTED):
+        for deploy in await self._deploy_records.list_all(account_id):
             await self._storage.delete([f"logs/{deploy.createdAt[:10]}/{deploy.id}.gz"])
             keys = [make(account_id, deploy.id) for make in (deploy_key, deploy_log_key, answer_key)]
             await self._store.client.delete(*keys)

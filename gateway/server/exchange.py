@@ -68,6 +68,8 @@ class HttpExchange:
             return DISCONNECT
         self.has_news = False
         body, self.body = bytes(self.body), bytearray()
+        if not (self.more_body or connection.queue):  # otherwise it would go unnoticed that the client leaves
+            connection.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Any) -> None:

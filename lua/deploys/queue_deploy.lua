@@ -2,8 +2,9 @@
 -- uses calendar
 -- uses rate_window
 --
--- Checks in this order: the hook's rate, never live, source gone, the day's quota. A call that passes the rate counts as
--- a trigger of its hook, even if a later check fails. Nothing else is written unless the deploy is queued.
+-- Checks in this order: the hook's rate, suspended, never live, source gone, the day's quota. A call that passes the
+-- rate counts as a trigger of its hook, even if a later check fails. Nothing else is written unless the deploy is
+-- queued.
 --
 -- At most one deploy of an address is queued. A newer one replaces it in the same step, so that no worker can start it
 -- in between. A deploy that has started continues.
@@ -17,11 +18,12 @@
 -- KEYS[7]  stream  the partition's builds: id, account, app; limited, in case no worker builds. Replaced deploys are
 --                  counted in <stream>:ended, as in advance_deploy.lua
 -- KEYS[8]  prefix  of the deploys' records; the id of the replaced deploy is appended here, in the same slot
--- ARGV     hook id or '', triggers per minute, quota per day, source id ('': the repository, or the live source),
---          repository ('1' or ''), deploy id, account, app id, address (live, preview or p-<slug>), the time as ISO 8601,
---          then names and values of the record
+-- ARGV     hook id or '', triggers per minute, suspended ('1' or ''), quota per day,
+--          source id ('': the repository, or the live source), repository ('1' or ''), deploy id, account, app id,
+--          address (live, preview or p-<slug>), the time as ISO 8601, then names and values of the record
 --
--- Returns  {'queued' | 'rate' | 'never-live' | 'source-gone' | 'quota' | 'full', microseconds until the next may pass, day}
+-- Returns  {'queued' | 'rate' | 'suspended' | 'never-live' | 'source-gone' | 'quota' | 'full',
+--           microseconds until the next may pass, day}
 
 local KEPT_SECONDS = 90 * 86400
 local MAX_LISTED = 1000    -- deploys of one account
@@ -29,8 +31,8 @@ local MAX_WAITING = 10000  -- deploys of one partition
 
 local window, hooks_used, site, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local record, listed, builds, records = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local hook, hook_limit, quota, source = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local repository, deploy, account, app, address, iso_time = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local hook, hook_limit, suspended, quota, source = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local repository, deploy, account, app, address, iso_time = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 
 local time = redis.call('TIME')
 local seconds = tonumber(time[1])
@@ -44,6 +46,8 @@ if hook ~= '' then
   rate_window.record(window, now, frees)
   redis.call('HSET', hooks_used, hook, now_ms)
 end
+
+if suspended ~= '' then return {'suspended', '0', day} end
 
 if repository == '' and source == '' then
   local live, live_source = unpack(redis.call('HMGET', site, 'live', 'source'))
@@ -75,7 +79,7 @@ redis.call('EXPIRE', counter, 172800)
 
 local entry = redis.call('XADD', builds, '*', 'id', deploy, 'account', account, 'app', app)
 local fields = {'state', 'queued', 'queuedMs', now_ms, 'source', source, 'entry', entry, 'address', address}
-for n = 11, #ARGV do fields[#fields + 1] = ARGV[n] end
+for n = 12, #ARGV do fields[#fields + 1] = ARGV[n] end
 redis.call('HSET', record, unpack(fields))
 redis.call('EXPIRE', record, KEPT_SECONDS)
 redis.call('ZADD', listed, now_ms, deploy)

@@ -5,7 +5,8 @@
 3. Caddy's certificates are copied, and last the backup's own file is written.
 
 A restore verifies the whole backup before it writes anything. While it writes, the key `layout` has no number, so that
-no process starts. A restore that was interrupted continues with the same command.
+no process starts. Once the number is gone, it looks for processes again: one may have started during the verification.
+A restore that was interrupted continues with the same command.
 
 The encryption key is in no backup. A backup has its fingerprint and an authenticator made with it (`target.py`), and a
 restore with another key is refused.
@@ -168,20 +169,25 @@ class Backup:
         if not any(key.startswith(worker_key("sites", "")) for key in keys):
             self._notes.append("no `sites` worker runs, so the data of apps are as of their last snapshots")
             return
-        commands, slots = DataCommands(self._store), asyncio.Semaphore(SNAPSHOTS)
+        commands, slots, gone = DataCommands(self._store), asyncio.Semaphore(SNAPSHOTS), asyncio.Event()
 
-        async def snapshot(account: str, app_id: str) -> None:
+        async def snapshot(account: str, app_id: str) -> str:
+            """Returns what went wrong, or ''. Once the worker is gone, no other app waits for it in vain."""
             async with slots:
+                if gone.is_set():
+                    return "no `sites` worker runs any longer"
                 try:
-                    answer = await commands.run(account, app_id, "snapshot", SNAPSHOT_SECONDS, reason="backup")
+                    return (await commands.run(account, app_id, "snapshot", SNAPSHOT_SECONDS, reason="backup")).error
                 except DataUnavailable:
-                    error = "its host did not answer"
-                else:
-                    error = answer.error
-            if error:
+                    if not await self._store.list_keys(worker_key("sites", "*")):
+                        gone.set()
+                    return "its host did not answer"
+
+        async def snapshot_and_note(account: str, app_id: str) -> None:
+            if error := await snapshot(account, app_id):
                 self._notes.append(f"the data of {app_id} are as of its last snapshot: {error}")
 
-        await asyncio.gather(*(snapshot(account, app_id) for account, app_id in apps))
+        await asyncio.gather(*(snapshot_and_note(account, app_id) for account, app_id in apps))
 
     # -- restore ---------------------------------------------------------------------------------------------
 
@@ -214,8 +220,16 @@ class Backup:
             if running := await asyncio.to_thread(self._list_running):
                 self._notes.append(f"a restore would end the {len(running)} apps that run here")
             return Report(manifest, 0, self._notes)
-        await self._end_apps()
-        await self._store.client.set(LAYOUT_KEY, marker)
+        former = await self._store.client.set(LAYOUT_KEY, marker, get=True)
+        try:
+            keys = await self._check(manifest, force=force or resumes)  # a process may have started since the first one
+            await self._end_apps()
+        except (BackupRefused, StorageUnavailable):  # nothing was written
+            if former is None:
+                await self._store.client.delete(LAYOUT_KEY)
+            else:
+                await self._store.client.set(LAYOUT_KEY, former)
+            raise
         present = await list_objects(self._storage) if resumes else {}
         with open_spool(self._folder.folder) as spool:
             await restore_files(entries, self._target, spool, self._storage, self._folder, present)

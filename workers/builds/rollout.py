@@ -43,6 +43,7 @@ POLL_SECONDS, QUICK_POLL_SECONDS = 0.2, 0.05  # between reads of the answer; at 
 QUICK_SECONDS = 5.0  # in which most steps are answered
 OUTAGE_SECONDS = 2.0  # that a read takes at most, unless Redis is unavailable
 STEP_SECONDS = 900.0  # in which a release must be fetched and checked; includes outages of the storage
+RECORD_SECONDS = 2.0  # between reads of the record whose answer a builder waits for
 NO_HOST_SECONDS = 15.0  # without anything that serves apps, or without a first good probe, after which a deploy fails
 UNDO_SECONDS = 60.0  # that an `undo` waits for its answer; a host that returns later undoes it before it serves
 JOIN_SECONDS = 1.0  # between attempts to find the apps in this data folder
@@ -188,7 +189,7 @@ class Rollout:
 
     async def _until_answered(self, wanted: Wanted, job: Job, limit: float) -> None:
         """Waits until the step is answered. Raises DeployError."""
-        seen = 0.0  # when something served the apps
+        seen = read = 0.0  # when something served the apps, and when the record was read
         async for seconds, serves, answer in self._follow_answer(wanted):
             seen = seconds if serves else seen
             if answer is not None:
@@ -201,7 +202,21 @@ class Rollout:
                 raise DeployError("no host serves apps; is a `sites` worker running?", service_fault=True)
             if seconds > limit:
                 break
+            if seconds - read > RECORD_SECONDS:
+                read = seconds
+                await self._require_record(wanted)
         raise DeployError("the release was not fetched and checked in time", service_fault=True)
+
+    async def _require_record(self, wanted: Wanted) -> None:
+        """Raises DeployError if the step's record was replaced or removed: then nothing answers the step."""
+        if not await self._has_record(wanted):
+            await self._records.confirm(wanted.account)  # a server that was superseded may not have had it
+            if not await self._has_record(wanted):
+                raise DeployError("its address was ended during the deploy; deploy again", service_fault=True)
+
+    async def _has_record(self, wanted: Wanted) -> bool:
+        _, known = (await self._records.read(wanted.account, wanted.app)).get(wanted.address, ("", None))
+        return known is not None and known.token == wanted.token
 
     # -- afterwards ------------------------------------------------------------------------------------------
 

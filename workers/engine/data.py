@@ -26,7 +26,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.cancellation import RunningTasks
-from gateway.data.commands import DataAnswer, DataCommand, DataCommands
+from gateway.data.commands import COMMAND_SECONDS, DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id, now_iso
@@ -47,7 +47,6 @@ TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
 TIDY_PAUSE_SECONDS = 0.1  # between two apps, so that thousands of them take minutes
 TIDY_READS = 50  # apps whose records are read together
 DAILY_ROUNDS = 6  # of tidying, in one of which an app is asked whether its daily snapshot is due
-COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
 FAILURES = (DataError, OSError, StorageUnavailable)  # of a command; any other exception is a fault of the service
 REPEATED = ("undo", "forget")  # commands that nobody waits for long enough, and that are repeated until they succeed
 REPEAT_SECONDS = 30.0

@@ -134,7 +134,7 @@ class Certificates:
                     return await self._handshake(address, port, domain)
             except TimeoutError:
                 failure = CallFailed("timeout", f"{domain} did not answer in time.")
-            except (ssl.SSLError, ValueError):
+            except (ssl.SSLError, ValueError, x509.InvalidVersion):
                 failure = CallFailed("tls", f"TLS with {domain} failed.")
             except OSError:
                 failure = CallFailed("connect", f"{domain} could not be reached.")

@@ -11,9 +11,10 @@ them. While Redis is unavailable, everything waits, and only the inspections und
 """
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -140,11 +141,15 @@ class InspectionLoop:
 
     async def _skip(self, tag: str, due: scripts.DueApps, skipped: Mapping[str, bool]) -> None:
         """Postpones apps that are not inspected for now, and deletes their stored data, which is outdated."""
-        again = {app_id: due.now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
-        await scripts.postpone_apps(self._store, self._due(tag), again, held_until=due.held_until)
+        await self._postpone(tag, skipped, due.now, due.held_until)
         for app_id, stored in skipped.items():
             if stored:
                 await self._store.client.delete(self._key(tag, app_id))
+
+    async def _postpone(self, tag: str, app_ids: Iterable[str], now: int, held_until: int) -> None:
+        """Makes taken apps due again after the interval. `now` is when they were taken."""
+        again = {app_id: now + int(self._jittered(self._interval) * 1000) for app_id in app_ids}
+        await scripts.postpone_apps(self._store, self._due(tag), again, held_until=held_until)
 
     async def _inspect_and_observe(self, target: InspectedApp) -> None:
         try:
@@ -154,8 +159,10 @@ class InspectionLoop:
         except BackboneUnavailable as error:
             logger.warning("inspection.lost", app=target.app.id, error=code_of(error.__cause__))
         except Exception as error:
-            # A bug: the app is due again later.
+            # A bug: the app is due again after the interval.
             logger.error("inspection.crashed", app=target.app.id, exc_info=error)
+            with contextlib.suppress(BackboneUnavailable):  # then it is due again sooner
+                await self._postpone(target.tag, [target.app.id], target.at, target.held_until)
 
     async def _observe(self, target: InspectedApp, observation: Inspection) -> None:
         app = target.app

@@ -43,13 +43,16 @@ class CompletionRequest(msgspec.Struct):
     make_format: MakeFormat
 
 
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which event streams may have anywhere
+
+
 class Format(Protocol):
     """Encodes one answer."""
 
     names_refusals: bool  # otherwise only the finish reason says that a text is a refusal
 
-    @property
-    def keep_alive(self) -> bytes: ...
+    def keep_alive(self) -> bytes:
+        """Returns what shows the client that the answer goes on. It must be sent, because it may begin the answer."""
 
     def name_model(self, model: str) -> None:
         """Sets the model that answers, once it is known. Until then it is the requested one."""

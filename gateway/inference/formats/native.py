@@ -8,6 +8,7 @@ import msgspec
 from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
 from gateway.inference.formats.completion import (
     INVALID_BODY,
+    KEEP_ALIVE,
     CompletionRequest,
     FullAnswer,
     decode_again,
@@ -81,10 +82,12 @@ def _fault(fields: Any, error: Exception) -> ServiceError:
 
 class Native:
     names_refusals = False
-    keep_alive = b": keep-alive\n\n"
 
     def name_model(self, model: str) -> None:
         """Does nothing: this format names the model at the end."""
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
 
     def chunks(self, deltas: list[Delta]) -> bytes:
         return b"".join(

@@ -172,7 +172,6 @@ class OpenAI:
             finish,
         )
 
-    @property
     def keep_alive(self) -> bytes:
         return self._chunk(b"{}")
 

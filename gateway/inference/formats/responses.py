@@ -9,6 +9,7 @@ import msgspec
 from gateway.errors import RequestMalformed, ServiceError
 from gateway.inference.formats.completion import (
     INVALID_BODY,
+    KEEP_ALIVE,
     CompletionRequest,
     FullAnswer,
     decode_again,
@@ -345,7 +346,6 @@ class Responses:
     """Encodes one answer. It keeps the whole one, because the last events repeat it."""
 
     names_refusals = True
-    keep_alive = b": keep-alive\n\n"
 
     def __init__(self, request_id: str, model: str, *, asked: bytes) -> None:
         """`asked`: the fields of the response that say what was asked for."""
@@ -359,6 +359,9 @@ class Responses:
 
     def name_model(self, model: str) -> None:
         self._model = model
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
 
     def chunks(self, deltas: list[Delta]) -> bytes:
         out: list[bytes] = []

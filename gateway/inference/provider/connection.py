@@ -24,7 +24,7 @@ from gateway.errors import BackboneUnavailable, ProviderFailed, ProviderTimeout,
 from gateway.inference.formats.completion import Format
 from gateway.inference.provider.chunks import Delta
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.sse import AnswerReader, deltas_of
+from gateway.inference.provider.sse import AnswerReader
 from gateway.settings import ProviderTimeouts
 
 HIGH_WATER_BYTES = 65_536  # unread bytes of one stream
@@ -66,6 +66,7 @@ class Stream:
         "answer",
         "format",
         "forward",
+        "refused",
         "status",
         "unsent",
     )
@@ -80,7 +81,9 @@ class Stream:
         # A shortcut: sends data, encoded by `format`, while the relay waits in `read`. Returns False if it cannot send.
         self.forward: Callable[[bytes], bool] | None = None
         self.format: Format
-        self._pending: list[Delta] | None = None  # for the relay: not sent by `forward`, or arrived with the end
+        # Encoded, but not sent by `forward`. The relay sends it next; a format must not encode the same deltas twice.
+        self.refused = b""
+        self._pending: list[Delta] | None = None  # for the relay, which takes it at once: it arrived with the end
         self._answering = False  # a byte of the answer has arrived
         self._nudged = False
         self.age = 0.0  # seconds
@@ -155,21 +158,21 @@ class Stream:
         answer = self.answer
         if self._waiter is not None and self._pending is None and answer.received and self.status == 200:
             forward = self.forward
+            out = b""
             if forward is not None and (texts := answer.read_texts()) is not None:
-                if forward(self.format.texts(texts)):
-                    self.unsent = 0.0
-                else:
-                    self._pending = deltas_of(texts)
+                out = self.format.texts(texts)
             else:
                 deltas = answer.read()
                 if forward is None or answer.complete:  # the relay sends it, with the end
                     self._pending = deltas or None
-                elif out := self.format.chunks(deltas):
-                    if forward(out):
-                        self.unsent = 0.0
-                    else:
-                        self._pending = deltas
-            if not (self._pending or answer.complete or answer.eof or answer.failure is not None):
+                else:
+                    out = self.format.chunks(deltas)
+            if out and forward is not None:
+                if forward(out):
+                    self.unsent = 0.0
+                else:
+                    self.refused, self._pending = out, []
+            if not (self._pending is not None or answer.complete or answer.eof or answer.failure is not None):
                 return
         elif answer.unread > HIGH_WATER_BYTES:
             self._pause()
@@ -189,7 +192,7 @@ class Stream:
     def cut(self, signal: ProviderSignal | None = None) -> None:
         """Ends the stream where its bytes break off, after it has read those that arrived."""
         if self.status == 200 and self.answer.received:
-            self._pending = [*(self._pending or []), *self.answer.read()] or None
+            self._pending = [*(self._pending or []), *self.answer.read()] or self._pending
         self.answer.cut(ProviderFailed(), signal)
         self._wake()
 

@@ -365,11 +365,6 @@ def _read_details(usage: bytes) -> dict[str, dict[str, int]] | None:
     return None
 
 
-def deltas_of(texts: list[bytes]) -> list[Delta]:
-    """Returns the deltas that `read` would have returned in place of `read_texts`."""
-    return [Delta(content=_decode_text(text)) for text in texts]
-
-
 def _frame_of(data: bytes, text: str) -> Frame | None:
     """Returns the frame of an event, or None if another text in its place would change more than the text."""
     before, found, after = data.rpartition(_encode(text))

@@ -114,9 +114,7 @@ async def test_a_prices_file_is_checked(operator: Tool, tmp_path: Path) -> None:
     assert f"GATEWAY_PRICES_FILE: {path}: price[0].output: must be" in refusal
 
 
-async def test_a_providers_file_may_name_the_models_of_the_prices_file(
-    operator: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_providers_file_may_name_the_models_of_the_prices_file(operator: Tool, tmp_path: Path) -> None:
     prices, path = tmp_path / "prices.toml", tmp_path / "providers.toml"
     prices.write_text('[[price]]\nmodel = "small-1"\ninput = 1\noutput = 1\nsince = 2027-01-01\n')
     path.write_text(
@@ -124,5 +122,5 @@ async def test_a_providers_file_may_name_the_models_of_the_prices_file(
         'models = { "small-1" = "vendor/small" }\n'
     )
     assert "models: 'small-1' has no price" in await operator.refused("providers", "check", str(path))
-    monkeypatch.setenv("GATEWAY_PRICES_FILE", str(prices))
-    assert (await operator("providers", "check", str(path))).line == "one: in fr-par, serves small-1"
+    checked = await operator("providers", "check", str(path), GATEWAY_PRICES_FILE=str(prices))
+    assert checked.line == "one: in fr-par, serves small-1"

@@ -12,12 +12,14 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
+from gateway.accounts import scripts
 from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference, ListedKey, digest
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
-from gateway.errors import LastKey
+from gateway.errors import BackboneUnavailable, LastKey
 from gateway.ids import now_iso
 from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
+from gateway.redis.client import Store
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account
 from tests.support.background import cancel
@@ -318,6 +320,33 @@ async def test_an_interrupted_creation_does_not_count(local: Registry, proxy: Pr
         await interrupt(ApiKeys(store).create(account.id, "second"), proxy, api_keys_key(account.id))
     with pytest.raises(LastKey):
         await local.api_keys.revoke(account.id, (await only_key(local, account.id)).id)
+    assert await local.api_keys.identify(first) is not None
+
+
+async def test_what_an_interrupted_creation_leaves_expires(local: Registry, proxy: Proxy) -> None:
+    account, first = await local.create_account("One", "free")
+    before = await local.store.list_keys(api_key_key("*"))
+    async with opened(proxy.url) as store:
+        await interrupt(ApiKeys(store).create(account.id, "second"), proxy, api_keys_key(account.id))
+    [left] = await local.store.list_keys(api_key_key("*")) - before
+    assert 0 < await local.store.client.ttl(left) <= 3_600
+    assert await local.store.client.ttl(api_key_key(digest(first))) == -1
+
+
+async def test_a_key_that_is_revoked_during_its_creation(local: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    account, first = await local.create_account("One", "free")
+    add_key = scripts.add_key
+
+    async def add_and_revoke(store: Store, account_id: str, key: str, *args: Any, full: bool) -> bool:
+        added = await add_key(store, account_id, key, *args, full=full)
+        await local.api_keys.revoke(account_id, key)
+        return added
+
+    before = await local.store.list_keys(api_key_key("*"))
+    monkeypatch.setattr(scripts, "add_key", add_and_revoke)
+    with pytest.raises(BackboneUnavailable):
+        await local.api_keys.create(account.id, "second")
+    assert await local.store.list_keys(api_key_key("*")) == before
     assert await local.api_keys.identify(first) is not None
 
 

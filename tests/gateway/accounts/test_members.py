@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.access import Access
 from gateway.accounts.api_keys import digest
 from gateway.accounts.members import (
     INVITATION_SECONDS,
@@ -20,12 +21,15 @@ from gateway.accounts.members import (
 )
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.registry import Registry
+from gateway.accounts.session_store import SessionStore
 from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
-from gateway.errors import LastOwner, NotFound, RequestMalformed
+from gateway.errors import LastOwner, NotFound, RequestMalformed, Unauthorized
 from gateway.events.notices import NoticeChoices, Notices
 from gateway.keys import account_key, invitations_key, invited_by_key, memberships_key
+from gateway.operations.memberships import Memberships
 from gateway.redis.client import Store
+from gateway.settings import Settings
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -331,6 +335,32 @@ async def test_invitations_end_with_the_owner_who_made_them(
 
 
 @session
+@pytest.mark.parametrize("by", ["the key", "its session"])
+@pytest.mark.parametrize("revokes", ["owner", "operator"])
+async def test_invitations_end_with_the_key_that_made_them(
+    gw: Gateway, account: Account, ada: Visitor, bob: Visitor, by: str, revokes: str
+) -> None:
+    """Or who has stolen a key would become an owner after it is revoked."""
+    stolen, thief = await account.add_key("stolen"), email_of(bob)
+    if by == "the key":
+        await put(stolen, thief, "owner")
+    else:
+        visitor = Visitor(gw)
+        async with visitor.http:
+            await visitor.log_in(stolen.key)
+            await visitor.call("PUT", f"/account/members/{thief}", {"role": "owner"})
+    await put(account, f"other-{thief}")
+    await ada.call("PUT", f"/account/members/third-{thief}", {"role": "viewer"})
+    if revokes == "owner":
+        assert (await ada.call("DELETE", f"/account/keys/{stolen.key_id}")).status_code == 204
+    else:
+        await gw.platform("DELETE", f"accounts/{account.id}/keys/{stolen.key_id}")
+    refused(await bob.call("PUT", at_invitation(account)), 404, "NOT_FOUND")
+    listed = {each["email"] for each in (await account.get("/account/members")).json() if each["state"] == "invited"}
+    assert listed == {f"other-{thief}", f"third-{thief}"}
+
+
+@session
 async def test_a_suspended_account_invites_nobody(gw: Gateway, account: Account, bob: Visitor) -> None:
     await put(account, email_of(bob))
     await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "abuse"})
@@ -491,6 +521,26 @@ async def test_an_invitation_that_is_canceled_meanwhile_makes_nobody_a_member(on
         await answering.accept("acc_1", email)
     assert await answering.list_members("acc_1") == []
     assert await one.list_keys() == {account_key("acc_1")}
+
+
+@pytest.mark.parametrize("moment", ["while the key invites", "before an interruption"])
+async def test_an_invitation_of_a_key_that_is_revoked_meanwhile_ends(one: Store, moment: str) -> None:
+    registry = Registry(one, Vault(""))
+    key = await registry.api_keys.create("acc_1", "stolen")
+    account = await registry.account("acc_1")
+    assert account is not None
+    memberships = Memberships(Settings(), registry, SessionStore(one), Notices(one))
+    access = Access(account, key_id=key.id)
+    if moment == "while the key invites":
+        await registry.revoke_key("acc_1", key.id, even_last=True)
+        with pytest.raises(Unauthorized):
+            await memberships.place(access, "a@example.com", "owner")
+    else:
+        await memberships.place(access, "a@example.com", "owner")
+        await registry.api_keys.revoke("acc_1", key.id, even_last=True)
+        with pytest.raises(NotFound):
+            await registry.revoke_key("acc_1", key.id)
+    assert await registry.members.list_members("acc_1") == []
 
 
 async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.keys import partition_tag, suspended_key
+from gateway.keys import app_key, partition_tag, suspended_key
+from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
@@ -51,6 +52,24 @@ async def test_running_streams_end(
         gate.set()
         assert [event.json().get("token") for event in [await anext(others)]] == ["b"]
     assert await app.account.settled() == max_cost(prompt)
+
+
+async def test_a_record_that_cannot_be_read_affects_no_other_app(
+    gw: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """It may be that of a newer version. The suspension of another app still ends its stream."""
+    unreadable, app = await gw.app(backend), await gw.app(backend)
+    prompt = provider.plays(ROLE, chunk("a"), HANG)
+    async with unreadable.stream(prompt) as damaged_stream, app.stream(prompt) as stream:
+        others, events = damaged_stream.aiter_sse(), stream.aiter_sse()
+        assert (await anext(others)).json() == (await anext(events)).json() == {"token": "a"}
+        with gw.redis.client() as client:
+            client.set(app_key(unreadable.name), '{"id": 7}')
+            client.publish(CHANGES_CHANNEL, app_key(unreadable.name))
+        await wait_until(lambda: "app.unreadable" in gw.log)
+        await suspend(gw, f"apps/{app.name}")
+        error = await asyncio.wait_for(anext(events), PATIENCE_SECONDS)
+        assert (error.event, error.json()["error"]["code"]) == ("error", "APP_SUSPENDED")
 
 
 async def test_an_answer_in_one_piece_is_refused_when_its_app_is_suspended(
@@ -170,6 +189,17 @@ async def test_a_suspended_app_deploys_nothing(gw: Gateway, backend: FakeAppBack
     assert len((await account.get("/account/deploys")).json()) == before
     await resume(gw, f"apps/{app.name}")
     assert (await trigger(gw, hook)).status_code == 202
+
+
+async def test_calls_of_a_suspended_apps_hook_count(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, repository=REPOSITORY)
+    hook = await a_hook(app.account, app.name)
+    await suspend(gw, f"apps/{app.name}")
+    for _ in range(6):
+        refused(await trigger(gw, hook), *SUSPENDED)
+    refused(await trigger(gw, hook), 429, "HOOK_RATE_LIMITED")
+    [listed_hook] = (await app.account.get("/account/hooks")).json()
+    assert listed_hook["lastUsedAt"]
 
 
 async def test_a_suspended_account_and_its_new_apps(gw: Gateway, backend: FakeAppBackend) -> None:

@@ -1,17 +1,25 @@
 """Commands to the hosts of apps' data, with a real Redis."""
 
 import itertools
+import time
 
 import pytest
 
-from gateway.data.commands import MAX_COMMANDS_OF_ACCOUNT, DataAnswer, DataCommand, DataCommands, DataUnavailable
+from gateway.data.commands import (
+    COMMAND_SECONDS,
+    MAX_COMMANDS_OF_ACCOUNT,
+    DataAnswer,
+    DataCommand,
+    DataCommands,
+    DataUnavailable,
+)
 from gateway.ids import new_id
 from gateway.keys import partition_tag
 from gateway.redis.client import Store
 
 
-def make_command(account: str) -> DataCommand:
-    return DataCommand(new_id("dat"), account, "shop", "clear", ends=0)
+def make_command(account: str, seconds: float = 60) -> DataCommand:
+    return DataCommand(new_id("dat"), account, "shop", "clear", ends=time.time() + seconds)
 
 
 async def test_the_commands_of_an_account_leave_room_for_others(store: Store) -> None:
@@ -27,3 +35,14 @@ async def test_the_commands_of_an_account_leave_room_for_others(store: Store) ->
     await commands.answer(sent[0], DataAnswer())
     await commands.send(make_command(first))
     assert [command.account for command in await commands.list_commands()].count(first) == MAX_COMMANDS_OF_ACCOUNT
+
+
+async def test_commands_that_no_host_takes_make_room(store: Store) -> None:
+    """Where no host runs, nobody else removes them."""
+    commands, over = DataCommands(store), -COMMAND_SECONDS - 1
+    for _ in range(MAX_COMMANDS_OF_ACCOUNT):
+        await commands.send(make_command("acc_1", over))
+    begun, new = make_command("acc_1", -1), make_command("acc_1")
+    for command in (begun, new):
+        await commands.send(command)
+    assert await commands.list_commands() == [begun, new], "a host may have begun one that has just ended"

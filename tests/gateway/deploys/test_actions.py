@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.data.records import DataRecords, Snapshot
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Wanted
 from gateway.redis.client import Store
@@ -157,3 +158,34 @@ async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway
             assert client.hget(key, "source").decode() == stored[source]
     await gw.platform("DELETE", f"apps/{app}/source")
     assert (await refused(account, f"/account/deploys/{first}/redeploy"))[:2] == (410, "TARBALL_GONE")
+
+
+async def test_nothing_builds_an_older_source_once_the_repository_is_gone(gw: Gateway, account: Account) -> None:
+    app = await an_app(account, repository={"url": "https://git.example/x.git"})
+    hook, uploaded = await a_hook(account, app), await live(gw, account, app)
+    cloned = await ended(gw, (await trigger(gw, hook)).json()["deployId"])
+    assert (await account.call("PATCH", f"/account/apps/{app}", {"repository": None})).is_success
+    answer = await trigger(gw, hook)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "TARBALL_GONE")
+    again = await account.call("POST", f"/account/deploys/{uploaded}/redeploy")
+    await ended(gw, again.json()["deployId"])
+    assert (await refused(account, f"/account/deploys/{cloned}/redeploy"))[:2] == (410, "TARBALL_GONE")
+    assert (await trigger(gw, hook)).status_code == 202, "it builds the upload, which is live again"
+
+
+async def test_a_restore_does_not_replace_a_release_that_is_about_to_be_live(
+    gw: Gateway, account: Account, store: Store
+) -> None:
+    app = await an_app(account)
+    await DataRecords(store).add_snapshot(account.id, app, Snapshot("snp_1", "2026-07-02T10:00:00.000Z", 1, "manual"))
+    restore = f"/account/apps/{app}/data/restore", {"snapshotId": "snp_1"}
+    await live(gw, account, app)
+    newer = (await publish(account, app)).json()["deployId"]
+    for phase in ("build", "health"):
+        await report_phase(gw, newer, phase)
+        status, code, message = await refused(account, *restore)
+        assert (status, code) == (400, "REQUEST_MALFORMED")
+        assert newer in message
+    await report_phase(gw, newer, "canary")
+    restored = (await account.call("POST", *restore)).json()["deployId"]
+    assert (await shown(account, restored))["release"] == newer

@@ -127,6 +127,27 @@ async def test_the_previews_that_nobody_visits_make_room(gw: Gateway, account: A
     assert not await store.client.exists(previews_key(account.id))
 
 
+async def test_a_preview_that_is_being_deployed_makes_no_room(gw: Gateway, account: Account, store: Store) -> None:
+    """Nothing would answer the step for which its builder waits."""
+    app = await an_app(account)
+    records = Records(store)
+    previews = Previews(store, records)
+    older, newer = await go_live(gw, account, app, "a"), await go_live(gw, account, app, "b")
+    former = ""
+    for wanted in (
+        Wanted(account.id, app, "p-a", "check", "dep_next", served=older),
+        Wanted(account.id, app, "p-a", "live", "dep_next", served=older),
+    ):
+        await records.write(former, wanted, "")
+        await previews.make_room(account.id, 1)
+        [(former, known)] = (await records.read(account.id, app)).values()
+        assert known == wanted
+        assert await currents(account) == {older, newer}
+    await records.write(former, Wanted(account.id, app, "p-a", "undo", "dep_next", served=older), "")
+    await previews.make_room(account.id, 1)
+    assert await currents(account) == {newer}, "its deploy has failed"
+
+
 async def currents(account: Account) -> set[str]:
     return {row["id"] for row in (await account.get("/account/deploys")).json() if row["current"]}
 

@@ -9,14 +9,17 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.deploys.hooks import Hooks
 from gateway.deploys.records import DeployRecords
 from gateway.deploys.states import Deploys
-from gateway.keys import deploy_key, partition_tag, stream_key
+from gateway.errors import NotFound
+from gateway.keys import deploy_key, hook_key, hooks_key, partition_tag, stream_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.accounts import Account
 from tests.support.deploys import TARBALL, a_hook, an_app, publish, queued_events, report_phase, report_phases, trigger
 from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -24,6 +27,44 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 def _deploys(store: Store, settings: Settings) -> Deploys:
     registry = Registry(store, Vault(""))
     return Deploys(settings, registry, DeployRecords(settings, registry))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_hook_that_is_revoked_during_its_creation(
+    listed: bool, store: Store, account: Account, app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not work, whether or not its creation still sees it in the list."""
+    hooks = Hooks(Settings(), Registry(store, Vault("")))
+    set_key, remove_field = store.client.set, store.client.hdel
+    may_set, may_remove = asyncio.Event(), asyncio.Event()
+
+    async def set_later(key: str, record: str) -> None:
+        await may_set.wait()
+        await set_key(key, record)
+
+    async def remove_later(key: str, field: str) -> None:
+        may_set.set()
+        await may_remove.wait()
+        await remove_field(key, field)
+
+    if listed:
+        monkeypatch.setattr(store.client, "hdel", remove_later)
+    monkeypatch.setattr(store.client, "set", set_later)
+    creation = asyncio.create_task(hooks.create(account.id, app, "ci"))
+    await wait_until(lambda: store.client.exists(hooks_key(account.id)))
+    [hook_id] = await store.client.hkeys(hooks_key(account.id))
+    revocation = asyncio.create_task(hooks.revoke(account.id, hook_id))
+    if listed:
+        await creation
+        may_remove.set()
+        await revocation
+    else:
+        await revocation
+        may_set.set()
+        with pytest.raises(NotFound):
+            await creation
+    assert await store.list_keys(hook_key("*")) == set()
+    assert await store.client.exists(hooks_key(account.id)) == 0
 
 
 async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway, account: Account) -> None:

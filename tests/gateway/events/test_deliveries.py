@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.events.deliveries import KEPT_BODY_BYTES, summarize_answer
+from gateway.events.deliveries import KEPT_BODY_BYTES, READ_BODY_BYTES, summarize_answer
 from gateway.keys import bodies_key, deliveries_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import HANG, Head, Raw, Script, answer
@@ -200,3 +200,41 @@ async def test_the_storage_use_is_shown(holder: Holder, worker: Worker) -> None:
 
 async def test_a_header_that_is_too_long_is_left_out() -> None:
     assert summarize_answer([("a", "x" * 2000), ("b", "y")], b"", []) == ("", "")
+
+
+SECRET = "whsec_ab/cd+ef/0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcde="
+
+
+@pytest.mark.parametrize(
+    "escapes",
+    [
+        {"/": r"\/"},  # PHP
+        {"+": r"\u002B", "=": r"\u003d"},
+        {"/": r"\\\/"},  # JSON in JSON
+        {"/": "%2F", "+": "%2b", "=": "%3D"},
+        {"/": "%252F"},
+        {"/": "&#x2F;", "+": "&#43;", "=": "&#x003d;"},
+        {"+": "&amp;#43;"},
+    ],
+)
+async def test_an_escaped_secret_is_left_out(escapes: dict[str, str | int | None]) -> None:
+    """A receiver may print its environment as JSON, in a URL or as HTML."""
+    printed = SECRET.translate(str.maketrans(escapes))
+    headers, body = summarize_answer([("X-Env", printed)], f"key={printed}; {printed[:-9]}".encode(), [SECRET])
+    assert (headers, body) == ('{"X-Env":"(not kept)"}', "key=(not kept); (not kept)")
+
+
+async def test_a_secret_is_left_out_wherever_the_body_is_cut_off() -> None:
+    """The secrets that were replaced before it make it move into the part that is kept."""
+    signatures = [letter * 64 for letter in "abc"]
+    printed = SECRET.replace("/", r"\/").replace("+", "&#x2B;")
+    for secret in (SECRET, printed):
+        for at in range(READ_BODY_BYTES - 8, READ_BODY_BYTES - len(secret) - 2, -1):
+            body = " ".join(signatures).ljust(at) + secret + "."
+            kept = summarize_answer([], body.encode()[:READ_BODY_BYTES], [SECRET, *signatures])[1]
+            assert "whsec_ab" not in kept, at
+
+
+async def test_escapes_without_a_secret_are_kept() -> None:
+    body = r"a\/b %2F &#47; whsec_ \n"
+    assert summarize_answer([], body.encode(), [SECRET]) == ("", body)

@@ -57,6 +57,19 @@ async def test_gone_before_the_first_token(app: App, provider: FakeProvider, sen
     assert await app.account.settled() == max_cost(prompt)
 
 
+async def test_gone_after_a_long_body_that_came_late(app: App, provider: FakeProvider) -> None:
+    """Its last part is more than a connection takes before it pauses."""
+    prompt = provider.plays(HANG, prompt="a long prompt " + "x" * 90_000)
+    browser, sent = await connect(app), request(app, prompt, False)
+    loop, middle = asyncio.get_running_loop(), len(sent) - 85_000
+    await loop.sock_sendall(browser, sent[:middle])
+    await asyncio.sleep(0.2)
+    await loop.sock_sendall(browser, sent[middle:])
+    asked = await arrived(provider, prompt)
+    browser.close()
+    await wait_for_cancellation(asked)
+
+
 async def anomalies(app: App) -> float:
     return await metric(app.gateway, 'gateway_usage_anomalies_total{kind="no usage"}')
 

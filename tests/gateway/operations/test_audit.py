@@ -50,6 +50,17 @@ async def test_the_oldest_records_are_removed(store: Store) -> None:
     ]
 
 
+async def test_records_are_kept_for_400_days(store: Store) -> None:
+    seconds, _ = await store.client.time()
+    old, kept = ((seconds - 400 * 86_400 + more) * 1000 for more in (-60, 60))
+    for ms in (old, kept):
+        await store.client.xadd(KEY, {"record": "{}"}, id=f"{ms}-0")
+    record = await AuditTrail(store).begin_record("changes", ANA, "change_account", "acc_1", "request")
+    await AuditTrail(store).finish_record("changes", record)
+    (first, _), (_, last) = await store.client.xrange(KEY)
+    assert (first, "acc_1" in last["record"]) == (f"{kept}-0", True)
+
+
 async def test_a_change_that_cannot_be_recorded_is_refused(proxy: Proxy) -> None:
     async with opened(proxy.url) as store:
         record = await AuditTrail(store).begin_record("changes", ANA, "change_account", "acc_1", "request")

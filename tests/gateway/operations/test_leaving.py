@@ -14,14 +14,17 @@ from gateway.accounts.records import App as AppRecord
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
+from gateway.data.commands import DataCommand, DataCommands
 from gateway.deploys.hooks import Hooks
+from gateway.deploys.logs import StoredLogs
 from gateway.errors import NotFound
 from gateway.events.notices import BudgetUse, NoticeChoices, Notices
 from gateway.ids import day_of, now_iso
-from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key, spenders_key
+from gateway.keys import deletions_key, deploy_key, partition_tag, spend_of_deleted_key, spenders_key
 from gateway.operations.leaving import Leaving
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from gateway.storage import FolderStorage
 from tests.fakes import FakeAppBackend
 from tests.gateway.conftest import Launch
 from tests.support import stores
@@ -266,6 +269,34 @@ async def test_an_interrupted_deletion_is_continued(
     await finish(leaving, store, account.id)
     rest = find_rest(redis_url, account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com")
     assert rest == []
+
+
+async def test_deploys_that_are_not_listed_any_more_are_removed(store: Any, tmp_path: Path) -> None:
+    """An account's list has its newest deploys alone."""
+    leaving, account_id = await begin(Registry(store, Vault("")), tmp_path)
+    ids, day = ("dep_own", "dep_other"), now_iso()[:10]
+    for deploy_id, account in zip(ids, (account_id, "acc_other"), strict=True):
+        record = {"id": deploy_id, "account": account, "app": "notes", "appId": "app-1", "kind": "live"}
+        record |= {"state": "live", "trigger": "upload", "createdAt": f"{day}T10:00:00.000Z"}
+        await store.client.hset(deploy_key(account_id, deploy_id), mapping=record)
+        await store.client.expire(deploy_key(account_id, deploy_id), 600)
+        await StoredLogs(FolderStorage(tmp_path)).write(deploy_id, day, "built\n")
+    await finish(leaving, store, account_id)
+    assert [await store.client.exists(deploy_key(account_id, deploy_id)) for deploy_id in ids] == [0, 1]
+    assert [file.name for file in (tmp_path / "logs").rglob("*.gz")] == ["dep_other.gz"]
+
+
+async def test_a_command_that_no_host_takes_does_not_stay_in_the_way(
+    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, account_id = await begin(Registry(store, Vault("")), tmp_path)
+    ended = time.time() - 1
+    await DataCommands(store).send(DataCommand("dat_1", account_id, "app-1", "clear", ended))
+    for _ in range(3):
+        assert await delete_now(leaving, store, account_id) == 0, "a host may have begun it"
+    monkeypatch.setattr("gateway.data.commands.COMMAND_SECONDS", 0.5)
+    await finish(leaving, store, account_id)
+    assert find_rest(redis_url, account_id, "app-1") == []
 
 
 # -- writes while it ends ------------------------------------------------------------------------------------

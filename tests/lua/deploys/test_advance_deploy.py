@@ -1,5 +1,6 @@
 """A deploy moves from the expected state, and the consequences are applied in the same step."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 DEPLOY, SITE, BUILDS = f"{TAG}:deploy:dep_1", f"{TAG}:site:shop", f"{TAG}:builds"
+PREVIEWS = f"{TAG}:previews:acc"
 RECORD = {"id": "dep_1", "account": "acc", "address": "live"}
 NO_EVENT = ("", "", "", "", "")
 EVENT = ("evt_1", "acc", "shop", "deploy.succeeded", DATA)
@@ -30,7 +32,7 @@ class Deploy(Deliveries):
         event: tuple[str, ...] = NO_EVENT,
         **bounds: int,
     ) -> int:
-        keys = [DEPLOY, SITE, BUILDS, *EVENT_KEYS, f"{BUILDS}:ended", f"{BUILDS}:failed"]
+        keys = [DEPLOY, SITE, BUILDS, *EVENT_KEYS, f"{BUILDS}:ended", f"{BUILDS}:failed", PREVIEWS]
         args = [expected, "1" if take else "", live, source, *event, *fields]
         return self.script("deploys/advance_deploy", **bounds)(keys, args)
 
@@ -86,10 +88,29 @@ def test_what_is_live(deploy: Deploy) -> None:
     assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
 
 
-def test_a_source_that_was_cleaned_up_leaves_the_one_before(deploy: Deploy) -> None:
+def test_a_preview_that_goes_live_is_among_the_accounts_previews(deploy: Deploy) -> None:
+    """In the same step: whoever repeats the move after an outage finds that it has happened."""
+    deploy.client.hset(DEPLOY, mapping={"appId": "app_1", "address": "p-fix", "state": "checking"})
+    deploy.client.hset(SITE, mapping={"live": "dep_0", "preview:p-fix": "dep_0"})
+    assert deploy.advance("checking", "state", "live", event=EVENT) == 1
+    assert deploy.site() == {"live": "dep_0", "preview:p-fix": "dep_1"}
+    [(member, visited)] = deploy.client.zrange(PREVIEWS, 0, -1, withscores=True)
+    assert (member, abs(visited - time.time()) < 60) == (b"app_1 p-fix", True)
+
+
+def test_only_a_preview_that_goes_live_is_among_the_previews(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, mapping={"appId": "app_1", "address": "p-fix"})
+    assert deploy.advance("building", "state", "checking") == 1
+    assert deploy.advance("checking", "state", "failed") == 1
+    deploy.client.hset(DEPLOY, mapping={"address": "live", "state": "canary"})
+    assert deploy.advance("canary", "state", "live", live="dep_1") == 1
+    assert (deploy.site(), deploy.client.exists(PREVIEWS)) == ({"live": "dep_1"}, 0)
+
+
+def test_a_live_deploy_without_a_stored_source_leaves_none(deploy: Deploy) -> None:
     deploy.client.hset(SITE, mapping={"live": "dep_0", "source": "src_0"})
     assert deploy.advance("building", "state", "live", live="dep_1") == 1
-    assert deploy.site() == {"live": "dep_1", "source": "src_0"}
+    assert deploy.site() == {"live": "dep_1"}, "hooks must not build the source of the deploy before"
 
 
 def test_it_moves_even_if_its_event_is_dropped(deploy: Deploy) -> None:

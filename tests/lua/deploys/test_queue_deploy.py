@@ -26,6 +26,7 @@ class Triggers:
         source: str = "",
         repository: str = "",
         per_minute: int = 3,
+        suspended: str = "",
         per_day: int = 9,
         address: str = "",
         **bounds: int,
@@ -34,7 +35,8 @@ class Triggers:
         script = self.client.register_script(on_test_clock("deploys/queue_deploy", **bounds))
         record = ["id", deploy, "account", "acc", "app", "shop"]
         keys = [WINDOW, USED, SITE, COUNTERS, self.key(deploy), DEPLOYS, BUILDS, f"{TAG}:deploy"]
-        args = [hook, per_minute, per_day, source, repository, deploy, "acc", "shop", address or deploy, ISO, *record]
+        args = [hook, per_minute, suspended, per_day, source, repository]
+        args += [deploy, "acc", "shop", address or deploy, ISO, *record]
         verdict, wait, day = script(keys, args)
         return verdict.decode(), int(wait), day.decode()
 
@@ -139,6 +141,14 @@ def test_an_app_without_anything_to_build(triggers: Triggers) -> None:
     assert triggers.trigger() == ("source-gone", 0, DAY)
     _nothing_is_queued(triggers)
     assert triggers.client.llen(WINDOW) == 2, "a refused call counts as a trigger of its hook"
+
+
+def test_a_hook_of_a_suspended_app_queues_nothing_and_counts(triggers: Triggers) -> None:
+    for _ in range(3):
+        assert triggers.trigger(suspended="1", source="src") == ("suspended", 0, DAY)
+    assert triggers.trigger(suspended="1", source="src")[0] == "rate"
+    _nothing_is_queued(triggers)
+    assert triggers.client.hgetall(USED) == {b"hook_1": str(NOON // 1000).encode()}
 
 
 def test_a_hooks_triggers_per_minute(triggers: Triggers) -> None:

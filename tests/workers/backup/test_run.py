@@ -14,6 +14,7 @@ import redis
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
+from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.deploys.environment import Environments
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.events.webhooks import Webhooks
@@ -22,6 +23,7 @@ from gateway.keys import (
     LAYOUT_KEY,
     LAYOUT_MINOR_KEY,
     api_keys_key,
+    data_status_key,
     deploy_key,
     invitations_key,
     invited_by_key,
@@ -31,6 +33,7 @@ from gateway.keys import (
     serving_key,
     site_key,
     spend_key,
+    worker_key,
 )
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
 from gateway.operations.sealed import count_sealed, reseal_all
@@ -41,7 +44,7 @@ from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import KEY, Service, files_of, objects_of
 from workers.backup import files, run, spool
 from workers.backup.run import BackupRefused
-from workers.backup.target import BackupTarget, BadBackup, Part, open_target
+from workers.backup.target import BackupManifest, BackupTarget, BadBackup, Part, open_target
 from workers.engine.app_data import AppData
 
 
@@ -191,6 +194,30 @@ async def test_a_backup_from_before_keys_with_a_scope_moved(service: Service, em
         await empty.restore(tmp_path / "after", force=True)
 
 
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_worker_that_goes_away_before_the_snapshots(
+    gone: bool, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No app waits for it that did not wait already. While a worker runs, another host may have the next app."""
+    apps = [f"app-{number}" for number in range(run.SNAPSHOTS + 2)]
+    await service.store.client.mset({data_status_key("acc_1", app): "{}" for app in apps})
+    await service.store.client.set(worker_key("sites", "host-1"), "1")
+    asked = []
+
+    async def fail(commands: DataCommands, account: str, app: str, *_: Any, **__: Any) -> None:
+        asked.append(app)
+        if gone:
+            await service.store.client.delete(worker_key("sites", "host-1"))
+        raise DataUnavailable
+
+    monkeypatch.setattr(DataCommands, "run", fail)
+    report = await service.back_up(tmp_path / "target")
+    assert asked == (apps[: run.SNAPSHOTS] if gone else apps)
+    errors = {app: "its host did not answer" if app in asked else "no `sites` worker runs any longer" for app in apps}
+    notes = [f"the data of {app} are as of its last snapshot: {error}" for app, error in errors.items()]
+    assert sorted(report.notes) == notes
+
+
 async def test_a_broken_record(service: Service, empty: Service, tmp_path: Path) -> None:
     """It comes back as it is, and so do the others."""
     (account, _, app), *_ = await service.fill()
@@ -274,6 +301,26 @@ async def test_a_service_that_runs(key: str, service: Service, empty: Service, t
     with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
         await empty.restore(tmp_path / "target", force=True)
     assert await empty.store.get(LAYOUT_KEY) is None
+
+
+@pytest.mark.parametrize("key", ["worker:sites:host-1", "{ops}:processes"])
+async def test_a_service_that_starts_during_the_verification(
+    key: str, service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the layout by then, and would not look at it again."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    verify = BackupTarget.verify
+
+    async def start_and_verify(target: BackupTarget, manifest: BackupManifest) -> int:
+        await empty.store.client.mset({LAYOUT_KEY: LAYOUT, key: "1"})
+        return await verify(target, manifest)
+
+    monkeypatch.setattr(BackupTarget, "verify", start_and_verify)
+    with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
+        await empty.restore(tmp_path / "target", force=True)
+    assert await empty.store.get(LAYOUT_KEY) == str(LAYOUT)
+    assert (await empty.store.list_keys(), files_of(empty.storage)) == ({LAYOUT_KEY, key}, {})
 
 
 async def test_apps_that_outlive_their_worker(

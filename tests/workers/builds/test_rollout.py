@@ -148,6 +148,22 @@ async def test_each_step_waits_for_its_answer(
     assert failed["nextStep"]["text"].startswith("The service failed") == (failure != "GET / returned 500")
 
 
+async def test_a_deploy_fails_soon_whose_address_is_ended(host: Host) -> None:
+    """Nothing answers its step any more, and the app's next deploys wait for it."""
+    await Machine(host, "builder").start("deploys")
+    app = await host.app(build=BUILD)
+    async with phantom(host, app), opened(host.gateway.environment["GATEWAY_REDIS_URL"]) as store:
+        deploy = await host.publish(app, page("first"))
+        records = Records(store)
+        await wait_until(lambda: records.read(host.account.id, app))
+        await records.end(host.account.id, app, "live")
+        failed = await host.over(deploy)
+    assert (failed["state"], failed["error"]) == (
+        "failed",
+        "health: its address was ended during the deploy; deploy again",
+    )
+
+
 async def test_a_deploy_fails_soon_on_a_full_storage(s3_host: Host, s3: S3Server) -> None:
     host = s3_host
     machine = await start(host)

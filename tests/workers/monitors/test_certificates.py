@@ -259,6 +259,25 @@ async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet) -> None:
                 assert failure.value.reason == reason, address
 
 
+async def test_a_certificate_of_an_unknown_version_is_no_crash(own: Fleet, tmp_path: Path) -> None:
+    """OpenSSL presents it, and cryptography refuses it with an error that is no ValueError."""
+    _, file = certificate(tmp_path, DOMAIN)
+    pem = Path(file).read_text()
+    start = pem.index("-----BEGIN CERTIFICATE")
+    encoded, version = ssl.PEM_cert_to_DER_cert(pem[start:]), b"\xa0\x03\x02\x01"
+    second = encoded.replace(version + b"\x02", version + b"\x01", 1)
+    Path(file).write_text(pem[:start] + ssl.DER_cert_to_PEM_cert(second))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+    async with (
+        await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server,
+        inspecting(own, f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as one,
+    ):
+        with pytest.raises(addresses.CallFailed) as failure:
+            await one._read_certificate("acc", DOMAIN)
+    assert failure.value.reason == "tls"
+
+
 async def test_a_domain_with_an_internal_address_is_not_called(own: Fleet) -> None:
     async with inspecting(own, "") as one:
         with pytest.raises(addresses.BlockedAddress):

@@ -1,17 +1,20 @@
 """A broken record does not affect other apps that are due, and an outage is logged once."""
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gateway.keys import app_key, partition_tag, probes_key
+from gateway.cancellation import cancel
+from gateway.keys import app_key, health_key, partition_tag, probes_key
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.worker_process import Worker
+from workers.monitors.inspection_loop import InspectedApp, Inspection, InspectionLoop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -48,6 +51,29 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
         for app in poisoned:
             await wait_until(lambda app=app: app.probes, 10)
         assert await worker.stop() == 0
+
+
+async def test_an_inspection_that_crashes_is_repeated_after_the_interval(tmp_path: Path) -> None:
+    async def crash(_: InspectedApp) -> Inspection:
+        raise RuntimeError
+
+    async with fleet(tmp_path) as running:
+        app = await running.app()
+        client, key = running.queue.store.client, probes_key(partition_tag(app.account.id))
+        loop = InspectionLoop(
+            running.registry,
+            probes_key,
+            health_key,
+            lambda _app, _account, _live: True,
+            crash,
+            interval=3_600,
+            budget=1,
+            at_a_time=1,
+        )
+        task = asyncio.create_task(loop.run())
+        soonest = (time.time() + 3_000) * 1000
+        await wait_until(lambda: client.zscore(key, app.app.id), 10, holds=lambda due: due > soonest)
+        await cancel(task)
 
 
 async def test_an_outage_is_logged_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -55,6 +56,19 @@ async def waiting(
 
     await wait_until(waits)
     return ask
+
+
+async def test_a_chat_completion_that_has_waited_begins_with_its_role(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """Clients of OpenAI's format refuse an answer without it."""
+    app = await narrow.app(backend)
+    body = {"messages": [{"role": "user", "content": provider.plays(tokens("Hi"))}], "stream": True}
+    async with busy(narrow, app, provider):
+        ask = asyncio.create_task(app.post(body, path="/chat/completions"))
+        await wait_until(lambda: metric(narrow, 'gateway_provider_waiting{provider="default"}'))
+    first, *_ = [json.loads(line[6:]) for line in (await ask).text.splitlines() if line.startswith("data: {")]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "Hi"}
 
 
 async def test_the_provider_never_gets_more_requests_than_the_limit(

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderTimeout, ProviderUnreachable, ServiceError
 from gateway.inference.formats.native import NATIVE
+from gateway.inference.formats.responses import Responses
 from gateway.inference.provider.connection import (
     ACTIVE,
     CLOSED,
@@ -363,11 +364,29 @@ async def test_forward_sends_data_that_arrives_while_the_relay_waits() -> None:
     assert (taken, waiting.done()) == ([b'data: {"token":"b"}\n\n'], False)
     accepts = False
     connection.data_received(piece(token("c")))
-    assert [delta.content for delta in await waiting or []] == ["c"], "what it refuses waits for the relay"
+    connection.data_received(piece(token("d")))
+    assert (await waiting, stream.refused) == ([], b'data: {"token":"c"}\n\n'), "what it refuses waits for the relay"
+    assert taken[1:] == [stream.refused], "nothing overtakes it"
+    assert [delta.content for delta in await stream.read() or []] == ["d"]
     waiting = asyncio.create_task(stream.read())
     await asyncio.sleep(0)
     connection.data_received(piece(DONE))
     assert await waiting is None
+
+
+async def test_what_is_refused_is_encoded_once_and_survives_a_cut() -> None:
+    """Formats count what they encode."""
+    connection, _, _, stream = asked(CHUNKED + piece(token("a")))
+    encoder = Responses("req_1", "m", asked=b"{}")
+    out = encoder.chunks(await stream.read() or [])
+    stream.format, stream.forward = encoder, lambda _: False
+    waiting = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    connection.data_received(piece(token("b")))
+    connection.connection_lost(None)
+    out += encoder.chunks(await waiting or []) + stream.refused + encoder.end("m", "stop", None)
+    assert out.count(b'"delta":"b"') == 1
+    assert b'"text":"ab"' in out
 
 
 async def whole(connection: ProviderConnection, answer: bytes) -> str:
