@@ -158,12 +158,25 @@ async def fill_deploys(store: Store, count: int) -> None:
             "trigger": "hook",
             "createdAt": now_iso(),
         }
-        limits = {"hook_limit": 6, "quota": 10**9, "source": "src_1", "has_repository": True}
-        triggered = await deploys_scripts.queue_deploy(store, account, "app_1", deploy, record, hook="", **limits)  # type: ignore[arg-type]
+        triggered = await deploys_scripts.queue_deploy(
+            store,
+            account,
+            "app_1",
+            deploy,
+            record,
+            address="live",
+            now=now_iso(),
+            hook="",
+            hook_limit=6,
+            suspended=False,
+            quota=10**9,
+            source="src_1",
+            has_repository=True,
+        )
         assert triggered.verdict == "queued"
         ended = {"state": "live", "startedAt": now_iso(), "finishedAt": now_iso(), "durationMs": "41250"}
         ended |= {"url": "https://sample-app.apps.example.com", "commit": "0" * 40}
-        move = deploys_scripts.Advance(
+        move = deploys_scripts.Transition(
             account=account, app="app_1", deploy=deploy, expected="queued", fields=ended, dequeue=True
         )
         assert await deploys_scripts.advance_deploy(store, move)

@@ -376,7 +376,7 @@ class NoDeployYet(ServiceError):
 class TarballGone(ServiceError):
     status, code = 410, "TARBALL_GONE"
     message = (
-        "The stored source has been deleted; publish the app or connect a repository, then trigger the hook again."
+        "The source of this deploy is not stored; publish the app or connect a repository, then trigger the hook again."
     )
 
 

@@ -60,7 +60,7 @@ class Invitation(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str  # the e-mail address of the member who invited, or "API key"
     at: Time
     endsAt: Time
-    keyId: str | None = None  # of the API key; records from before have none
+    keyId: str | None = None  # of the API key that invited, or has changed the role; records from before have none
 
     @property
     def ends(self) -> float:
@@ -232,7 +232,7 @@ class Members:
             if email in record.members:
                 return record.put_member(email, role)
             if present is not None:
-                changed = msgspec.structs.replace(present, role=role)
+                changed = msgspec.structs.replace(present, role=role, keyId=key_id or present.keyId)
                 return _Members(record.members, {**record.invitations, digest(email): changed})
             if not may_invite:
                 raise AppSuspended("The account is suspended, and invites nobody until an operator ends that.")
@@ -277,8 +277,9 @@ class Members:
         return found
 
     async def withdraw_from_key(self, account_id: str, key_id: str) -> None:
-        """Cancels the invitations that a key has made which is revoked. Can be repeated."""
-        await self._change(account_id, lambda record: record.withdraw_from_key(key_id))
+        """Cancels the invitations that a key has made or changed which is revoked. Can be repeated."""
+        if any(each.keyId == key_id for each in (await self._read_invitations(account_id)).values()):
+            await self._change(account_id, lambda record: record.withdraw_from_key(key_id))
 
     async def remove_all(self, account_id: str) -> None:
         """Removes all members and invitations of an account that is being deleted."""

@@ -6,9 +6,9 @@ serves the apps notes the visits from time to time, so no request writes to Redi
 
 from collections.abc import Mapping
 
-from gateway.deploys.records import PREVIEW_FIELD
+from gateway.deploys.records import FINAL, PREVIEW_FIELD
 from gateway.deploys.serving import Records
-from gateway.keys import previews_key, site_key
+from gateway.keys import deploy_key, previews_key, site_key
 from gateway.redis.client import Store
 
 
@@ -40,10 +40,8 @@ class Previews:
         _, known = (await self._serving.read(account, app_id)).get(name, ("", None))
         if known is None:
             return False
-        if known.step == "live":
-            current: str | None = await self._store.client.hget(site_key(account, app_id), PREVIEW_FIELD + name)
-            return known.deploy != current
-        return known.step == "check"
+        state = await self._store.client.hget(deploy_key(account, known.deploy), "state")
+        return state not in (None, *FINAL)
 
     async def end(self, account: str, app_id: str, name: str) -> bool:
         """Ends the preview at an address. Returns False if there is none."""

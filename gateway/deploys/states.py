@@ -352,6 +352,8 @@ class Deploys:
     async def record_commit(self, deploy: Deploy, cloned: Origin, warning: str) -> Deploy:
         """Records what was cloned, and what it lacks."""
         found: dict[str, Any] = {**_list_fields(cloned), **({"warning": warning} if warning else {})}
+        if deploy.kind == "preview" and deploy.branch is None:
+            found.pop("branch", None)  # its address would follow from the branch, and it was built for another one
         return await self._move(deploy, state=deploy.state, **found)
 
     async def record_warning(self, deploy: Deploy, warning: str) -> Deploy:

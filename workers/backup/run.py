@@ -22,7 +22,7 @@ import msgspec
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.data.commands import DataCommands, DataUnavailable
-from gateway.errors import StorageUnavailable
+from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import now_iso
 from gateway.keys import BACKUP_KEY, LAYOUT_KEY, PROCESSES_KEY, account_key, kind_of, worker_key
 from gateway.loops import batched
@@ -224,11 +224,12 @@ class Backup:
         try:
             keys = await self._check(manifest, force=force or resumes)  # a process may have started since the first one
             await self._end_apps()
-        except (BackupRefused, StorageUnavailable):  # nothing was written
-            if former is None:
-                await self._store.client.delete(LAYOUT_KEY)
-            else:
-                await self._store.client.set(LAYOUT_KEY, former)
+        except BaseException:  # even Ctrl-C: nothing was written, so the service may start
+            with suppress(BackboneUnavailable):
+                if former is None:
+                    await self._store.client.delete(LAYOUT_KEY)
+                else:
+                    await self._store.client.set(LAYOUT_KEY, former)
             raise
         present = await list_objects(self._storage) if resumes else {}
         with open_spool(self._folder.folder) as spool:

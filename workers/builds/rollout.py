@@ -212,7 +212,8 @@ class Rollout:
         if not await self._has_record(wanted):
             await self._records.confirm(wanted.account)  # a server that was superseded may not have had it
             if not await self._has_record(wanted):
-                raise DeployError("its address was ended during the deploy; deploy again", service_fault=True)
+                reason = "what was to be served was replaced or removed meanwhile; deploy again"
+                raise DeployError(reason, service_fault=True)
 
     async def _has_record(self, wanted: Wanted) -> bool:
         _, known = (await self._records.read(wanted.account, wanted.app)).get(wanted.address, ("", None))

@@ -543,6 +543,16 @@ async def test_an_invitation_of_a_key_that_is_revoked_meanwhile_ends(one: Store,
     assert await registry.members.list_members("acc_1") == []
 
 
+async def test_an_invitation_that_a_revoked_key_has_changed_ends(one: Store) -> None:
+    """Otherwise whoever has stolen it could make an owner of somebody who was invited as a viewer."""
+    registry = Registry(one, Vault(""))
+    key = await registry.api_keys.create("acc_1", "stolen")
+    await registry.members.set_role("acc_1", "a@example.com", "viewer", "owner@example.com")
+    await registry.members.set_role("acc_1", "a@example.com", "owner", "API key", key_id=key.id)
+    await registry.revoke_key("acc_1", key.id, even_last=True)
+    assert await registry.members.list_members("acc_1") == []
+
+
 async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> None:
     email = "a@example.com"
     await members.set_role("acc_1", "owner@example.com", "viewer", "API key")

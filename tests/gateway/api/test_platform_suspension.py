@@ -64,11 +64,17 @@ async def test_a_record_that_cannot_be_read_affects_no_other_app(
         others, events = damaged_stream.aiter_sse(), stream.aiter_sse()
         assert (await anext(others)).json() == (await anext(events)).json() == {"token": "a"}
         with gw.redis.client() as client:
-            client.set(app_key(unreadable.name), '{"id": 7}')
-            client.publish(CHANGES_CHANNEL, app_key(unreadable.name))
-        await wait_until(lambda: "app.unreadable" in gw.log)
-        await suspend(gw, f"apps/{app.name}")
-        error = await asyncio.wait_for(anext(events), PATIENCE_SECONDS)
+            key = app_key(unreadable.name)
+            record = client.get(key)
+            try:
+                client.set(key, '{"id": 7}')
+                client.publish(CHANGES_CHANNEL, key)
+                await wait_until(lambda: "app.unreadable" in gw.log)
+                await suspend(gw, f"apps/{app.name}")
+                error = await asyncio.wait_for(anext(events), PATIENCE_SECONDS)
+            finally:
+                client.set(key, record)
+                client.publish(CHANGES_CHANNEL, key)
         assert (error.event, error.json()["error"]["code"]) == ("error", "APP_SUSPENDED")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.deploys.previews import Previews
 from gateway.deploys.release import Release
-from gateway.deploys.serving import Records, Wanted
+from gateway.deploys.serving import Records, Step, Wanted
 from gateway.keys import previews_key
 from gateway.redis.client import Store
 from tests.support.accounts import Account
@@ -133,19 +133,20 @@ async def test_a_preview_that_is_being_deployed_makes_no_room(gw: Gateway, accou
     records = Records(store)
     previews = Previews(store, records)
     older, newer = await go_live(gw, account, app, "a"), await go_live(gw, account, app, "b")
+    following = (await publish_as(account, app, "preview=a")).json()["deployId"]
+    await report_phase(gw, following, "build")
     former = ""
-    for wanted in (
-        Wanted(account.id, app, "p-a", "check", "dep_next", served=older),
-        Wanted(account.id, app, "p-a", "live", "dep_next", served=older),
-    ):
+    steps: tuple[Step, ...] = ("check", "live", "undo")
+    for step in steps:
+        wanted = Wanted(account.id, app, "p-a", step, following, served=older)
         await records.write(former, wanted, "")
         await previews.make_room(account.id, 1)
         [(former, known)] = (await records.read(account.id, app)).values()
         assert known == wanted
         assert await currents(account) == {older, newer}
-    await records.write(former, Wanted(account.id, app, "p-a", "undo", "dep_next", served=older), "")
+    await report_phase(gw, following, "health", ok=False)
     await previews.make_room(account.id, 1)
-    assert await currents(account) == {newer}, "its deploy has failed"
+    assert await currents(account) == {newer}
 
 
 async def currents(account: Account) -> set[str]:

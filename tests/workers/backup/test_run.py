@@ -43,7 +43,7 @@ from tests.support.redis_servers import RedisServer
 from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import KEY, Service, files_of, objects_of
 from workers.backup import files, run, spool
-from workers.backup.run import BackupRefused
+from workers.backup.run import Backup, BackupRefused
 from workers.backup.target import BackupManifest, BackupTarget, BadBackup, Part, open_target
 from workers.engine.app_data import AppData
 
@@ -321,6 +321,23 @@ async def test_a_service_that_starts_during_the_verification(
         await empty.restore(tmp_path / "target", force=True)
     assert await empty.store.get(LAYOUT_KEY) == str(LAYOUT)
     assert (await empty.store.list_keys(), files_of(empty.storage)) == ({LAYOUT_KEY, key}, {})
+
+
+async def test_a_restore_that_is_ended_before_it_writes_lets_the_service_start(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise whoever presses Ctrl-C meanwhile could only restore, and lose what is there."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    await service.store.client.set(LAYOUT_KEY, LAYOUT)
+
+    async def end_apps(_: Backup) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Backup, "_end_apps", end_apps)
+    with pytest.raises(asyncio.CancelledError):
+        await service.restore(tmp_path / "target", force=True)
+    assert await service.store.get(LAYOUT_KEY) == str(LAYOUT)
 
 
 async def test_apps_that_outlive_their_worker(

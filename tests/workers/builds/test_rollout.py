@@ -160,7 +160,7 @@ async def test_a_deploy_fails_soon_whose_address_is_ended(host: Host) -> None:
         failed = await host.over(deploy)
     assert (failed["state"], failed["error"]) == (
         "failed",
-        "health: its address was ended during the deploy; deploy again",
+        "health: what was to be served was replaced or removed meanwhile; deploy again",
     )
 
 

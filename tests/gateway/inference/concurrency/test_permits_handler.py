@@ -67,7 +67,9 @@ async def test_a_chat_completion_that_has_waited_begins_with_its_role(
     async with busy(narrow, app, provider):
         ask = asyncio.create_task(app.post(body, path="/chat/completions"))
         await wait_until(lambda: metric(narrow, 'gateway_provider_waiting{provider="default"}'))
-    first, *_ = [json.loads(line[6:]) for line in (await ask).text.splitlines() if line.startswith("data: {")]
+    answer = await ask
+    assert answer.status_code == 200, answer.text
+    first, *_ = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": "Hi"}
 
 
