@@ -51,11 +51,12 @@ async def find_page(host: Host, app: str) -> str:
 
 
 def what_is_left(folder: Path) -> dict[str, list[str]]:
+    """Of a worker that has not made its folders yet, nothing is left."""
     found = {
-        "builds": [*(folder / "builds").iterdir(), *(folder / "built").iterdir(), *(folder / "fetched").iterdir()],
+        "builds": [path for name in ("builds", "built", "fetched") for path in folder.glob(f"{name}/*")],
         "releases": [*(folder / "releases").glob("*/*/dep_*")],
         "archives": [*(folder / "archives").glob("*/*.tar.gz")],
-        "running": [path for path in (folder / "running").iterdir() if path.is_symlink()],
+        "running": [path for path in folder.glob("running/*") if path.is_symlink()],
         "marks": [path for name in ("canary", "held") for path in (folder / "releases").glob(f"*/*/{name}")],
     }
     return {kind: sorted({path.name.partition(".")[0] for path in paths}) for kind, paths in found.items()}
