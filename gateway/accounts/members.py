@@ -118,7 +118,7 @@ class _Members(msgspec.Struct, frozen=True, omit_defaults=True):
         return _Members(self.members, {hashed: each for hashed, each in self.invitations.items() if each.by != owner})
 
     def withdraw_from_key(self, key_id: str) -> _Members:
-        """Returns the record without the invitations that an API key has made which is revoked."""
+        """Returns the record without the invitations that a revoked API key has made or changed."""
         kept = {hashed: each for hashed, each in self.invitations.items() if each.keyId != key_id}
         return _Members(self.members, kept)
 
@@ -219,7 +219,7 @@ class Members:
     ) -> Placement:
         """Changes the role of a member or of an invitation, or else invites the address.
 
-        `key_id` is that of the API key that invites.
+        `key_id` is that of the API key that does this, or None for a member.
 
         Raises LastOwner and InvitationLimitReached, RequestMalformed if the account cannot have another member,
         AppSuspended if it may not invite, and NotFound if it is gone.
@@ -277,7 +277,7 @@ class Members:
         return found
 
     async def withdraw_from_key(self, account_id: str, key_id: str) -> None:
-        """Cancels the invitations that a key has made or changed which is revoked. Can be repeated."""
+        """Cancels the invitations that a revoked API key has made or changed. Can be repeated."""
         if any(each.keyId == key_id for each in (await self._read_invitations(account_id)).values()):
             await self._change(account_id, lambda record: record.withdraw_from_key(key_id))
 

@@ -30,7 +30,7 @@ from gateway.data.commands import COMMAND_SECONDS, DataAnswer, DataCommand, Data
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id, now_iso
-from gateway.loops import every, until
+from gateway.loops import batched, every, until
 from gateway.redis.client import patient
 from gateway.settings import Settings
 from gateway.storage import fetch_object, is_full, open_storage
@@ -296,9 +296,7 @@ class DataAgent:
 
     async def _tidy(self) -> None:
         self._round += 1
-        apps = await self._driver.list_apps()
-        for first in range(0, len(apps), TIDY_READS):
-            some = apps[first : first + TIDY_READS]
+        for some in batched(await self._driver.list_apps(), TIDY_READS):
             found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
             present = {(app.id, app.account) for app, _ in found.values()}
             for app_id, account in some:

@@ -160,15 +160,15 @@ class ClusterData(DataDriver):
         They come from another engine, or their volume was lost.
         """
         for name in [*self._new]:
-            claim, pod = self._cluster.present.get(("PersistentVolumeClaim", name)), None
-            if claim is not None and claim.metadata.uid in running:
-                continue
-            if claim is not None and (uid := claim.metadata.uid) not in self._begun:
+            claim = self._cluster.present.get(("PersistentVolumeClaim", name))
+            if claim is None or claim.metadata.uid in self._begun:
+                self._new.discard(name)
+            elif (uid := claim.metadata.uid) not in running:
                 owner = claim.metadata.labels[APP_LABEL], claim.metadata.labels[ACCOUNT_LABEL]
                 if (pod := self._find_pod(*owner)) is not None:
                     running.start(self._begin(pod, uid, *owner), uid)
-            if pod is None:
-                self._new.discard(name)
+                else:
+                    self._new.discard(name)
 
     async def _begin(self, pod: DataClient, uid: str, app_id: str, account: str) -> None:
         try:
@@ -191,7 +191,7 @@ class ClusterData(DataDriver):
     async def find_changes(self) -> dict[tuple[str, str], DataStatus]:
         due = time.monotonic() // REPORT_ALL_SECONDS
         if not self._unreported:
-            self._unreported = [each for each in await self.list_apps() if not self._sleeps_on(*each, due)]
+            self._unreported = [each for each in await self.list_apps() if not self._still_sleeps(*each, due)]
         some = self._unreported[:REPORTED]
         found, _ = await self._registry.read_intact_apps([app_id for app_id, _ in some])
         del self._unreported[:REPORTED]
@@ -220,7 +220,7 @@ class ClusterData(DataDriver):
         self._seen |= seen
         return changed
 
-    def _sleeps_on(self, app_id: str, account: str, due: float) -> bool:
+    def _still_sleeps(self, app_id: str, account: str, due: float) -> bool:
         """Returns whether an app that was asleep at its last report is still asleep, and has nothing new to say."""
         reported, status = self._seen.get((account, app_id), (None, None))
         was_asleep = status is not None and status.state == "asleep" and reported == due

@@ -83,7 +83,7 @@ class Stream:
         self.format: Format
         # Encoded, but not sent by `forward`. The relay sends it next; a format must not encode the same deltas twice.
         self.refused = b""
-        self._pending: list[Delta] | None = None  # for the relay, which takes it at once: it arrived with the end
+        self._pending: list[Delta] | None = None  # for the relay: what came with the end; [] for `refused` alone
         self._answering = False  # a byte of the answer has arrived
         self._nudged = False
         self.age = 0.0  # seconds

@@ -92,11 +92,10 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 
 
 @contextlib.asynccontextmanager
-async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> AsyncIterator[None]:
-    """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once.
-
-    The failure is the service's if it ends with "later".
-    """
+async def phantom(
+    host: Host, app: str, *steps: str, failure: str = "", service_fault: bool = False
+) -> AsyncIterator[None]:
+    """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
     holder = Holder("phantom", "a test")
 
     async def haunt(records: Records) -> None:
@@ -105,8 +104,7 @@ async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> Async
             await records.hold_engine(holder)
             for _, wanted in (await records.read(host.account.id, app)).values():
                 if wanted.step == "canary" and failure:
-                    is_ours = failure.endswith("later")
-                    answer = StepAnswer(wanted.token, False, failure, served=True, service_fault=is_ours)
+                    answer = StepAnswer(wanted.token, False, failure, served=True, service_fault=service_fault)
                     await records.write_answer(wanted, answer)
                 elif wanted.step in (*steps, "undo"):
                     await records.write_answer(wanted, StepAnswer(wanted.token, True))
@@ -125,27 +123,33 @@ LATE = "the release was not fetched and checked in time"
 
 
 @pytest.mark.parametrize(
-    ("steps", "failure", "error"),
+    ("steps", "failure", "service_fault", "error"),
     [
-        (None, "", "health: no host serves apps; is a `sites` worker running?"),
-        ([], "", f"health: {LATE}"),
-        (["check"], "", f"health: {LATE}"),
-        (["check", "canary"], "", "canary: no request of the canary has been answered"),
-        (["check"], "GET / returned 500", "canary: GET / returned 500"),
-        (["check"], "the cluster is full; deploy again later", "canary: the cluster is full; deploy again later"),
+        (None, "", True, "health: no host serves apps; is a `sites` worker running?"),
+        ([], "", True, f"health: {LATE}"),
+        (["check"], "", True, f"health: {LATE}"),
+        (["check", "canary"], "", True, "canary: no request of the canary has been answered"),
+        (["check"], "GET / returned 500", False, "canary: GET / returned 500"),
+        (["check"], "the cluster is full; deploy again later", True, "canary: the cluster is full; deploy again later"),
     ],
 )
 async def test_each_step_waits_for_its_answer(
-    host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str] | None, failure: str, error: str
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[str] | None,
+    failure: str,
+    service_fault: bool,
+    error: str,
 ) -> None:
     for name in ("STEP_SECONDS", "NO_HOST_SECONDS"):
         monkeypatch.setitem(QUICK, f"workers.builds.rollout.{name}", 2.0)
     await Machine(host, "builder").start("deploys")
     app = await host.app(build=BUILD)
-    async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, failure=failure):
+    answering = {"failure": failure, "service_fault": service_fault}
+    async with contextlib.nullcontext() if steps is None else phantom(host, app, *steps, **answering):
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"]) == ("failed", error), failed
-    assert failed["nextStep"]["text"].startswith("The service failed") == (failure != "GET / returned 500")
+    assert failed["nextStep"]["text"].startswith("The service failed") == service_fault
 
 
 async def test_a_deploy_fails_soon_whose_address_is_ended(host: Host) -> None:
