@@ -62,8 +62,8 @@ at_time = click.option(
     "--at",
     metavar="TIME",
     callback=parse_until,
-    help="Take the last backup until this time, such as 2026-07-02 (its end) or 2026-07-02T10:00. It is in UTC unless "
-    "it has an offset.",
+    help="Ignore backups after this time, such as 2026-07-02 (its end) or 2026-07-02T10:00. It is in UTC unless it has "
+    "an offset.",
 )
 any_author = click.option(
     "--unauthenticated", is_flag=True, help="Take a backup that does not prove that this service made it."
@@ -85,11 +85,13 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
     list     lists the backups, and says which are damaged or not made by this service
     verify   reads a whole backup, and compares it with its digests and authenticator
     """
-    action = words[0] if len(words) == 2 else ""
-    if len(words) > 2 or action not in ("", *ACTIONS):
+    action = words[0] if words[0] in ACTIONS else ""
+    if len(words) != 1 + bool(action):
         raise WrongUsage("expected TARGET, list TARGET or verify TARGET")
-    if (at or unauthenticated) and action != "verify":
-        raise WrongUsage("--at and --unauthenticated are for verify")
+    if at and not action:
+        raise WrongUsage("--at is for list and verify")
+    if unauthenticated and action != "verify":
+        raise WrongUsage("--unauthenticated is for verify")
     if action != "list" and not wants_table():
         raise WrongUsage("--json and --format are for list")
     if keep and action:
@@ -97,7 +99,7 @@ def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | N
     settings, began = load_settings(), time.monotonic()
     match action:
         case "list":
-            rows = _run(_list(settings, words[1]))
+            rows = _run(_list(settings, words[1], at))
             show_table(rows, COLUMNS, prose="detail", less=["notes", "apps", "accounts"], empty="No backups.")
         case "verify":
             _run(_verify(settings, words[1], at, unauthenticated))
@@ -141,13 +143,15 @@ async def _open(
     from gateway.accounts.vault import Vault
     from workers.backup.target import BackupTarget, open_target
 
+    if not address:
+        raise WrongUsage("TARGET is empty: name a folder or s3://bucket/prefix")
     vault = Vault(settings.encryption_key)
     return BackupTarget(open_target(address, create=create), vault, unauthenticated=unauthenticated)
 
 
-async def _list(settings: Settings, address: str) -> list[Row]:
+async def _list(settings: Settings, address: str, at: str) -> list[Row]:
     target = await _open(settings, address)
-    return [msgspec.to_builtins(row) for row in await target.describe_all()]
+    return [msgspec.to_builtins(row) for row in await target.describe_all() if not at or row.at <= at]
 
 
 async def _verify(settings: Settings, address: str, at: str, unauthenticated: bool) -> None:

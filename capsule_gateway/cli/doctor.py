@@ -6,8 +6,9 @@ import click
 import msgspec
 
 from capsule_gateway.cli.cells import texts
-from capsule_gateway.cli.processes import load_settings
+from capsule_gateway.cli.processes import log_to_stderr
 from capsule_gateway.cli.show import as_list, show_table
+from gateway.settings import BadSettings, load
 
 
 @click.command()
@@ -19,9 +20,14 @@ def doctor() -> None:
     """
     import uvloop
 
+    from workers.doctor.row import CORRECT, Row
     from workers.doctor.run import examine
 
-    found = uvloop.run(examine(load_settings(warns=False)))  # which, unlike asyncio, waits for no lookup that hangs
+    log_to_stderr()
+    try:
+        found = uvloop.run(examine(load()))  # which, unlike asyncio, waits for no lookup that hangs
+    except BadSettings as error:
+        found = [Row("settings", "fail", fault, CORRECT) for fault in str(error).splitlines()]
     rows = [msgspec.to_builtins(row) for row in found]
     show_table(rows, texts("check", "state", "detail", "action"), prose="action", empty="")
     sys.exit(any(row["state"] == "fail" for row in rows))

@@ -134,16 +134,18 @@ def _check_workers(names: list[str]) -> None:
     click.echo(f"running: {', '.join(names)}")
 
 
-def load_settings(*, warns: bool = True) -> Settings:
-    """Reads the settings, or prints what is wrong and exits. Until the log is configured, it goes to stderr.
-
-    `warns`: also prints a line for each variable that nothing reads.
-    """
+def log_to_stderr() -> None:
+    """Writes the log to stderr until it is configured."""
     import structlog
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
+
+def load_settings() -> Settings:
+    """Reads the settings and prints a line for each variable that nothing reads, or prints what is wrong and exits."""
+    log_to_stderr()
     try:
-        for unread in find_unread() if warns else ():
+        for unread in find_unread():
             click.echo(f"capsule: {unread.fault}; {unread.action}", err=True)
         return load()
     except BadSettings as error:

@@ -9,7 +9,7 @@ no process starts. Once the number is gone, it looks for processes again: one ma
 A restore that was interrupted continues with the same command.
 
 The encryption key is in no backup. A backup has its fingerprint and an authenticator made with it (`target.py`), and a
-restore with another key is refused.
+restore with another key is refused. Of several keys, a restore needs the first and those that open stored secrets.
 """
 
 import asyncio
@@ -72,6 +72,7 @@ class Backup:
         self._registry = Registry(self._store, self._vault)
         self._storage, self._folder = open_storage(settings), FolderStorage(Path(settings.data_dir))
         self._notes: list[str] = []
+        self._needed_keys = {*self._vault.fingerprints()[:1]}  # the first makes the authenticator
 
     async def aclose(self) -> None:
         await self._store.close()
@@ -99,13 +100,7 @@ class Backup:
             layout = parse_number(await self._store.get(LAYOUT_KEY) or "1")
         except LayoutFault as fault:
             raise BackupRefused(str(fault)) from None
-        if unopened := (await count_sealed(self._store, self._vault)).unopened:
-            if not self._vault.fingerprints():
-                raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
-            raise BackupRefused(
-                f"GATEWAY_ENCRYPTION_KEY does not open {sum(unopened.values())} stored secrets, such as that of "
-                f"{min(unopened)}: add their key to it. capsule secrets check names all of them"
-            )
+        await self._check_secrets()
         keys = await self._store.list_keys()
         await self._target.look()
         await self._make_snapshots(keys)
@@ -129,10 +124,23 @@ class Backup:
         for _, entry in sorted(entries.items()):
             await files.write(entry)
         await files.flush()
+        await self._check_secrets()  # again: a process with an older key may have stored one meanwhile
         manifest = self._describe(at, layout, copied, records, files, entries.values())
         await self._target.write_manifest(manifest)
         await self._store.client.set(BACKUP_KEY, at)
         return Report(manifest, self._target.added, self._notes)
+
+    async def _check_secrets(self) -> None:
+        """Opens all stored secrets, and notes which keys they need. Raises BackupRefused if a key is missing."""
+        counts = await count_sealed(self._store, self._vault)
+        if counts.unopened:
+            if not counts.keys:
+                raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
+            raise BackupRefused(
+                f"GATEWAY_ENCRYPTION_KEY does not open {sum(counts.unopened.values())} stored secrets, such as that of "
+                f"{min(counts.unopened)}: add their key to it. capsule secrets check names all of them"
+            )
+        self._needed_keys |= {key for key, count in counts.keys.items() if count}
 
     def _describe(
         self, at: str, layout: int, copied: Copied, records: Lines, files: Lines, entries: Iterable[FileEntry]
@@ -142,7 +150,7 @@ class Backup:
             at=at,
             layout=layout,
             shared=bool(self._settings.storage_url),
-            keys=self._vault.fingerprints(),
+            keys=sorted(self._needed_keys),
             accounts=copied.accounts,
             apps=copied.apps,
             size=sum(entry.part.size for entry in entries) + sum(part.size for part in records.parts),
@@ -249,7 +257,7 @@ class Backup:
             raise BackupRefused(f"the backup is of layout {manifest.layout}, and this version knows {LAYOUT}")
         if not {*manifest.keys} <= {*self._vault.fingerprints()}:
             raise BackupRefused(
-                "GATEWAY_ENCRYPTION_KEY is not the key of the backup, whose secrets it could not decrypt: set that key"
+                "GATEWAY_ENCRYPTION_KEY lacks a key that the backup needs: set the keys that the service had then"
             )
         if manifest.shared != bool(self._settings.storage_url):
             where = "a shared storage: set" if manifest.shared else "a data folder without shared storage: unset"

@@ -75,7 +75,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     at: Time  # when the copy of Redis began
     layout: Annotated[int, msgspec.Meta(ge=1)]
     shared: bool  # whether the storage was a shared one
-    keys: list[str]  # fingerprints of the encryption keys
+    keys: list[str]  # fingerprints of the encryption keys that a restore needs
     accounts: int
     apps: int
     size: int  # bytes of all files

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+CORRECT = "correct this, and run the command again"
 WARN_FULL, FAIL_FULL = 0.8, 0.95  # of memory or of a disk
 
 State = Literal["ok", "warn", "fail"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.loops import ignore_late_lookups
 from gateway.settings import Settings
 from workers.doctor import machine, network, redis, service
-from workers.doctor.row import Row
+from workers.doctor.row import CORRECT, Row
 
 CHECK_SECONDS = 12.0  # for one check: the command takes less than 20, with its start
 
@@ -35,6 +35,7 @@ async def examine(settings: Settings) -> list[Row]:
         *([("cluster", network.check_cluster)] if in_cluster else []),
         ("encryption key", service.check_encryption_key),
         ("operators", service.check_operators),
+        ("weak tokens", service.check_tokens),
         ("emergency file", service.check_emergency_file),
         ("workers", service.check_workers),
         *([("data folder", service.check_data_folder)] if hosts_apps and not in_cluster else []),
@@ -65,5 +66,5 @@ async def _collect(name: str, check: AsyncIterator[Row], seconds: float = CHECK_
     except TimeoutError:
         rows.append(Row(name, "fail", f"no answer within {seconds:.0f} seconds", "check the network"))
     except OSError as error:
-        rows.append(Row(name, "fail", str(error), "correct this, and run the command again"))
+        rows.append(Row(name, "fail", str(error), CORRECT))
     return rows

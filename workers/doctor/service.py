@@ -19,6 +19,9 @@ from workers.doctor.row import Row
 from workers.hosting.releases import Releases
 
 NO_KEY = "not set: the tokens of the apps' pods are made from it"
+FEWEST_CHARACTERS = 8  # that differ, in a token: 20 random hexadecimal digits have fewer once in 1,800 times
+REPLACE = "replace it with the output of openssl rand -base64 32"
+ROTATE = "put a new key before it (openssl rand -base64 32), restart, run capsule secrets reencrypt, and withdraw it"
 CHOOSE_OPERATORS = "set GATEWAY_OPERATOR_TOKEN to the output of openssl rand -base64 32, or GATEWAY_OIDC_OPERATORS"
 
 
@@ -35,6 +38,24 @@ async def check_operators(settings: Settings) -> AsyncIterator[Row]:
         yield Row("operators", "ok", "somebody may use /ops and the operators' commands")
     else:
         yield Row("operators", "warn", "nobody may use /ops and the operators' commands", CHOOSE_OPERATORS)
+
+
+async def check_tokens(settings: Settings) -> AsyncIterator[Row]:
+    keys = (key.strip() for key in settings.encryption_key.split(","))
+    tokens = [
+        ("GATEWAY_OPERATOR_TOKEN", settings.operator_token, REPLACE),
+        *(
+            (f"the token of {name} in GATEWAY_OPERATOR_TOKENS", token, REPLACE)
+            for name, token in settings.operator_tokens.items()
+        ),
+        *((f"key {number} of GATEWAY_ENCRYPTION_KEY", key, ROTATE) for number, key in enumerate(keys, 1)),
+    ]
+    weak = [(name, action) for name, token, action in tokens if token and len({*token}) < FEWEST_CHARACTERS]
+    for name, action in weak:
+        detail = f"{name} has fewer than {FEWEST_CHARACTERS} different characters, so it can be guessed"
+        yield Row("weak tokens", "warn", detail, action)
+    if not weak:
+        yield Row("weak tokens", "ok", f"each has at least {FEWEST_CHARACTERS} different characters")
 
 
 async def check_private_addresses(settings: Settings) -> AsyncIterator[Row]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,6 +171,8 @@ def test_another_backup_than_the_last(capsule: Capsule, valkey: RedisServer, tmp
     ):
         code, out, _ = capsule("backup", "verify", str(target), "--at", given)
         assert (code, out.partition(" is complete")[0]) == (0, f"The backup of {expected}")
+        rows = json.loads(capsule("backup", "list", str(target), "--at", given, "--json")[1])
+        assert [row["at"] for row in rows][-1] == expected
     code, _, error = capsule("restore", str(target), "--force", "--at", "2026-11-28")
     assert (code, error.startswith("Restoring the backup of 2026-11-28T10:00:00.123Z: ")) == (0, True)
     with valkey.client() as client:
@@ -225,10 +228,25 @@ def test_s3_without_credentials(capsule: Capsule) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"], ["t", "--json"]],
+    [
+        "backup a b",
+        "backup list",
+        "backup verify",
+        "backup list a b",
+        "backup ''",
+        "backup list ''",
+        "backup verify ''",
+        "restore ''",
+        "backup t --at 2026-07-02",
+        "backup t --unauthenticated",
+        "backup list t --unauthenticated",
+        "backup t --json",
+    ],
 )
-def test_wrong_usage(arguments: list[str], capsule: Capsule) -> None:
-    assert capsule("backup", *arguments)[0] == 2
+def test_wrong_usage(arguments: str, capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert capsule(*shlex.split(arguments))[0] == 2
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_without_redis(capsule: Capsule, tmp_path: Path) -> None:

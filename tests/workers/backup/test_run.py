@@ -43,6 +43,7 @@ from tests.support.redis_servers import RedisServer
 from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import KEY, Service, files_of, objects_of
 from workers.backup import files, run, spool
+from workers.backup.records import Copied, copy_records
 from workers.backup.run import Backup, BackupRefused
 from workers.backup.target import BackupManifest, BackupTarget, BadBackup, Part, open_target
 from workers.engine.app_data import AppData
@@ -66,6 +67,7 @@ def lacks(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 
 
 LEFT_OUT = {"session", "{ops}"}
+LACKS_KEY = r"^GATEWAY_ENCRYPTION_KEY lacks a key that the backup needs"
 
 
 @pytest.mark.parametrize("to", [1, 2], ids=["to valkey", "to redis"])
@@ -246,9 +248,9 @@ async def test_another_key(service: Service, empty: Service, servers: list[Redis
             BadBackup, match=r"was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed"
         ):
             await empty.restore(tmp_path / "target", key=key, force=True)
-        with pytest.raises(BackupRefused, match=r"^GATEWAY_ENCRYPTION_KEY is not the key of the backup"):
+        with pytest.raises(BackupRefused, match=LACKS_KEY):
             await empty.restore(tmp_path / "target", key=key, force=True, unauthenticated=True)
-    with pytest.raises(BackupRefused, match=r"^GATEWAY_ENCRYPTION_KEY is not the key of the backup"):
+    with pytest.raises(BackupRefused, match=LACKS_KEY):
         await empty.restore(tmp_path / "target", key="", force=True)
     assert (content(servers[1]), files_of(empty.storage)) == ({}, {})
     await empty.restore(tmp_path / "target", key="an-encryption-key-of-32-characters,another-key-that-came-first")
@@ -267,11 +269,28 @@ async def test_secrets_that_no_key_opens(service: Service, empty: Service, tmp_p
     assert not (tmp_path / "target" / "backups").exists()
     both = f"a-new-encryption-key-of-32-chars,{KEY}"
     await service.back_up(tmp_path / "target", encryption_key=both)
+    with pytest.raises(BackupRefused, match=LACKS_KEY):
+        await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
     await reseal_all(service.store, Vault(both))
-    await service.back_up(tmp_path / "target", encryption_key="a-new-encryption-key-of-32-chars")
+    await service.back_up(tmp_path / "target", encryption_key=both)
     await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
     opened = Environments(empty.store, Vault("a-new-encryption-key-of-32-chars"))
     assert await opened.open_variables(app) == {"COLOR": "red 0"}
+
+
+async def test_a_secret_that_a_gateway_with_the_old_key_stores_meanwhile(
+    service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, _ = await service.registry.create_account("A", "maker")
+
+    async def store_and_copy(*arguments: Any) -> Copied:
+        await service.webhooks.set_receiver(account.id, "http://127.0.0.1:9/")
+        return await copy_records(*arguments)
+
+    monkeypatch.setattr(run, "copy_records", store_and_copy)
+    await service.back_up(tmp_path / "target", encryption_key=f"a-new-encryption-key-of-32-chars,{KEY}")
+    with pytest.raises(BackupRefused, match=LACKS_KEY):
+        await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
 
 
 async def test_what_is_there_is_not_replaced(

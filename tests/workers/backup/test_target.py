@@ -123,7 +123,7 @@ async def test_a_service_without_a_key(service: Service, empty: Service, tmp_pat
     await empty.restore(tmp_path / "target", unauthenticated=True)
     await empty.restore(tmp_path / "target", key="", force=True)
     await service.back_up(tmp_path / "target")
-    with pytest.raises(BackupRefused, match="is not the key of the backup"):
+    with pytest.raises(BackupRefused, match="lacks a key that the backup needs"):
         await empty.restore(tmp_path / "target", key="", force=True)
 
 

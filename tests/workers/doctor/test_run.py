@@ -22,6 +22,7 @@ from tests.fakes.identity import FakeIdentityProvider
 from tests.fakes.mail_server import MailServer
 from tests.fakes.receiver import certificate
 from tests.fakes.server import FakeServer, answer
+from tests.support.command_line import invoke
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.stores import opened
 from workers.doctor import network
@@ -78,8 +79,8 @@ async def test_a_good_machine(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             data_dir=str(tmp_path / "data"),
             provider_url=provider.url,
             provider_key=provider.key,
-            encryption_key="key",
-            operator_token="x" * 20,
+            encryption_key="0123456789abcdef",
+            operator_token="0123456789abcdef",
             emergency_off_file=str(tmp_path / "inference.off"),
             oidc_issuer=identity.address,
             smtp_url=mail.url,
@@ -93,7 +94,7 @@ async def test_a_good_machine(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         names = {"settings", "redis", "redis persistence", "redis memory", "clock", "layout", "storage", "disk"}
         names |= {"temporary files", "open files", "secret files", "caddy", "port", "encryption key", "operators"}
         names |= {"emergency file", "workers", "data folder", "private addresses", "tls", "dns", "upstream", "provider"}
-        names |= {"sign-in", "mail server", "probe check", "redis version", "redis eviction"}
+        names |= {"weak tokens", "sign-in", "mail server", "probe check", "redis version", "redis eviction"}
         assert found.keys() == names | {*OF_THE_MACHINE}
         provider.models_status = 401
         refused = await rows_of(settings)
@@ -181,3 +182,11 @@ def test_the_command(output: str, tmp_path: Path) -> None:
         assert {("redis", "fail"), ("settings", "warn")} <= {(row.check, row.state) for row in rows}
     else:
         assert "CHECK" in run.stdout
+
+
+def test_invalid_settings() -> None:
+    code, out, error = invoke(["doctor", "--json"], {"GATEWAY_OPERATOR_TOKEN": "short", "GATEWAY_REDIS_WAIT": "many"})
+    rows = msgspec.json.decode(out, type=list[Row])
+    assert (code, error, {(row.check, row.state) for row in rows}) == (1, "", {("settings", "fail")})
+    assert {row.detail.partition(":")[0] for row in rows} == {"GATEWAY_OPERATOR_TOKEN", "GATEWAY_REDIS_WAIT"}
+    assert all(row.action for row in rows)

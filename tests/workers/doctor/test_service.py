@@ -45,6 +45,23 @@ async def test_nobody_is_an_operator(settings: Settings, state: str) -> None:
     assert [row.state async for row in service.check_operators(settings)] == [state]
 
 
+async def test_weak_tokens() -> None:
+    strong, weak = "0a1b2c3d4e5f60718293", "correctcorrectcorrectcorrectcorrect"
+    settings = Settings(operator_token=strong, operator_tokens={"ana": strong}, encryption_key=f"{strong},{strong}")
+    assert [row.state async for row in service.check_tokens(settings)] == ["ok"]
+    settings = Settings(
+        operator_token=weak, operator_tokens={"ana": strong, "bob": weak}, encryption_key=f"{strong}, {weak}"
+    )
+    rows = [row async for row in service.check_tokens(settings)]
+    assert {row.state for row in rows} == {"warn"}
+    assert [row.detail.partition(" has ")[0] for row in rows] == [
+        "GATEWAY_OPERATOR_TOKEN",
+        "the token of bob in GATEWAY_OPERATOR_TOKENS",
+        "key 2 of GATEWAY_ENCRYPTION_KEY",
+    ]
+    assert not any(weak in repr(row) for row in rows)
+
+
 @pytest.mark.parametrize(
     ("base_url", "allowed", "state"),
     [
