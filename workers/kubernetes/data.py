@@ -147,7 +147,7 @@ class ClusterData(DataDriver):
         return ((BEGIN_SECONDS, partial(self._begin_volumes, running)),)
 
     def _note_claim(self, claim: Any) -> None:
-        if APP_LABEL in claim.metadata.labels:
+        if _has_owner(claim):
             self._new.add(claim.metadata.name)
 
     def _note_pod(self, pod: Any) -> None:
@@ -235,7 +235,7 @@ class ClusterData(DataDriver):
     # -- what is no longer needed ----------------------------------------------------------------------------
 
     def _list_claims(self) -> list[Any]:
-        return [each for each in self._cluster.select("PersistentVolumeClaim") if APP_LABEL in each.metadata.labels]
+        return [claim for claim in self._cluster.select("PersistentVolumeClaim") if _has_owner(claim)]
 
     async def list_apps(self) -> list[tuple[str, str]]:
         return [(each.metadata.labels[APP_LABEL], each.metadata.labels[ACCOUNT_LABEL]) for each in self._list_claims()]
@@ -298,6 +298,11 @@ class ClusterData(DataDriver):
     async def _has_command(self, app_id: str, account: str) -> bool:
         commands = await self._commands.list_commands()
         return any((each.app, each.account) == (app_id, account) for each in commands)
+
+
+def _has_owner(claim: Any) -> bool:
+    """Returns whether a claim is of an app's data. Others may have made it, with only some of the labels."""
+    return {APP_LABEL, ACCOUNT_LABEL} <= {*claim.metadata.labels}
 
 
 async def _until_it_answers(pod: DataClient) -> None:

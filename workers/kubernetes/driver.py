@@ -369,7 +369,7 @@ class ClusterDriver:
         deploy = labels.get(DEPLOY_LABEL)
         if deploy is None or deploy in deploys:
             return True
-        wanted = self.records.get((labels[APP_LABEL], labels[ADDRESS_LABEL]))
+        wanted = self.records.get((labels.get(APP_LABEL, ""), labels.get(ADDRESS_LABEL, "")))
         return wanted is not None and wanted.served == deploy
 
 

@@ -62,7 +62,7 @@ class PodQuota:
         releases = [
             each.metadata.labels
             for each in self._cluster.select("Deployment", account=account)
-            if DEPLOY_LABEL in each.metadata.labels and each.spec.replicas
+            if {DEPLOY_LABEL, APP_LABEL, ADDRESS_LABEL} <= each.metadata.labels.keys() and each.spec.replicas
         ]
         releases.sort(key=lambda labels: str(labels[DEPLOY_LABEL]))
         return list(dict.fromkeys((labels[APP_LABEL], labels[ADDRESS_LABEL]) for labels in releases))

@@ -7,6 +7,7 @@ import pytest
 from lightkube.codecs import from_dict
 
 from gateway.accounts.suspended import SuspendedList
+from gateway.deploys.pod_log import DEPLOY_LABEL
 from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Wanted
 from gateway.redis.client import Store
@@ -15,7 +16,7 @@ from tests.support.kubeconfig import write_kubeconfig
 from workers.kubernetes import driver as source
 from workers.kubernetes.cluster import Cluster, Key
 from workers.kubernetes.driver import ClusterDriver
-from workers.kubernetes.objects import describe_deployment, describe_secret
+from workers.kubernetes.objects import MANAGED_BY, MANAGER, describe_deployment, describe_secret
 from workers.kubernetes.pod import PodRelease
 
 RELEASE = Release("0" * 64, 10, runs=True)
@@ -59,6 +60,9 @@ async def test_a_round_of_tidying_looks_at_no_more_objects_of_many_apps(
                 for described in (describe_deployment(release, settings), describe_secret(release, "", {})):
                     cluster._note((described["kind"], described["metadata"]["name"]), from_dict(described))
             driver.note(Wanted("acc_1", app, "live", "check", deploy, served, {deploy: RELEASE, served: RELEASE}))
+        labels = {MANAGED_BY: MANAGER, DEPLOY_LABEL: "dep_left"}  # made by others, or damaged
+        left = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "dep-left", "labels": labels}}
+        cluster._note(("Secret", "dep-left"), from_dict(left))
         deploys = {f"dep_{number}" for number in range(apps)}
         await driver.tidy(set(), deploys)  # begins a turn over all
         for _ in range(2 * 2 * apps // ROUND):
@@ -66,4 +70,4 @@ async def test_a_round_of_tidying_looks_at_no_more_objects_of_many_apps(
             driver.note(Wanted("acc_1", "app-0", "live", "live", "dep_0", "dep_0s"))
             await driver.tidy(set(), deploys)
             assert looks.number <= ROUND
-        assert {*deleted} == {("Deployment", "dep-5x"), ("Secret", "dep-5x")}
+        assert {*deleted} == {("Deployment", "dep-5x"), ("Secret", "dep-5x"), ("Secret", "dep-left")}
