@@ -226,7 +226,7 @@ async def register(
     registrations are made this way.
     """
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
-        sessions.require_own_origin(request)
+        sessions.require_own_origin(request, "Register on the service's own page, or without an Origin header.")
     per_day = settings.registrations_per_day
     await sessions.count_registration(request, per_day, anonymous=True)
     account, api_key = await registry.register_account(data.name, per_day, settings.anonymous_registrations_per_day)
