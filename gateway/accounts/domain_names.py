@@ -62,13 +62,19 @@ def _is_label(label: str) -> bool:
     return joined and decoded == usual and not decoded.isascii() and _encode_label(decoded) == label
 
 
+def check_domain(text: str, field: str, settings: Settings) -> str:
+    """Returns the normalized domain if it is not the service's own. Raises RequestMalformed for `field`."""
+    domain = normalize_domain(text, field)
+    if any(f".{domain}".endswith(f".{own}") for own in (apps_host(settings), *service_hosts(settings))):
+        raise RequestMalformed(f"{field}: {domain} is an address of this service; use a domain of your own.")
+    return domain
+
+
 def check_own_domain(text: str, settings: Settings) -> str:
     """Returns the normalized domain that an account holder wants to use. Raises RequestMalformed."""
-    domain, apps = normalize_domain(text, "domain"), apps_host(settings)
+    domain = check_domain(text, "domain", settings)
     if len(domain) > MAX_CHARACTERS:
         raise RequestMalformed(f"domain: at most {MAX_CHARACTERS} characters.")
-    if any(f".{domain}".endswith(f".{own}") for own in (apps, *service_hosts(settings))):
-        raise RequestMalformed(f"domain: {domain} is an address of this service; use a domain of your own.")
     if INTERNAL_NAME.fullmatch(domain) or SPECIAL_USE_NAME.fullmatch(domain):
         raise RequestMalformed(f"domain: {domain} is a name for internal use; use one that the internet can reach.")
     return domain

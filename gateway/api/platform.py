@@ -15,7 +15,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
-from gateway.accounts.domain_names import normalize_domain
+from gateway.accounts.domain_names import check_domain
 from gateway.accounts.members import MemberView
 from gateway.accounts.records import (
     Account,
@@ -72,7 +72,7 @@ from gateway.operations.removal import Removal
 from gateway.redis.client import Store
 from gateway.services import Injected
 from gateway.settings import Plan, Settings
-from gateway.validation import Euro, ExitCode, Host, Id
+from gateway.validation import Euro, ExitCode, Host, Id, read_name
 
 OPERATOR = Origin(by="operator")
 MAX_DAILY_EURO = "1000000"  # of an account
@@ -107,7 +107,7 @@ class AccountChange(msgspec.Struct, forbid_unknown_fields=True):
 @post("/accounts", errors=[RequestMalformed])
 async def create_account(data: JSONBody[NewAccount], registry: Injected[Registry]) -> NewKey:
     """Create an account."""
-    account, api_key = await registry.create_account(data.name, data.plan)
+    account, api_key = await registry.create_account(read_name(data.name), data.plan)
     return NewKey(account.id, api_key)
 
 
@@ -535,7 +535,7 @@ async def put_app(
         allowedRates=None if data.limits == AllowedRates() else data.limits,
         createdAt=before.createdAt if before else now_iso(),
     )
-    record = await registry.put_app(replace_domains(record, find_domains(data, before)), before)
+    record = await registry.put_app(replace_domains(record, find_domains(data, before, settings)), before)
     if before is not None and before.account != record.account:
         await environments.forget_variables(before)
     return view_app(record, settings)
@@ -554,11 +554,11 @@ async def check_names(app: str, name: str, account: str, before: App | None, reg
         raise NameTaken
 
 
-def find_domains(data: AppFields, before: App | None) -> list[Domain]:
+def find_domains(data: AppFields, before: App | None, settings: Settings) -> list[Domain]:
     """Returns the app's domains: the operator's primary, and the account's others. Raises RequestMalformed."""
     if data.customDomain is None:
         return []
-    name = normalize_domain(data.customDomain, "customDomain")
+    name = check_domain(data.customDomain, "customDomain", settings)
     former = before.domains if before is not None and before.account == data.account else ()
     # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
     proven = data.customDomainVerified and Domain(name, verified=True, proven=True) in former

@@ -93,9 +93,13 @@ async def test_verified_custom_domains(app: App, gw: Gateway, backend: FakeAppBa
 
 
 async def test_custom_domains_below_the_apps_domain(app: App, gw: Gateway) -> None:
-    """An operator may have set one, but it is not served."""
+    """An operator cannot set one, and a claim to one is not served."""
     for name in (f"other-{app.name}.{DOMAIN}", f"a.{app.name}.{DOMAIN}"):
-        await put(app, customDomain=name, customDomainVerified=True)
+        fields = {"account": app.account.id, "customDomain": name, "customDomainVerified": True}
+        error = refused(await gw.platform("PUT", f"apps/{app.name}", fields), 400, "REQUEST_MALFORMED")
+        assert error["message"].startswith(f"customDomain: {name} is an address of this service")
+        with gw.redis.client() as client:
+            client.set(domain_key(name), f"{app.name} 0")
         assert not await is_allowed(gw, name)
 
 
