@@ -250,7 +250,7 @@ class Unauthorized(ServiceError):
 
 class CsrfRefused(ServiceError):
     status, code = 403, "CSRF_REFUSED"
-    message = "With a session cookie, only the service's own pages may change anything; use an API key instead."
+    message = "In a browser, only the service's own pages may do this; elsewhere, use an API key instead of a session."
 
 
 class LoginsLimited(ServiceError):
@@ -370,14 +370,12 @@ class HookRateLimited(ServiceError):
 
 class NoDeployYet(ServiceError):
     status, code = 409, "NO_DEPLOY_YET"
-    message = "This app has never been live; publish it or connect a repository, then trigger the hook again."
+    message = "This app has never been live; publish it or connect a repository, then try again."
 
 
 class TarballGone(ServiceError):
     status, code = 410, "TARBALL_GONE"
-    message = (
-        "The source of this deploy is not stored; publish the app or connect a repository, then trigger the hook again."
-    )
+    message = "The source of this deploy is not stored; publish the app or connect a repository, then try again."
 
 
 class DeployQuotaReached(ServiceError):

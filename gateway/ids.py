@@ -13,6 +13,7 @@ from msgspec import Meta
 Time = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]  # as `now_iso` formats it
 
 A_TIME = "a time in ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z, or how long ago, such as 30m, 1h or 2d"
+EPOCH = datetime.datetime(1970, 1, 1)  # in UTC
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -33,9 +34,12 @@ def request_id() -> str:
 
 
 def now_iso(seconds: float | None = None) -> str:
-    """Formats `seconds` since the epoch, or the current time, as ISO 8601 UTC with milliseconds and Z."""
-    whole, millis = divmod(round((time.time() if seconds is None else seconds) * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{millis:03d}Z"
+    """Formats `seconds` since the epoch, or the current time, as ISO 8601 UTC with milliseconds and Z.
+
+    Raises OverflowError for a time that is not in the years 1 to 9999.
+    """
+    millis = round((time.time() if seconds is None else seconds) * 1000)
+    return (EPOCH + datetime.timedelta(milliseconds=millis)).isoformat(timespec="milliseconds") + "Z"
 
 
 def seconds_of(iso: str) -> float:

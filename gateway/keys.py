@@ -500,7 +500,7 @@ certificate_ends_key = of_partition(
     "certificates:ends", "zset: app ids by the first end of a domain's certificate, ms", "with its domains", SAVED
 )
 domain_checks_key = of_partition("domain-checks", "zset: app ids by their next check, ms", "with the app", SAVED)
-health_key = in_partition("health:<app id>", "hash: `version`; `state`, JSON", "until it is not probed", SAVED)
+health_key = in_partition("health:<app id>", "hash: `version`; `state`, JSON", "with the app", SAVED)
 certificate_key = in_partition(
     "certificate:<app id>",
     "hash: `version`; `certificates` of its domains, JSON; `expiresAt`: the first end, ms",

@@ -34,6 +34,7 @@ Euro = Annotated[str, Meta(max_length=32)]
 Rate = Annotated[int, Meta(ge=0, le=1_000_000)]  # requests per 60 seconds; each is an entry of a list in Redis
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 
+ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 EMAIL_LENGTH = 254  # characters
 _EMAIL = re.compile(r"[A-Za-z0-9.!$%&'*+=^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+")
 
@@ -44,6 +45,14 @@ def is_email(text: str) -> bool:
     Refuses `/`, `?` and `#`, which end the part of a URL in which the address of a member stands.
     """
     return len(text) <= EMAIL_LENGTH and _EMAIL.fullmatch(text) is not None
+
+
+def read_name(text: str, longest: int = 200) -> str:
+    """Returns a name that people choose, with single spaces. Raises RequestMalformed."""
+    name = " ".join(text.split())
+    if not 0 < len(name) <= longest or not re.match(ONE_LINE, name):
+        raise RequestMalformed(f"name: 1 to {longest} characters, without control characters.")
+    return name
 
 
 def parse_time(name: str, text: str) -> float:

@@ -67,7 +67,7 @@ async function ask(question, accept, signal) {
   const url = import.meta.env?.VITE_SERVICE_AI_URL;
   if (!url) throw new AiError("INFERENCE_DISABLED", "Managed inference was off when this app was built.");
 
-  const token = await unlessAborted(getToken(), signal).catch((cause) => {
+  const token = await unlessAborted((async () => getToken())(), signal).catch((cause) => {
     signal?.throwIfAborted();
     throw new AiError("TOKEN_UNAVAILABLE", "The app could not get the user's token. Sign in again.", { cause });
   });

@@ -35,6 +35,7 @@ from gateway.loops import batched, every
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.scripts import compare_and_set
+from gateway.validation import read_name
 
 
 def digest(key: str) -> str:
@@ -130,8 +131,7 @@ class ApiKeys:
 
         Raises RequestMalformed if the account has `limit` keys, and BackboneUnavailable.
         """
-        if not 0 < len(name := name.strip()) <= NAME_LENGTH:
-            raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
+        name = read_name(name, NAME_LENGTH)
         if app is not None and scope == "full":
             raise RequestMalformed("app: only keys with the scope 'deploy' or 'read' can be for one app.")
         secret = f"csk_{secrets.token_urlsafe(32)}"  # 256 random bits

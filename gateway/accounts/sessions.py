@@ -54,7 +54,7 @@ class Sessions(SessionStore):
     def read_token(self, request: Request[Any, Any, State], cookie: str) -> str:
         return request.cookies.get(self._cookie_name(cookie), "")
 
-    def require_own_origin(self, request: Request[Any, Any, State]) -> None:
+    def require_own_origin(self, request: Request[Any, Any, State], refusal: str | None = None) -> None:
         """Raises CsrfRefused for an unsafe request that does not come from a page of the service.
 
         SameSite=Strict is not enough: customers' apps may share the service's registrable domain, and are then the same
@@ -67,7 +67,7 @@ class Sessions(SessionStore):
         scheme = "https" if self._base.scheme == "https" else request.scope["scheme"]
         own = {f"{self._base.scheme}://{self._base.netloc}", f"{scheme}://{host}"}
         if request.headers.get("origin") not in own:
-            raise CsrfRefused
+            raise CsrfRefused(refusal)
 
     def build_cookie(
         self,

@@ -51,6 +51,7 @@ from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
 from gateway.settings import Plan, Settings
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS
+from gateway.validation import read_name
 
 
 class ServiceLimits(msgspec.Struct):
@@ -177,7 +178,7 @@ async def rename_account(
     deploys: Injected[Deploys],
 ) -> AccountView:
     """Rename the account."""
-    rename = partial(msgspec.structs.replace, name=data.name)
+    rename = partial(msgspec.structs.replace, name=read_name(data.name))
     _, account = await registry.change_account(account.id, rename)
     return await view_account(account, settings, store, deploys)
 
@@ -225,11 +226,12 @@ async def register(
     The response has its API key, which is shown only here. Where people can sign in, at most half of a day's
     registrations are made this way.
     """
+    name = read_name(data.name)
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
-        sessions.require_own_origin(request)
+        sessions.require_own_origin(request, "Register on the service's own page, or without an Origin header.")
     per_day = settings.registrations_per_day
     await sessions.count_registration(request, per_day, anonymous=True)
-    account, api_key = await registry.register_account(data.name, per_day, settings.anonymous_registrations_per_day)
+    account, api_key = await registry.register_account(name, per_day, settings.anonymous_registrations_per_day)
     return NewKey(account.id, api_key)
 
 

@@ -52,7 +52,7 @@ from gateway.ids import ALWAYS, TimeSpan
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
 from gateway.settings.text_files import decode_text, read_variables
-from gateway.validation import Id, parse_span
+from gateway.validation import ONE_LINE, Id, parse_span
 
 PUBLISH_ERRORS = [
     RequestMalformed,
@@ -65,9 +65,6 @@ PUBLISH_ERRORS = [
     StorageUnavailable,
     StorageFull,
 ]
-
-
-ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 
 
 class QueuedDeployId(msgspec.Struct):

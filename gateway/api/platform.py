@@ -72,7 +72,7 @@ from gateway.operations.removal import Removal
 from gateway.redis.client import Store
 from gateway.services import Injected
 from gateway.settings import Plan, Settings
-from gateway.validation import Euro, ExitCode, Host, Id
+from gateway.validation import Euro, ExitCode, Host, Id, read_name
 
 OPERATOR = Origin(by="operator")
 MAX_DAILY_EURO = "1000000"  # of an account
@@ -107,7 +107,7 @@ class AccountChange(msgspec.Struct, forbid_unknown_fields=True):
 @post("/accounts", errors=[RequestMalformed])
 async def create_account(data: JSONBody[NewAccount], registry: Injected[Registry]) -> NewKey:
     """Create an account."""
-    account, api_key = await registry.create_account(data.name, data.plan)
+    account, api_key = await registry.create_account(read_name(data.name), data.plan)
     return NewKey(account.id, api_key)
 
 

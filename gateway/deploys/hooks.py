@@ -13,6 +13,7 @@ from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso, time_of
 from gateway.keys import hook_key, hooks_key, hooks_used_key
 from gateway.settings import Settings
+from gateway.validation import read_name
 
 TRIGGERS_PER_MINUTE = 6  # of one hook
 MAX_HOOKS = 100  # of one account
@@ -52,10 +53,9 @@ class Hooks:
         found = await self._registry.find_app(app)
         if found is None or found.account != account_id:
             raise NotFound("There is no such app in this account.")
-        if not 0 < len(name.strip()) <= 100:
-            raise RequestMalformed("name: 1 to 100 characters.")
+        name = read_name(name, 100)
         token = secrets.token_urlsafe(32)
-        hook = Hook(new_id("hook"), name.strip(), found.name, found.id, account_id, now_iso())
+        hook = Hook(new_id("hook"), name, found.name, found.id, account_id, now_iso())
         record, key = msgspec.json.encode(hook).decode(), hooks_key(account_id)
         if await self._store.client.hlen(key) >= MAX_HOOKS:
             raise RequestMalformed(f"An account has at most {MAX_HOOKS} hooks; revoke one first.")

@@ -36,6 +36,7 @@ KEPT_SOURCES = 10  # of one app, besides those that are still needed
 PACK_SECONDS = 180.0  # in which an upload is checked and packed
 MAX_PACKING = 2  # processes of one gateway process that check and pack uploads; the other uploads wait
 SUFFIX = ".tar.gz"
+HOW_TO_SEND_A_PAGE = "send the HTML of the page, or an archive of the app's source with its own Content-Type."
 HOW_TO_PACK = "pack the folder of the app's source with: tar -czf source.tar.gz -C FOLDER ."
 
 Format = Literal["tar", "zip", "page"]
@@ -162,7 +163,7 @@ async def _write(body: AsyncIterable[bytes], path: Path, declared: Format | None
                 head += part
                 form = _recognize(head, declared) if len(head) >= HEAD_BYTES else None
     if not size:
-        raise RequestMalformed(f"The file is empty; {HOW_TO_PACK}")
+        raise _refuse("The file is empty", declared)
     return form or _recognize(head, declared)
 
 
@@ -177,8 +178,12 @@ def _recognize(head: bytes, declared: Format | None) -> Format:
         found = "page"
     if found is None or declared not in (None, found):
         expected = NAMES[declared] if declared else "a tar.gz file, a zip file or an HTML page"
-        raise RequestMalformed(f"This is not {expected}; {HOW_TO_PACK}")
+        raise _refuse(f"This is not {expected}", declared)
     return found
+
+
+def _refuse(fault: str, declared: Format | None) -> RequestMalformed:
+    return RequestMalformed(f"{fault}; {HOW_TO_SEND_A_PAGE if declared == 'page' else HOW_TO_PACK}")
 
 
 async def _pack(form: Format, upload: Path, packed: Path, limits: SourceLimits) -> None:

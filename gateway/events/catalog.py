@@ -86,7 +86,7 @@ class AppRecovered(Event, frozen=True, kw_only=True):
     If that event was suppressed or not delivered, no `app.recovered` is sent. `downSince` is the time of the first
     failed probe. `downMs` is the time from then to the first successful one. The service waits up to a day for the
     outcome of the `app.unhealthy`, so `app.recovered` may be sent some time after the recovery. If you redeliver the
-    `app.unhealthy` successfully within that day, it counts as delivered.
+    `app.unhealthy` successfully within a day and before the app responds again, it counts as delivered.
     """
 
     type: ClassVar[str] = "app.recovered"
@@ -98,8 +98,9 @@ class AppRecovered(Event, frozen=True, kw_only=True):
 class DomainExpiring(Event, frozen=True, kw_only=True):
     """The certificate of a verified custom domain expires within 7 days, or has expired.
 
-    The event is sent once per certificate, so a renewed certificate is reported again when it is about to expire.
-    `daysLeft` is in whole days, at least 0. Certificates are checked daily.
+    The event is sent once per certificate, so a renewed certificate is reported again when it is about to expire. If
+    the domain loses its verification and is verified again, its certificate is reported again, too. `daysLeft` is in
+    whole days, at least 0. Certificates are checked daily.
     """
 
     type: ClassVar[str] = "domain.expiring"

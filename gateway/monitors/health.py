@@ -12,6 +12,8 @@ one stopped. The state is stored as JSON with its version; `read_monitored_apps`
   reported, nor is its recovery.
 - When a reported outage ends, its app.recovered waits for the outcome of its app.unhealthy. It is sent when the
   app.unhealthy was delivered. It is discarded when the delivery failed, or when there is no outcome for a day.
+- While an app is not probed, its health is unknown. A reported outage waits: it is not reported again, and it ends with
+  the first probe that the app answers. The cooldown continues.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -137,6 +139,17 @@ def _record_answer(health: AppHealth, now: int) -> AppHealth:
         pending = (*pending, PendingRecovery(health.notified, health.failing_since, now, health.delivered))
     since = health.since if health.status == "healthy" else now
     return AppHealth(status="healthy", since=since, notified_at=health.notified_at, pending=pending)
+
+
+def pause(health: AppHealth) -> AppHealth:
+    """Returns what is kept of an app's health while the app is not probed."""
+    return AppHealth(
+        failing_since=health.failing_since,
+        notified=health.notified,
+        delivered=health.delivered,
+        notified_at=health.notified_at,
+        pending=health.pending,
+    )
 
 
 def is_probed(plan: str, live: bool) -> bool:

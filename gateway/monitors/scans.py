@@ -123,6 +123,11 @@ def _ours(scan: _Ours) -> Scan:
     for number, each in enumerate(scan.findings):
         if each.severity.lower() not in SEVERITIES:
             raise RequestMalformed(f"findings[{number}].severity: choose one of {', '.join(SEVERITIES)}.")
+        try:
+            deadline = None if each.deadlineAt is None else now_iso(each.deadlineAt.timestamp())
+        except OverflowError:
+            message = f"findings[{number}].deadlineAt: use a time whose year in UTC is from 1 to 9999."
+            raise RequestMalformed(message) from None
         reported.append(
             ReportedFinding(
                 cve=each.cve,
@@ -130,7 +135,7 @@ def _ours(scan: _Ours) -> Scan:
                 severity=_severity(each.severity),
                 fixedIn=each.fixedIn,
                 tier=each.tier,
-                deadlineAt=None if each.deadlineAt is None else now_iso(each.deadlineAt.timestamp()),
+                deadlineAt=deadline,
             )
         )
     return Scan(reported, 0)

@@ -19,6 +19,7 @@ from string import Template
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from gateway.ids import now_iso
 from gateway.pages.error_pages import TEMPLATE
 from gateway.settings import NANO
 from gateway.validation import is_email
@@ -191,7 +192,7 @@ PROBE_REASONS = {
     "connect": "No connection can be made",
     "tls": "The TLS connection fails",
     "timeout": "It does not answer in time",
-    "status": "It answers with an error of its server (5xx)",
+    "status": "It answers with an error",
 }
 
 
@@ -208,12 +209,13 @@ def _app_recovered(app: str, data: dict[str, Any]) -> Text:
 
 
 def _certificate(app: str, data: dict[str, Any]) -> Text:
-    days = data["daysLeft"]
+    days, has_ended = data["daysLeft"], data["daysLeft"] < 1 and data["expiresAt"] <= now_iso()
     when = "within a day" if days < 1 else "in 1 day" if days == 1 else f"in {days} days"
-    facts = [("Domain", data["domain"]), ("App", app), ("Ends", _time(data["expiresAt"]))]
-    then = "After that, browsers show a warning in place of the app. Renew the certificate before, or check that the "
-    then += "domain still points to this service if the service renews it."
-    title = f"The certificate of {data['domain']} ends {when}"
+    title = f"The certificate of {data['domain']} {'has ended' if has_ended else f'ends {when}'}"
+    facts = [("Domain", data["domain"]), ("App", app), ("Ended" if has_ended else "Ends", _time(data["expiresAt"]))]
+    then = "Browsers" if has_ended else "After that, browsers"
+    then += " show a warning in place of the app. Renew the certificate, or check that the domain still points to this "
+    then += "service if the service renews it."
     return Text(title, [then], facts, "Show the domain", f"apps/{app}/settings/domain")
 
 

@@ -206,6 +206,7 @@ def _number_reader(
 
 _read_whole = _number_reader(int, "a whole number", lambda number: number >= 1, "at least 1")
 _read_days = _number_reader(int, "a whole number", lambda number: 1 <= number <= 36_500, "from 0 to 36500 days")
+_read_deadline = _number_reader(int, "a whole number", lambda number: 1 <= number <= 36_500, "from 1 to 36500 days")
 _read_weight = _number_reader(float, "a number", lambda number: 0.01 <= number <= 1000, "from 0.01 to 1000")
 _read_seconds = _number_reader(
     float,
@@ -374,7 +375,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "acme": addresses.read_acme,
     "finding_deadlines": lambda text: {
         **Settings().finding_deadlines,
-        **_read_pairs(text, ("red", "yellow"), _read_whole),
+        **_read_pairs(text, ("red", "yellow"), _read_deadline),
     },
     "smtp_url": addresses.read_smtp_url,
     "smtp_url_file": addresses.read_smtp_url_file,

@@ -179,6 +179,10 @@ async def test_no_session_is_an_error_without_a_request(app: App, visit: Visit, 
     async with visit(app) as visitor:
         site.token = None
         assert (await visitor.ask("?")).code == "TOKEN_UNAVAILABLE"
+    async with visit(app) as visitor:
+        auth = "export function getToken() { throw new Error('not signed in'); }"  # not async
+        await visitor.page.route("**/auth.js", lambda route: route.fulfill(body=auth, content_type="text/javascript"))
+        assert (await visitor.ask("?")).code == "TOKEN_UNAVAILABLE"
 
 
 async def test_one_session_serves_many_questions(visitor: Visitor, site: Site) -> None:

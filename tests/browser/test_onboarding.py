@@ -205,3 +205,4 @@ async def test_a_days_registrations_that_are_used_up(browser: Browser, host: Hos
 async def test_another_sites_page_registers_nobody(host: Host, origin: str) -> None:
     answer = await host.gateway.http.post("/register", json={"name": "x"}, headers={"Origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CSRF_REFUSED")
+    assert "without an Origin header" in answer.json()["error"]["message"]

@@ -61,7 +61,8 @@ class InspectionLoop:
     """Inspects apps until canceled.
 
     `due` returns the key of a partition's sorted set, and `key` the key of an app's record. `applies` decides by app,
-    account and whether the app is live. `inspect` must end within `budget` seconds.
+    account and whether the app is live. `inspect` must end within `budget` seconds. While an app is not inspected, of
+    its stored data only what `keep` returns stays.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class InspectionLoop:
         interval: float,
         budget: float,
         at_a_time: int,
+        keep: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {},
     ) -> None:
         self._registry, self._store = registry, registry.store
-        self._due, self._key, self._applies, self._inspect = due, key, applies, inspect
+        self._due, self._key, self._applies, self._inspect, self._keep = due, key, applies, inspect, keep
         self._interval, self._held_for, self._at_a_time = interval, budget + HOLD_MARGIN_SECONDS, at_a_time
         self._running = RunningTasks()
 
@@ -111,7 +113,7 @@ class InspectionLoop:
         if not due.apps:
             return 0
         records, damaged = await self._registry.read_intact_apps([each.id for each in due.apps])
-        skipped: dict[str, bool] = {}
+        skipped: list[InspectedApp] = []
         for each in due.apps:
             if each.id in damaged:  # due again later
                 logger.error("inspection.unreadable", app=each.id, error=damaged[each.id])
@@ -119,11 +121,12 @@ class InspectionLoop:
             app, account = records.get(each.id, (None, None))
             if app is None or account is None or partition_tag(app.account) != tag:
                 await self._forget(tag, each.id)
-            elif self._applies(app, account, each.live):
-                target = InspectedApp(tag, app, each.known, due.now, due.held_until, began)
+                continue
+            target = InspectedApp(tag, app, each.known, due.now, due.held_until, began)
+            if self._applies(app, account, each.live):
                 self._running.start(self._inspect_and_observe(target))
             else:
-                skipped[each.id] = bool(each.known)
+                skipped.append(target)
         if skipped:
             await self._skip(tag, due, skipped)
         return len(due.apps)
@@ -139,12 +142,15 @@ class InspectionLoop:
         else:
             await client.delete(*monitored_keys(tag, app_id))
 
-    async def _skip(self, tag: str, due: scripts.DueApps, skipped: Mapping[str, bool]) -> None:
-        """Postpones apps that are not inspected for now, and deletes their stored data, which is outdated."""
-        await self._postpone(tag, skipped, due.now, due.held_until)
-        for app_id, stored in skipped.items():
-            if stored:
-                await self._store.client.delete(self._key(tag, app_id))
+    async def _skip(self, tag: str, due: scripts.DueApps, skipped: Sequence[InspectedApp]) -> None:
+        """Postpones apps that are not inspected for now, and reduces their stored data to what is kept."""
+        await self._postpone(tag, [target.app.id for target in skipped], due.now, due.held_until)
+        for target in skipped:
+            kept = self._keep(target.known)
+            if not kept.items() <= target.known.items():
+                await self._observe(target, Inspection(kept, [], self._interval))
+            elif target.known and not kept:
+                await self._store.client.delete(self._key(tag, target.app.id))
 
     async def _postpone(self, tag: str, app_ids: Iterable[str], now: int, held_until: int) -> None:
         """Makes taken apps due again after the interval. `now` is when they were taken."""

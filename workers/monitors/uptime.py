@@ -13,6 +13,7 @@ network. Without this setting every failure counts.
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -67,6 +68,7 @@ class Uptime:
             interval=settings.probe_interval,
             budget=2 * settings.probe_timeout,  # one for the app, one for the network
             at_a_time=PROBES,
+            keep=self._keep,
         )
 
     async def run(self) -> None:
@@ -78,6 +80,11 @@ class Uptime:
     @staticmethod
     def _applies(app: App, account: Account, live: bool) -> bool:
         return health.is_probed(account.plan, live) and find_suspension(app, account) is None
+
+    @staticmethod
+    def _keep(known: Mapping[str, str]) -> dict[str, str]:
+        kept = health.pause(health.decode_health(known.get("state")))
+        return {"state": msgspec.json.encode(kept).decode()} if kept.notified_at else {}
 
     async def inspect(self, target: InspectedApp) -> Inspection:
         settings, app = self._settings, target.app

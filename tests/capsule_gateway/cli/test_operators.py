@@ -24,6 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_a_key_of_the_wrong_kind_says_what_to_use(operator: Tool, capsule: Tool) -> None:
     for command, instead in (
         (("usage",), "operators use 'capsule accounts usage ACCOUNT'"),
+        (("apps", "list"), "operators use 'capsule apps list --all'"),
         (("keys", "list"), "operators use 'capsule accounts keys ACCOUNT'"),
         (("deploys", "list"), "operators use 'capsule accounts show ACCOUNT'"),
     ):

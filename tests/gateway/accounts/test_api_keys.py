@@ -219,7 +219,7 @@ async def test_an_account_has_at_most_twenty_keys(account: Account, gw: Gateway)
 @session
 @pytest.mark.parametrize(
     "body",
-    [None, {}, {"name": None}, {"name": ""}, {"name": "  "}, {"name": 1}, {"name": "x" * 101}, {"name": "x", "id": 1}],
+    [None, {}, *({"name": name} for name in (None, "", "  ", "a\0", 1, "x" * 101)), {"name": "x", "id": 1}],
 )
 async def test_invalid_names(account: Account, body: Any) -> None:
     for response in (

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_an_account_renames_itself(gw: Gateway) -> None:
     account, other = await gw.account(), await gw.account()
     before = (await account.get("/account")).json()
-    answer = await account.call("PATCH", "/account", {"name": "Ünïcode & <b>"})
+    answer = await account.call("PATCH", "/account", {"name": " Ünïcode  &\n<b>"})
     assert answer.status_code == 200
     assert answer.json() == before | {"name": "Ünïcode & <b>"}
     assert (await account.get("/account")).json()["name"] == "Ünïcode & <b>"
@@ -24,11 +24,12 @@ async def test_an_account_renames_itself(gw: Gateway) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"name": ""}, {"name": "x" * 201}, {"name": None}, {"name": 1}, {"name": "x", "plan": "max"}, [], "x"],
-    ids=["nothing", "empty", "long", "null", "number", "plan", "list", "text"],
+    [{}, *({"name": name} for name in ("", " \n", "a\0", "x" * 201, None, 1)), {"name": "x", "plan": "max"}, [], "x"],
+    ids=["nothing", "empty", "blank", "control", "long", "null", "number", "plan", "list", "text"],
 )
 async def test_nothing_else_can_be_changed(gw: Gateway, body: Any) -> None:
     account = await gw.account()
     before = (await account.get("/account")).json()
-    refused(await account.call("PATCH", "/account", body), 400, "REQUEST_MALFORMED")
+    for method, path in (("PATCH", "/account"), ("POST", "/register")):
+        refused(await account.call(method, path, body), 400, "REQUEST_MALFORMED")
     assert (await account.get("/account")).json() == before

@@ -69,6 +69,7 @@ async def test_an_account(gw: Gateway) -> None:
         ({"name": "x", "plan": None}, "plan"),
         ({"name": 5, "plan": "free"}, "name"),
         ({"name": "", "plan": "free"}, "name"),
+        ({"name": "\t", "plan": "free"}, "name"),
     ],
 )
 async def test_malformed_accounts(gw: Gateway, body: dict[str, Any], field: str) -> None:

@@ -203,5 +203,6 @@ async def test_the_process_has_limits(tmp_path: Path) -> None:
     ids=range(6),  # an archive contains the time
 )
 async def test_other_files_are_refused(tmp_path: Path, content: bytes, declared: Format | None, expected: str) -> None:
-    with pytest.raises(RequestMalformed, match=f"This is not {expected};"):
+    next_step = "send the HTML" if declared == "page" else "pack the folder"
+    with pytest.raises(RequestMalformed, match=f"This is not {expected}; {next_step}"):
         await receive(tmp_path, content, declared)

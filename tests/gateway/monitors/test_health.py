@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import count
+from typing import Literal
 
 import msgspec
 from hypothesis import example, given
@@ -135,7 +136,7 @@ def describe(event: Event) -> tuple[str, int]:
 # Probes with the same result, one after another; then an outcome.
 RUNS = st.lists(
     st.tuples(
-        st.sampled_from(["", "status", "timeout"]),
+        st.sampled_from(["", "status", "timeout", "pause"]),  # paused: not probed for a while
         st.integers(1, FAILURES + 1),
         st.just(MINUTE) | st.integers(1, COOLDOWN // 2) | st.sampled_from([COOLDOWN, PENDING_MS]),  # between probes
         st.sampled_from(["waiting", "delivered", "failed", "dropped", None]),  # becomes the outcome
@@ -144,16 +145,22 @@ RUNS = st.lists(
     max_size=30,
 )
 DOWN, UP = ("status", FAILURES, MINUTE, "delivered", 1), ("", 1, MINUTE, "delivered", 1)
+PAUSE = ("pause", 1, MINUTE, "delivered", 1)
 
 
 @given(RUNS)
 @example([DOWN, UP, DOWN, UP])  # within the cooldown
 @example([DOWN, UP, ("status", 20, MINUTE, "delivered", 1), UP])  # beyond it
-def test_any_sequence_of_probes(runs: list[tuple[Reason, int, int, str | None, int]]) -> None:
+@example([DOWN, PAUSE, DOWN, PAUSE, UP, DOWN])
+def test_any_sequence_of_probes(runs: list[tuple[Reason | Literal["pause"], int, int, str | None, int]]) -> None:
     """With redeliveries, whose outcomes replace others."""
     app, model = Machine(), Model()
     for reason, times, every, outcome, ago in runs:
         for _ in range(times):
+            if reason == "pause":
+                app.health, app.now, model.row = health.pause(app.health), app.now + every, 0
+                assert health.status_and_since(app.health) == ("unknown", None)
+                continue
             before = len(app.notified)
             expected = model.probe(bool(reason), app.now + every, app.outcomes, f"evt_{before}")
             app.probe(reason, every=every)

@@ -82,11 +82,12 @@ def test_our_own() -> None:
     listed = {"cve": "CVE-1", "component": "a", "severity": "HIGH", "fixedIn": "2"}
     full = {**listed, "cve": "CVE-2", "tier": "yellow", "deadlineAt": "2026-07-09T12:00:00+02:00"}
     bare = {"cve": "CVE-3", "component": "b", "severity": "Moderate", "tier": "red", "fixedIn": None}
+    bare["deadlineAt"] = "0001-01-01T00:00:00Z"  # as Go writes a time that is not set
     scan = read({"findings": [listed, full, bare]})
     assert scan.reported == [
         reported("CVE-1", "a", "high", "2"),
         reported("CVE-2", "a", "high", "2", tier="yellow", deadlineAt="2026-07-09T10:00:00.000Z"),
-        reported("CVE-3", "b", "medium", tier="red"),
+        reported("CVE-3", "b", "medium", tier="red", deadlineAt="0001-01-01T00:00:00.000Z"),
     ]
     assert [each.red for each in scan.reported] == [True, False, True]
 
@@ -109,6 +110,8 @@ LISTED = {"cve": "CVE-1", "component": "a", "severity": "high", "fixedIn": None}
         ({"findings": [{**LISTED, "tier": "green"}]}, "findings[0].tier"),
         ({"findings": [{**LISTED, "deadlineAt": "2026-07-09T12:00:00"}]}, "findings[0].deadlineAt"),
         ({"findings": [{**LISTED, "deadlineAt": "tomorrow"}]}, "findings[0].deadlineAt"),
+        ({"findings": [{**LISTED, "deadlineAt": "9999-12-31T23:59:59.9999Z"}]}, "findings[0].deadlineAt"),
+        ({"findings": [{**LISTED, "deadlineAt": "0001-01-01T00:00:00+12:00"}]}, "findings[0].deadlineAt"),
         ({"findings": [{**LISTED, "note": "x"}]}, "findings[0]"),
         ({"findings": [{"cve": "CVE-1", "severity": "high"}]}, "findings[0]"),
         ({"findings": [{**LISTED, "component": "x" * 301}]}, "findings[0].component"),

@@ -16,6 +16,8 @@ FOOTER = Footer("acc_1", "Ada’s workshop", "finding", False, BASE_URL, f"{BASE
 NANO = 1_000_000_000
 BUDGET = {"level": 80, "used": 410_000_000, "cap": NANO // 2, "day": "2026-07-02"}
 RECOVERED = msgspec.to_builtins(SAMPLES["app.recovered"])
+EXPIRING = msgspec.to_builtins(SAMPLES["domain.expiring"]) | {"daysLeft": 0}
+CERTIFICATE, LATE = "The certificate of app.example.com", {"expiresAt": "2999-01-01T00:00:00.000Z"}
 
 
 def write(notice_type: str, app: str, data: dict[str, object], footer: Footer = FOOTER) -> email.message.EmailMessage:
@@ -53,9 +55,11 @@ def data_of(event: str) -> dict[str, object]:
             ["refused", "dashboard#/usage"],
         ),
         ("app.recovered", "notes", RECOVERED, "notes answers again", ["31 December 2025, 23:57 UTC", "3 minutes"]),
+        ("domain.expiring", "notes", EXPIRING, f"{CERTIFICATE} has ended", ["Ended", "Browsers show"]),
+        ("domain.expiring", "notes", EXPIRING | LATE, f"{CERTIFICATE} ends within a day", ["Ends", "After that"]),
     ],
 )
-def test_the_text_of_each_kind_that_is_no_event(
+def test_the_text_of_other_notices(
     notice_type: str, app: str, data: dict[str, object], subject: str, facts: list[str]
 ) -> None:
     message = write(notice_type, app, data)

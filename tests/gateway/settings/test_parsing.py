@@ -82,6 +82,7 @@ async def test_one_message_names_every_invalid_variable(gw: Gateway) -> None:
         ("DAILY_CAPS", "free=nan"),
         ("ACCOUNT_GRACE", "9" * 5_000),
         ("ACCOUNT_GRACE", "36501"),
+        ("FINDING_DEADLINES", "red=9999999"),
         ("UPSTREAM", "host:" + "9" * 5_000),
     ],
 )

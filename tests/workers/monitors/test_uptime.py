@@ -191,6 +191,21 @@ async def test_the_apps_of_a_suspended_account_are_not_probed(shared: Fleet) -> 
         await app.until(health)
 
 
+async def test_a_reported_outage_outlasts_a_suspension(shared: Fleet) -> None:
+    app = await shared.app()
+    app.fails()
+    await app.receives("app.unhealthy")
+    await wait_until(app.health, 10, holds=lambda health: health.delivered)
+    suspended = Suspension("test", now_iso())
+    for suspension, health in ((suspended, "unknown"), (None, "unhealthy"), (suspended, "unknown"), (None, "healthy")):
+        if health == "healthy":
+            app.heals()
+        change = partial(replace, suspension=suspension)
+        await shared.registry.change_account(app.account.id, change)
+        await app.until(health)
+    await app.receives("app.unhealthy", "app.recovered")
+
+
 async def test_apps_that_change(shared: Fleet) -> None:
     """An app gets another name, moves to another account, and is deleted."""
     app = await shared.app()
