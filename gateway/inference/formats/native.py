@@ -77,7 +77,7 @@ def _fault(fields: Any, error: Exception) -> ServiceError:
             return MultimodalUnsupported()
         if fields.keys() - set(Prompt.__struct_fields__):
             return RequestMalformed(f"The body contains an unknown field. The known fields are {KNOWN_FIELDS}.")
-    return malformed(error)
+    return malformed(error, Prompt)
 
 
 class Native:

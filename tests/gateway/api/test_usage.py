@@ -332,6 +332,17 @@ async def test_invalid_filters_of_requests_are_refused(app: App, query: str) -> 
     refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
 
 
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("usage?by=week", "by: must be one of day, hour, month"),
+        ("requests?outcome=lost", "outcome: must be one of answered, interrupted, refused"),
+    ],
+)
+async def test_a_refused_parameter_names_its_choices(app: App, query: str, fault: str) -> None:
+    assert refused(await app.account.get(f"/account/{query}"), 400, "REQUEST_MALFORMED")["message"] == fault
+
+
 async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:
     for _ in range(3):
         await app.ask("x")
