@@ -16,6 +16,9 @@ from msgspec import Meta
 from gateway.errors import RequestMalformed
 from gateway.ids import A_TIME, TimeSpan, read_time
 
+# Ends a pattern in JSON Schema and in Python, where `$` alone may also be before a line break at the end.
+END = r"$(?!\n)"
+
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot
 Id = Annotated[str, Meta(max_length=128)]  # of an account, an app, a deploy, a key …
