@@ -184,6 +184,7 @@ class ModelNotAllowed(ServiceError):
 class ProviderUnreachable(ServiceError):
     status, code = 502, "PROVIDER_UNREACHABLE"
     message = "The model could not be reached; try again shortly."
+    retry_after = 1
 
 
 class ProviderFailed(ServiceError):

@@ -528,7 +528,7 @@ def _describe_status(errors: Errors) -> Schema:
         for error in errors
     }
     response: Schema = {"description": " or ".join(f"`{code}`" for code in examples)}
-    if errors[0].status in (429, 503):
+    if errors[0].status in (402, 429, 502, 503):
         response["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}}
     content = {"schema": {"$ref": "#/components/schemas/Error"}, "examples": examples}
     return {**response, "content": {JSON: content}}
