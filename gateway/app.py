@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -13,10 +13,10 @@ from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import ParameterKwarg
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
-from litestar.typing import FieldDefinition
 
 from gateway import log
 from gateway.accounts.pacing import RequestMeter, leave_lane
@@ -162,26 +162,25 @@ def map_error(error: Exception, request: Request[Any, Any, State]) -> ServiceErr
             most = request.route_handler.resolve_request_max_body_size() or 0
             return RequestMalformed(f"body: must have at most {most // 1024:,} KiB.")
         case HTTPException(status_code=400):
-            return RequestMalformed(describe_fields(error, request.route_handler.parsed_fn_signature.parameters))
+            return RequestMalformed(describe_fields(error, request.route_handler))
         case HTTPException(status_code=401):
             return Unauthorized()
     return None
 
 
-def describe_fields(error: HTTPException, parameters: Mapping[str, FieldDefinition]) -> str:
-    """Describes each invalid field. Of the values, which may be secret, only invalid choices are repeated.
-
-    `parameters` are those of the route's handler, by their name in Python.
-    """
+def describe_fields(error: HTTPException, handler: HTTPRouteHandler) -> str:
+    """Describes each invalid field of the handler and its dependencies. Repeats no value, which may be secret."""
+    parts: list[Provide | HTTPRouteHandler] = [*handler.resolve_dependencies().values(), handler]
+    parameters = {name: field for each in parts for name, field in each.parsed_fn_signature.parameters.items()}
     faults = []
     for fault in error.extra if isinstance(error.extra, list) else []:
         key, message = fault.get("key", "data"), str(fault.get("message"))
         if key == "data":
-            faults.append(f"body: {'must not be empty' if message == repr(key) else explain(message)}")
+            faults.append(f"body: {'must not be empty' if message == repr(key) else explain(message, None)}")
         else:
             known = parameters.get(key)
             name = known.kwarg_definition.name if known and isinstance(known.kwarg_definition, ParameterKwarg) else None
-            faults.append(f"{name or key}: {explain(message)}")
+            faults.append(f"{name or key}: {explain(message, known and known.annotation)}")
     return "; ".join(faults) or str(error.detail)
 
 

@@ -137,7 +137,7 @@ class UserRateLimited(ServiceError):
 class SpendCapReached(ServiceError):
     status, code = 402, "SPEND_CAP_REACHED"
     message = (
-        "This request could exceed the account's spending cap for today; request fewer tokens, "
+        "This request could exceed the account's spending cap for today; shorten the prompt, request fewer tokens, "
         "wait for the reset at 00:00 UTC, or choose a larger plan."
     )
 
@@ -145,7 +145,7 @@ class SpendCapReached(ServiceError):
 class AppCapReached(ServiceError):
     status, code = 402, "APP_CAP_REACHED"
     message = (
-        "This request could exceed the app's spending cap for today; request fewer tokens, "
+        "This request could exceed the app's spending cap for today; shorten the prompt, request fewer tokens, "
         "wait for the reset at 00:00 UTC, or ask the app's owner to raise the cap."
     )
 
@@ -153,7 +153,7 @@ class AppCapReached(ServiceError):
 class UserCapReached(ServiceError):
     status, code = 402, "USER_CAP_REACHED"
     message = (
-        "This request could exceed your spending cap in this app for today; request fewer tokens, "
+        "This request could exceed your spending cap in this app for today; shorten the prompt, request fewer tokens, "
         "or wait for the reset at 00:00 UTC."
     )
 
@@ -184,6 +184,7 @@ class ModelNotAllowed(ServiceError):
 class ProviderUnreachable(ServiceError):
     status, code = 502, "PROVIDER_UNREACHABLE"
     message = "The model could not be reached; try again shortly."
+    retry_after = 1
 
 
 class ProviderFailed(ServiceError):

@@ -1,18 +1,23 @@
 """Limits the length and size of values from clients, and explains in plain words which one is invalid.
 
 Each field of a request's body has one of the types below. The body as a whole is also limited, but a field of a
-megabyte would be read, compared and listed again and again. Of a value, a message repeats only an invalid choice.
+megabyte would be read, compared and listed again and again. A message never repeats a value.
 """
 
+import functools
 import math
 import re
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from gateway.errors import RequestMalformed
 from gateway.ids import A_TIME, TimeSpan, read_time
+
+# Ends a pattern in JSON Schema and in Python, where `$` alone may also be before a line break at the end.
+END = r"$(?!\n)"
 
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot
@@ -34,7 +39,7 @@ Euro = Annotated[str, Meta(max_length=32)]
 Rate = Annotated[int, Meta(ge=0, le=1_000_000)]  # requests per 60 seconds; each is an entry of a list in Redis
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 
-ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
+ONE_LINE = r"^[^\x00-\x1f\x7f]*" + END
 EMAIL_LENGTH = 254  # characters
 _EMAIL = re.compile(r"[A-Za-z0-9.!$%&'*+=^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+")
 
@@ -87,12 +92,43 @@ _UNITS = {"str": "character", "array": "entry", "object": "field"}
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
-def explain(fault: str) -> str:
-    """Returns the predicate of a sentence, such as `must not be empty`."""
+def locate(fault: str) -> tuple[str, str]:
+    """Returns what msgspec says is wrong, and where, such as `tools[0].type`; '' for the value as a whole."""
+    found = _LOCATION.fullmatch(fault)
+    return (found[1], found[2]) if found else (fault, "")
+
+
+def explain(fault: str, kind: Any, path: str = "") -> str:
+    """Returns the predicate of a sentence, such as `must not be empty`.
+
+    `kind` is the type that refused the value, and `path` is where in it the fault is.
+    """
+    if _NO_CHOICE.match(fault):
+        choices = _list_choices(*_describe(kind), re.findall(r"[^.\[]+", path))
+        return f"must be {'one of ' * (len(choices) > 1)}{', '.join(choices)}"
     for pattern, words in _RULES:
         if found := pattern.fullmatch(fault):
             return words(found)
     return fault[:1].lower() + fault[1:]
+
+
+@functools.cache
+def _describe(kind: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the JSON schema of the type, and the components to which it refers."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+    return schema, components
+
+
+def _list_choices(schema: Mapping[str, Any], components: Mapping[str, Any], path: Sequence[str]) -> list[str]:
+    """Returns the values that a JSON schema has at a path."""
+    if "$ref" in schema:
+        return _list_choices(components[schema["$ref"]], components, path)
+    if "anyOf" in schema:
+        return [choice for each in schema["anyOf"] for choice in _list_choices(each, components, path)]
+    if not path:
+        return [str(value) for value in schema.get("enum", ())]
+    inner = schema.get("properties", {}).get(path[0]) or schema.get("items") or schema.get("additionalProperties")
+    return _list_choices(inner, components, path[1:]) if isinstance(inner, dict) else []
 
 
 def _length(found: re.Match[str]) -> str:
@@ -110,6 +146,8 @@ def _type(found: re.Match[str]) -> str:
     return f"must be {' or '.join(names)}, not {_NAMES.get(got, got)}"
 
 
+_LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_NO_CHOICE = re.compile(r"Invalid (?:enum )?value ")
 _RULES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(r"Expected `(str|array|object)` of length (>=|<=) (\d+)"), _length),
     (re.compile(r"Expected `(?:int|float)` (>=|<=|>|<) (\S+)"), lambda m: f"must be {_BOUNDS[m[1]]} {m[2]}"),
@@ -117,7 +155,6 @@ _RULES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(r"Expected `str` matching regex .*", re.DOTALL), lambda _: "does not have the required format"),
     (re.compile(r"Object missing required field `(.*)`"), lambda m: f"the field {m[1]} is missing"),
     (re.compile(r"Object contains unknown field `(.*)`"), lambda m: f"there is no field called {m[1]}"),
-    (re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL), lambda m: f"{m[1]} is not one of the choices"),
     (re.compile(r"JSON is malformed: (.*)"), lambda m: f"is not valid JSON: {m[1]}"),
     (re.compile(r"Input data was truncated"), lambda _: "is not valid JSON: it is truncated"),
     (re.compile(r"'utf-8' codec .*|Invalid UTF-8 .*"), lambda _: "is not UTF-8 text"),

@@ -70,6 +70,11 @@ class Call(NamedTuple):
         """Returns whether the call may change something of the account."""
         return "read" not in self.right.scopes and self.name not in UNCHANGING
 
+    @property
+    def stops_with_deletion(self) -> bool:
+        """Returns whether the call is refused while the account is being deleted."""
+        return self.changes and self.name not in WHILE_LEAVING
+
 
 READ, READ_DEPLOYS, DEPLOY, DEVELOP, OWN = Right
 ACCOUNT, APP, FILTER, ROWS = Where
@@ -198,7 +203,7 @@ class Access(msgspec.Struct, frozen=True):
         """Raises NotPermitted unless the caller may make this call, of at least one app."""
         if call is None:
             raise NotPermitted
-        if self.account.deletion is not None and call.changes and call.name not in WHILE_LEAVING:
+        if self.account.deletion is not None and call.stops_with_deletion:
             raise AppSuspended("The account is being deleted. Keep it first, with DELETE /account/deletion.")
         if self.scope not in call.right.scopes:
             raise NotPermitted(f"This API key has the scope '{self.scope}', which does not include this call.")

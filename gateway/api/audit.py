@@ -30,6 +30,7 @@ from gateway.operations.audit import (
     read_response,
 )
 from gateway.services import Injected, Services
+from gateway.validation import END
 
 RECORD = "audit"  # in the scope's state: the services, the trail and the record
 CHANGE = "change"  # in the scope's state: the services, the caller, the call, its target and its entry
@@ -42,7 +43,7 @@ RESPONSE_BYTES = 65_536  # that are searched for the id and the error code
 
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 Chosen = Annotated[str, QueryParameter(max_length=200)]
-Before = Annotated[str | None, QueryParameter(pattern=r"^[1-9]\d{0,14}-\d{1,9}$")]
+Before = Annotated[str | None, QueryParameter(pattern=r"^[1-9][0-9]{0,14}-[0-9]{1,9}" + END)]
 
 
 async def begin_audit(

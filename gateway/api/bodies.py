@@ -16,7 +16,7 @@ from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.typing import FieldDefinition
 
 from gateway.errors import RequestMalformed
-from gateway.validation import explain
+from gateway.validation import explain, locate
 
 SOURCE = {
     "application/gzip": {"schema": {"type": "string", "format": "binary"}},
@@ -26,8 +26,6 @@ SOURCE = {
 
 DIGITS = 18  # of a Content-Length; Python refuses to read thousands of them
 NAME_CHARACTERS = 100  # of a field's name that an error repeats
-
-_LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
 
 
 T = TypeVar("T")
@@ -57,9 +55,8 @@ def _decode(decoder: msgspec.json.Decoder[T], value: bytes | msgspec.Raw, name: 
     try:
         return decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        located = _LOCATION.fullmatch(str(error))
-        fault, field = located.groups() if located else (str(error), "")
-        raise RequestMalformed(f"{field or name}: {explain(fault)}.") from None
+        fault, field = locate(str(error))
+        raise RequestMalformed(f"{field or name}: {explain(fault, decoder.type, field)}.") from None
 
 
 class Body(AbstractDTO[Any]):
@@ -68,7 +65,7 @@ class Body(AbstractDTO[Any]):
     _decoders: ClassVar[dict[str, msgspec.json.Decoder[Any]]] = {}
 
     def decode_bytes(self, value: bytes) -> Any:
-        """Decodes a body. Raises RequestMalformed, whose message names the field but never quotes its value."""
+        """Decodes a body. Raises RequestMalformed, whose message names the field."""
         body = _decode(self._decoders[self.asgi_connection.route_handler.handler_id], value)
         self.asgi_connection.scope["state"]["body"] = body  # for the audit trail
         return body

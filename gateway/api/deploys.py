@@ -52,7 +52,7 @@ from gateway.ids import ALWAYS, TimeSpan
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
 from gateway.settings.text_files import decode_text, read_variables
-from gateway.validation import ONE_LINE, Id, parse_span
+from gateway.validation import END, ONE_LINE, Id, parse_span
 
 PUBLISH_ERRORS = [
     RequestMalformed,
@@ -159,7 +159,7 @@ async def publish(
     settings: Injected[Settings],
     preview: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
     message: Annotated[str | None, QueryParameter(max_length=MESSAGE_LENGTH, pattern=ONE_LINE)] = None,
-    commit: Annotated[str | None, QueryParameter(pattern=r"^[0-9a-f]{7,64}$")] = None,
+    commit: Annotated[str | None, QueryParameter(pattern=r"^[0-9a-f]{7,64}" + END)] = None,
     branch: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
     dirty: FromQuery[bool | None] = None,
 ) -> PublishedDeploy:

@@ -130,7 +130,7 @@ async def list_deliveries(
     """
     if event is not None and event not in SAMPLES:
         raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
-    chosen = Filter(event, app, outcome, parse_span(since, until))
+    chosen = Filter(event, app or None, outcome, parse_span(since, until))
     return await deliveries.list_deliveries(store, account.id, limit, before=before, chosen=chosen)
 
 

@@ -21,12 +21,14 @@ from litestar.routes import HTTPRoute
 
 from gateway import errors
 from gateway import errors as e
+from gateway.accounts.access import CALLS
 from gateway.accounts.members import AccountChoice
 from gateway.api import documentation, openapi
 from gateway.api.assets import HEADERS, NO_CACHE
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import (
     AccountNotChosen,
+    AppSuspended,
     BackboneUnavailable,
     CsrfRefused,
     NotPermitted,
@@ -96,8 +98,8 @@ def media_type(handler: HTTPRouteHandler) -> str:
     return str(declared).partition(";")[0] or JSON
 
 
-def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]]:
-    """Returns the errors that follow from the handler's security, and those that it declares."""
+def errors_of(handler: HTTPRouteHandler, method: str, path: str) -> list[type[ServiceError]]:
+    """Returns the errors that follow from the handler's security and its row in CALLS, and those that it declares."""
     kinds = {kind for choice in handler.resolve_security() for kind in choice}
     errors: list[type[ServiceError]] = [Unauthorized, BackboneUnavailable] if kinds else []
     if method in UNSAFE_METHODS and kinds & COOKIES:
@@ -106,6 +108,8 @@ def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]
         errors += [NotPermitted, RateLimited]
     if kinds == {"apiKey", "session"}:  # a person may belong to several accounts
         errors.append(AccountNotChosen)
+    if (call := CALLS.get(f"{method} {path}")) and call.stops_with_deletion:
+        errors.append(AppSuspended)
     if takes_reason(handler, method):
         errors.append(RequestMalformed)
     return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
@@ -126,7 +130,7 @@ def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: st
     status = next(code for code in operation["responses"] if code.startswith("2"))
     operation["responses"] = {
         status: describe_response(response_type(handler), media_type(handler)),
-        **describe_errors(errors_of(handler, method), path),
+        **describe_errors(errors_of(handler, method, path), path),
     }
     if takes_reason(handler, method):
         operation["parameters"] = [*operation.get("parameters", []), REASON]
@@ -263,6 +267,7 @@ COMPLETION_ERRORS = (
     e.SpendCapReached,
     e.AppCapReached,
     e.UserCapReached,
+    e.AppSuspended,
     e.OriginNotAllowed,
     e.AppNotFound,
     e.RequestTooLarge,
@@ -281,6 +286,7 @@ COMPLETION_ERRORS = (
 MODELS_ERRORS = (
     e.TokenMissing,
     e.TokenInvalid,
+    e.AppSuspended,
     e.OriginNotAllowed,
     e.AppNotFound,
     e.TokensLimited,
@@ -413,7 +419,7 @@ def agents_path() -> Schema:
         "requestBody": json_body(dict[str, Any], {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),
         "responses": {
             "200": describe_response(dict[str, Any]),
-            **describe_errors((e.Unauthorized, e.BackboneUnavailable), ""),
+            **describe_errors((e.Unauthorized, e.NotPermitted, e.RateLimited, e.BackboneUnavailable), ""),
         },
     }
     return {"/mcp": {"post": operation}}
@@ -522,7 +528,7 @@ def _describe_status(errors: Errors) -> Schema:
         for error in errors
     }
     response: Schema = {"description": " or ".join(f"`{code}`" for code in examples)}
-    if errors[0].status in (429, 503):
+    if errors[0].status in (402, 429, 502, 503):
         response["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}}
     content = {"schema": {"$ref": "#/components/schemas/Error"}, "examples": examples}
     return {**response, "content": {JSON: content}}

@@ -46,12 +46,12 @@ from gateway.telemetry.usage_reports import (
     as_json,
     read_usage,
 )
-from gateway.validation import parse_span, parse_time
+from gateway.validation import END, parse_span, parse_time
 
 DEFAULT_SPAN_SECONDS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400, "month": 365 * 86_400}
 
 
-Code = Annotated[str | None, QueryParameter(pattern=r"^[A-Z_]+$")]
+Code = Annotated[str | None, QueryParameter(pattern=r"^[A-Z_]+" + END)]
 Since = Annotated[str | None, QueryParameter(name="from")]
 Until = Annotated[str | None, QueryParameter(name="to")]
 
@@ -129,7 +129,7 @@ async def report_usage(
     """Returns the usage of an account as JSON or CSV. Raises RequestMalformed."""
     period, grouping = by or "hour", group or "none"
     span = await _read_range(store, period, since, until)
-    usage = read_usage(store, account, period, grouping, app=app, **span)
+    usage = read_usage(store, account, period, grouping, app=app or None, **span)
     return await _report(request, usage, columns_of(grouping), f"usage-by-{period}.csv")
 
 

@@ -23,7 +23,7 @@ from gateway.accounts.vault import Vault
 from gateway.errors import RequestMalformed
 from gateway.settings.text_files import decode_text
 from gateway.settings.toml import parse_toml
-from gateway.validation import Command, Folder, Id, Path, explain
+from gateway.validation import Command, Folder, Id, Path, explain, locate
 
 FILE = "capsule.toml"
 MAX_BYTES = 16_384
@@ -136,7 +136,6 @@ class TomlPosition(NamedTuple):
 
 
 _SYNTAX_POSITION = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
-_STRUCTURE_POSITION = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
@@ -150,14 +149,14 @@ def _syntax_fault(fault: str, source: str) -> ManifestError:
 
 def _structure_fault(fault: str, keys: Mapping[KeyPath, TomlPosition]) -> ManifestError:
     """Translates a message of msgspec into the words of TOML, which has no null."""
-    found = _STRUCTURE_POSITION.fullmatch(fault)
-    reason, field = found.groups() if found else (fault, "")
+    reason, field = locate(fault)
     field = re.sub(r"\[.*", "", field)  # of a list, the list itself
     if unknown := _UNKNOWN.fullmatch(reason):
         name = unknown[1]
         message = f"{field}: there is no key called {name}" if field else f"there is no table or key called {name}"
         return ManifestError(message, *_find_position(keys, (*_split(field), name)))
-    message = explain(reason.replace(" | null`", "`")).replace("an object", "a table").replace("the field ", "the key ")
+    message = explain(reason.replace(" | null`", "`"), _Text, field)
+    message = message.replace("an object", "a table").replace("the field ", "the key ")
     return ManifestError(f"{field}: {message}" if field else message, *_find_position(keys, _split(field)))
 
 

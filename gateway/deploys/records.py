@@ -114,7 +114,7 @@ class DeployRecords:
         found: Sequence[Deploy] = []
         for batch in batched(ids, RECORDS_PER_READ):
             deploys = await self._get_all([deploy_key(account_id, name) for name in batch])
-            found = [*found, *(deploy for deploy in deploys if app is None or names & {deploy.app, deploy.appId})]
+            found = [*found, *(deploy for deploy in deploys if not app or names & {deploy.app, deploy.appId})]
             if len(found) >= limit:
                 break
         return found[:limit]

@@ -123,8 +123,8 @@ class Inference:
         changes = self._registry.cache.changes
         available, app = await self._find_app(request, name)
         # While inference is off, a page of the app may still ask, so that it can read why.
-        if request.method == "OPTIONS" and request.origin is not None and (available or request.origin_allowed):
-            return await self._preflight(request, app, request.origin, self._methods[route])
+        if request.method == "OPTIONS" and (available or (request.origin is not None and request.origin_allowed)):
+            return await self._preflight(request, app, self._methods[route])
         if app is not None and route not in self._models:
             request.account = app.account
         if not available:
@@ -226,12 +226,15 @@ class Inference:
             return False
         return request.method == "OPTIONS" or is_test_token((request.authorization or b"").partition(b" ")[2].strip())
 
-    async def _preflight(self, request: InferenceRequest, app: App | None, origin: bytes, methods: bytes) -> None:
+    async def _preflight(self, request: InferenceRequest, app: App | None, methods: bytes) -> None:
         if app is None:
             raise AppNotFound
         if not request.origin_allowed:
             raise OriginNotAllowed
-        request.headers = [request.headers[0], *cors.preflight_headers(origin, request.preflight_headers, methods)]
+        if (origin := request.origin) is None:  # not a browser
+            request.headers.append((b"allow", methods + b", OPTIONS"))
+        else:
+            request.headers = [request.headers[0], *cors.preflight_headers(origin, request.preflight_headers, methods)]
         await request.start(204, [])
         await request.send_body(b"")
 
@@ -241,7 +244,7 @@ class Inference:
             _, app = await self._find_app(request, name)
         if route.startswith("ai/"):
             if request.method == "OPTIONS" and request.origin is not None:  # so that the page can read the explanation
-                return await self._preflight(request, app, request.origin, b"GET, POST")
+                return await self._preflight(request, app, b"GET, POST")
             raise NotFound(explain_missing(route.removeprefix("ai/"), self._upstream.providers.models))
         request.code = "NOT_FOUND"
         await request.start(404, NOT_FOUND_HEADERS)

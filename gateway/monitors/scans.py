@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.errors import RequestMalformed
 from gateway.ids import now_iso
-from gateway.validation import explain
+from gateway.validation import explain, locate
 
 Severity = Literal["critical", "high", "medium", "low", "negligible", "unknown"]
 Tier = Literal["red", "yellow"]
@@ -75,11 +75,9 @@ def read_scan(body: bytes) -> Scan:
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        raise RequestMalformed(f"{path.strip('`').lstrip('.') or 'body'}: {explain(problem)}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestMalformed(f"body: {explain(str(error))}.") from None
+        fault, field = locate(str(error))
+        raise RequestMalformed(f"{field or 'body'}: {explain(fault, kind, field)}.") from None
 
 
 def _cut(field: str, text: str) -> str:

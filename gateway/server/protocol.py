@@ -65,13 +65,11 @@ VERSIONS = ("1.1", "1.0")
 FRAMING = {b"host", b"expect", b"transfer-encoding"}  # headers that this module checks in addition to llhttp
 
 
-def render_refusal(status: int) -> bytes:
+def render_refusal(status: int, identifier: str) -> bytes:
     reason = HTTPStatus(status).phrase.encode()
-    head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(reason)
-    return STATUS_LINES[status] + head + reason
-
-
-BAD_REQUEST, HEAD_TOO_LARGE, CRASHED = render_refusal(400), render_refusal(431), render_refusal(500)
+    head = b"x-request-id: %b\r\ncontent-type: text/plain; charset=utf-8\r\n" % identifier.encode()
+    end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(reason)
+    return STATUS_LINES[status] + head + end + reason
 
 
 class HttpConnection(asyncio.Protocol):
@@ -205,7 +203,8 @@ class HttpConnection(asyncio.Protocol):
     def _reject(self) -> None:
         ENDED["refused"] += 1
         error = BackboneUnavailable("This process has no free connection; send the request again.")
-        headers, body = error.render(request_id())
+        headers, body = error.render(identifier := request_id())
+        headers.append((b"x-request-id", identifier.encode()))
         lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%b: %b" % header for header in headers), b"connection: close"]
         self._answer_and_close(b"\r\n".join([*lines, b"", body]))
 
@@ -257,11 +256,11 @@ class HttpConnection(asyncio.Protocol):
                 data = self._without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError:
-                self._refuse(BAD_REQUEST)
+                self._refuse(400)
                 return
         # An endless head, line breaks, chunk extensions or trailers: llhttp does not limit them.
         if self.idle_bytes > HEAD_BYTES:
-            self._refuse(HEAD_TOO_LARGE)
+            self._refuse(431)
 
     def _without_upgrade(self) -> bytes:
         """Returns the last head without its upgrade, which a server may ignore (RFC 9110, section 7.8)."""
@@ -274,7 +273,7 @@ class HttpConnection(asyncio.Protocol):
                 kept.append(name + b": " + value)
         return b"\r\n".join([*kept, b"", b""])
 
-    def _refuse(self, answer: bytes) -> None:
+    def _refuse(self, status: int) -> None:
         """Stops reading, answers the newest request with an error, and closes."""
         if self.over:
             return
@@ -286,14 +285,14 @@ class HttpConnection(asyncio.Protocol):
                 self.queue.append(exchange)
             else:
                 self.answering = exchange
-        exchange.fault, exchange.keep_alive = answer, False
+        exchange.fault, exchange.keep_alive = render_refusal(status, request_id()), False
         if exchange is not self.answering:
             return
         if exchange.complete:
             self.transport.close()
         elif not exchange.started:
             exchange.abandon()
-            self._answer_and_close(answer)
+            self._answer_and_close(exchange.fault)
 
     def _answer_and_close(self, answer: bytes) -> None:
         self.over = True
@@ -428,12 +427,13 @@ class HttpConnection(asyncio.Protocol):
             self.server_state.tasks.discard(exchange.task)
         if exchange.complete or exchange.gone:
             return
-        logger.error("request.crashed", error=fault)
+        identifier = request_id()
+        logger.error("request.crashed", request_id=identifier, error=fault)
         if exchange.started:
             self.transport.close()
         else:
             exchange.abandon()
-            self._answer_and_close(CRASHED)
+            self._answer_and_close(render_refusal(500, identifier))
 
     def on_response_complete(self, exchange: HttpExchange) -> None:
         self.server_state.total_requests += 1

@@ -205,7 +205,8 @@ def _number_reader(
 
 
 _read_whole = _number_reader(int, "a whole number", lambda number: number >= 1, "at least 1")
-_read_days = _number_reader(int, "a whole number", lambda number: 1 <= number <= 36_500, "from 0 to 36500 days")
+_read_whole_or_zero = _number_reader(int, "a whole number", lambda number: number >= 0, "at least 0")
+_read_days = _number_reader(int, "a whole number", lambda number: 0 <= number <= 36_500, "from 0 to 36500 days")
 _read_deadline = _number_reader(int, "a whole number", lambda number: 1 <= number <= 36_500, "from 1 to 36500 days")
 _read_weight = _number_reader(float, "a number", lambda number: 0.01 <= number <= 1000, "from 0.01 to 1000")
 _read_seconds = _number_reader(
@@ -214,10 +215,12 @@ _read_seconds = _number_reader(
     lambda number: 0 < number < 10_000_000,
     "more than 0 and less than 10000000 seconds",
 )
-
-
-def _zero_or(read: Callable[[str], T], zero: T) -> Callable[[str], T]:
-    return lambda text: zero if text == "0" else read(text)
+_read_seconds_or_zero = _number_reader(
+    float,
+    "a number of seconds",
+    lambda number: 0 <= number < 10_000_000,
+    "at least 0 and less than 10000000 seconds",
+)
 
 
 def _read_euro(text: str) -> int:
@@ -334,8 +337,8 @@ def _read_encryption_key(text: str) -> str:
 _BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _read_switch, int: _read_whole, float: _read_seconds}
 _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": addresses.read_redis_url,
-    "redis_wait": _zero_or(_read_whole, 0),
-    "account_grace": _zero_or(_read_days, 0),
+    "redis_wait": _read_whole_or_zero,
+    "account_grace": _read_days,
     "storage_url": addresses.read_storage_url,
     "base_url": addresses.read_base_url,
     "api_url": addresses.read_base_url,
@@ -349,8 +352,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_timeouts": lambda text: ProviderTimeouts(
         **_read_pairs(text, ("connect", "first", "idle", "total"), _read_seconds)
     ),
-    "provider_concurrency": _zero_or(_read_whole, 0),
-    "provider_wait": _zero_or(_read_seconds, 0.0),
+    "provider_concurrency": _read_whole_or_zero,
+    "provider_wait": _read_seconds_or_zero,
     "provider_weights": _plan_reader(Settings().provider_weights, _read_weight),
     "provider_rate": lambda text: ProviderRate(**_read_pairs(text, ("requests", "tokens"), _read_whole)),
     "prices_file": read_prices,
@@ -359,10 +362,10 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),
     "previews": _plan_reader(Settings().previews, _read_whole),
     "app_limits": _plan_reader(Settings().app_limits, _read_whole),
-    "build_cache": _zero_or(_read_whole, 0),
+    "build_cache": _read_whole_or_zero,
     "app_pods": _plan_reader(Settings().app_pods, _read_whole),
     "app_data": _plan_reader(Settings().app_data, _read_whole),
-    "app_sleep": lambda text: _read_pairs(text, PLANS, _zero_or(_read_seconds, 0.0)),
+    "app_sleep": lambda text: _read_pairs(text, PLANS, _read_seconds_or_zero),
     "daily_caps": _plan_reader(Settings().daily_caps, _read_euro),
     "operator_token": _read_operator_token,
     "operator_tokens": _read_operator_tokens,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from gateway.validation import explain
+from gateway.validation import explain, locate
 
 
 class Thing(msgspec.Struct, forbid_unknown_fields=True):
@@ -14,6 +14,14 @@ class Thing(msgspec.Struct, forbid_unknown_fields=True):
     size: Annotated[int, msgspec.Meta(ge=1, lt=10)] = 1
     tags: Annotated[list[str], msgspec.Meta(max_length=1)] = []
     maybe: bool | None = None
+
+
+class First(msgspec.Struct, tag="one"):
+    things: dict[str, list[Thing]] = {}
+
+
+class Second(msgspec.Struct, tag="two"):
+    mode: Literal[3] | None = None
 
 
 class Needed(msgspec.Struct):
@@ -30,7 +38,12 @@ class Needed(msgspec.Struct):
         (Thing, '{"name": "aaaa"}', "must have at most 3 characters"),
         (Thing, '{"name": "bbb"}', "does not have the required format"),
         (Thing, '{"name": 1}', "must be text, not a whole number"),
-        (Thing, '{"kind": "c"}', "'c' is not one of the choices"),
+        (Thing, '{"kind": "c"}', "must be one of a, b"),
+        (Thing, '{"kind": "c\\n - at `$.name`"}', "must be one of a, b"),
+        (list[Thing] | None, '[{}, {"kind": "c"}]', "must be one of a, b"),
+        (First | Second, '{"type": "one", "things": {"x": [{"kind": "c"}]}}', "must be one of a, b"),
+        (First | Second, '{"type": "c"}', "must be one of one, two"),
+        (First | Second, '{"type": "two", "mode": 4}', "must be 3"),
         (Thing, '{"size": 0}', "must be at least 1"),
         (Thing, '{"size": 10}', "must be at most 9"),
         (Thing, '{"tags": ["a", "b"]}', "must have at most 1 entry"),
@@ -42,8 +55,9 @@ class Needed(msgspec.Struct):
 def test_errors_in_plain_words(kind: Any, body: str, words: str) -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
         msgspec.json.decode(body, type=kind)
-    assert explain(str(caught.value).partition(" - at `")[0]) == words
+    fault, path = locate(str(caught.value))
+    assert explain(fault, kind, path) == words
 
 
 def test_an_unknown_error_is_repeated() -> None:
-    assert explain("Something new") == "something new"
+    assert explain("Something new", None) == "something new"

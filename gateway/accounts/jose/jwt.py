@@ -92,7 +92,7 @@ def validate_claims(claims: dict[str, Any], issuer: str | None, audience: str | 
             raise TokenInvalid(reason="issuer")
         if audience is not None and not _is_for(claims.get("aud"), audience):
             raise TokenInvalid(reason="audience")
-        if "sub" in claims and not is_id(claims["sub"]):
+        if claims.get("sub") is not None and not is_id(claims["sub"]):
             raise TokenInvalid(reason="user")
         if "jti" in claims and not is_id(claims["jti"]):
             raise TokenInvalid

@@ -9,14 +9,13 @@ import msgspec
 from gateway.errors import RequestMalformed, ServiceError
 from gateway.inference.provider.chunks import CallPart, Delta
 from gateway.settings.prices import Usage
-from gateway.validation import explain
+from gateway.validation import explain, locate
 
 encode = msgspec.json.Encoder().encode
 # Any escape of a JSON text: a surrogate pair, half of one, or another.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-_LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
 T = TypeVar("T")
 # Gets the request id and the model.
@@ -83,18 +82,16 @@ def invalid_json() -> RequestMalformed:
     return RequestMalformed("The body is not valid JSON in UTF-8.")
 
 
-def malformed(error: Exception) -> RequestMalformed:
-    """Returns the error for a body that msgspec refused. It names the field and the expected type, never the value."""
+def malformed(error: Exception, kind: type) -> RequestMalformed:
+    """Returns the error for a body that msgspec refused as this kind. It names the field, but never repeats a value."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid_json()
     fault = str(error)
-    # These two messages of msgspec would repeat a part of the request.
+    # This message of msgspec would repeat a part of the request.
     if fault.startswith("Object contains unknown field"):
         return RequestMalformed("The body contains an unknown field.")
-    located = _LOCATION.fullmatch(fault)
-    words, field = located.groups() if located else (fault, "")
-    words = "is not one of the allowed values" if fault.startswith("Invalid") else explain(words)
-    return RequestMalformed(f"{field or 'body'}: {words}.")
+    fault, field = locate(fault)
+    return RequestMalformed(f"{field or 'body'}: {explain(fault, kind, field)}.")
 
 
 def decode_again(body: bytes, kind: type[T], fault: Callable[[Any, Exception], ServiceError]) -> T:

@@ -35,7 +35,7 @@ HALF_PAIR = (
 )
 KNOWN_FIELDS = ", ".join(f"`{name}`" for name in Prompt.__struct_fields__)
 _decode = msgspec.json.Decoder(Prompt).decode
-_MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|media)(_?(urls?|data|ids?))?", re.I)
+_MEDIA = re.compile(r"(input_?)?((image|audio|video|file|attachment)s?|media)(_?(urls?|data|ids?|b(ase)?64))?", re.I)
 
 
 def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
@@ -77,7 +77,7 @@ def _fault(fields: Any, error: Exception) -> ServiceError:
             return MultimodalUnsupported()
         if fields.keys() - set(Prompt.__struct_fields__):
             return RequestMalformed(f"The body contains an unknown field. The known fields are {KNOWN_FIELDS}.")
-    return malformed(error)
+    return malformed(error, Prompt)
 
 
 class Native:

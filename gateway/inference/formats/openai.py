@@ -140,7 +140,7 @@ def _assistant_message(number: int, message: Message) -> dict[str, Any]:
 
 def _fault(fields: Any, error: Exception) -> ServiceError:
     """Returns whether the fields of a refused body are multimodal or malformed."""
-    return find_unsupported_part(fields, "messages") or malformed(error)
+    return find_unsupported_part(fields, "messages") or malformed(error, Completion)
 
 
 class OpenAI:

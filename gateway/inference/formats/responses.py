@@ -277,7 +277,7 @@ def _describe(asked: ResponseRequest) -> bytes:
 
 def _fault(fields: Any, error: Exception) -> ServiceError:
     """Returns whether the fields of a refused body are multimodal or malformed."""
-    return find_unsupported_part(fields, "input") or malformed(error)
+    return find_unsupported_part(fields, "input") or malformed(error, ResponseRequest)
 
 
 # -- answers ---------------------------------------------------------------------------------------------------

@@ -56,6 +56,10 @@ RESERVED_MESSAGE = (
     "Running requests have reserved the rest of the {}'s spending cap for today; "
     "try again after the time in Retry-After."
 )
+TOO_DEAR_MESSAGE = (
+    "This request could cost more than the {}'s spending cap for a whole day; "
+    "shorten the prompt, request fewer tokens, or {}."
+)
 WINDOW_SECONDS = 60.0  # of a rate limit
 ARRIVAL_SECONDS = 2.0  # within which an admission must reach Redis; after that its caller has given up
 CLOCK_ERROR_SECONDS = 1.0  # by which this process may misjudge Redis's clock
@@ -343,14 +347,15 @@ def _refusal(decision: Decision, max_cost: int, limits: Limits, headers: Headers
 
 
 def _cap_refusal(decision: Decision, max_cost: int, limits: Limits) -> ServiceError:
-    error, payer, cap = {
-        "cap": (SpendCapReached, "account", limits.cap),
-        "app_cap": (AppCapReached, "app", limits.app_cap or 0),
-        "user_cap": (UserCapReached, "user", limits.user_cap or 0),
+    error, payer, cap, remedy = {
+        "cap": (SpendCapReached, "account", limits.cap, "choose a larger plan"),
+        "app_cap": (AppCapReached, "app", limits.app_cap or 0, "ask the app's owner to raise the cap"),
+        "user_cap": (UserCapReached, "user", limits.user_cap or 0, "ask the app's owner to raise the cap"),
     }[decision.verdict]
     midnight = 86_400 - decision.now // 1000 % 86_400
     if max_cost > cap:  # it cannot pass on any day, unless the account holder raises a limit
-        return error(retry_after=None if error is SpendCapReached else midnight)
+        message = TOO_DEAR_MESSAGE.format(payer, remedy)
+        return error(message, retry_after=None if error is SpendCapReached else midnight)
     if decision.settled + max(max_cost, 1) > cap:
         return error(retry_after=midnight)
     return error(RESERVED_MESSAGE.format(payer), retry_after=min(RESERVED_RETRY_SECONDS, midnight))

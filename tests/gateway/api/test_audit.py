@@ -118,7 +118,7 @@ async def test_requests_without_an_operator_are_not_recorded(gw: Gateway) -> Non
 
 
 async def test_invalid_queries_of_the_trail_are_refused(gw: Gateway) -> None:
-    for query in ("limit=0", "limit=201", "before=x", "before=0-0", "trail=other"):
+    for query in ("limit=0", "limit=201", "before=x", "before=0-0", "before=1-1%0A", "before=1-%D9%A1", "trail=other"):
         refused(await gw.platform("GET", f"audit?{query}"), 400, "REQUEST_MALFORMED")
 
 

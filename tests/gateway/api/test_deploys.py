@@ -29,6 +29,7 @@ async def test_pages_of_deploys(hosted: App) -> None:
     assert [row["app"] for row in everything] == names[::-1]
     for query, rows in (
         ("", everything),
+        ("&app=", everything),
         (f"&app={other.name}", [row for row in everything if row["app"] == other.name]),
     ):
         pages, before = [], ""

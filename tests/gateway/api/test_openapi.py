@@ -159,6 +159,16 @@ async def test_every_operation_has_a_summary_a_tag_and_a_response(app: Litestar)
             assert any(status.startswith("2") for status in operation["responses"]), (method, path)
 
 
+async def test_a_suspension_is_documented_wherever_it_refuses(app: Litestar) -> None:
+    """Of an app, and of an account that is being deleted, which then changes only what leaving needs."""
+    paths, refused = openapi.build(app)["paths"], set[str]()
+    for path, item in paths.items():
+        refused |= {f"{m} {path}" for m, o in item.items() if "APP_SUSPENDED" in str(o["responses"].get("403"))}
+    assert refused >= {f"{m} {path}" for path in paths if path.startswith("/capsule/") for m in paths[path]}
+    assert refused >= {"post /account/keys", "put /account/apps/{app}/limits"}
+    assert not refused & {"get /account", "delete /account/keys/{key_id}", "post /account/apps/{app}/token-check"}
+
+
 def is_struct(answer: Any) -> bool:
     """Returns whether it is a struct, a list of structs, or a union of these."""
     if isinstance(answer, UnionType):

@@ -144,7 +144,7 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     }
     assert total(by_model, model=QWEN)["nanoEuro"] == cost(7, 3, QWEN) + max_cost(stopped, 50, QWEN)
     assert total(by_model, model="") == {"requests": 2, "refused": 2}
-    for query in ({"by": "day"}, {"by": "hour"}, {"by": "day", "group": "app"}):
+    for query in ({"by": "day"}, {"by": "hour", "app": ""}, {"by": "day", "group": "app"}):
         assert total(await usage_of(app.account, **query)) == total(by_model)
     assert {row["app"] for row in await usage_of(app.account, by="day", group="app")} == {app.name}
 
@@ -239,7 +239,8 @@ async def test_the_wait_for_a_permit(single: Gateway, backend: FakeAppBackend) -
 
 async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
     headers = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
-    assert (await app.gateway.http.options(app.path, headers=headers)).status_code == 204
+    for asked in (headers, {}):
+        assert (await app.gateway.http.options(app.path, headers=asked)).status_code == 204
     assert (await app.gateway.http.get(f"{app.path}/models", headers=app.headers())).status_code == 200
     assert (await app.gateway.http.post("/capsule/nobody-s-app/ai")).status_code == 404
     assert (await app.post(None, headers={"Origin": "https://evil.example"})).status_code == 403
@@ -319,7 +320,7 @@ async def test_usage_as_csv(app: App, hours: int) -> None:
 
 
 RANGES = ("from=yesterday", "to=", "from=2026-07-02&to=2026-07-01", "from=2026-07-02&to=2026-07-02", "from=noon")
-LIMITS, CODES = ("limit=0", "limit=1001", "limit=x"), ("code=", "code=token", "code=TOKEN-INVALID")
+LIMITS, CODES = ("limit=0", "limit=1001", "limit=x"), ("code=", "code=token", "code=A%0A", "code=TOKEN-INVALID")
 
 
 @pytest.mark.parametrize("query", [*RANGES, "by=minute", "group=user"])
@@ -330,6 +331,17 @@ async def test_invalid_ranges_of_usage_are_refused(app: App, query: str) -> None
 @pytest.mark.parametrize("query", [*RANGES, *LIMITS, *CODES, "outcome=lost", "before=unknown", "before="])
 async def test_invalid_filters_of_requests_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("usage?by=week", "by: must be one of day, hour, month"),
+        ("requests?outcome=lost", "outcome: must be one of answered, interrupted, refused"),
+    ],
+)
+async def test_a_refused_parameter_names_its_choices(app: App, query: str, fault: str) -> None:
+    assert refused(await app.account.get(f"/account/{query}"), 400, "REQUEST_MALFORMED")["message"] == fault
 
 
 async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:

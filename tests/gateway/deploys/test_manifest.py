@@ -103,8 +103,8 @@ FAULTS = [
     ('[build]\noverlap = "no"', 2, 1, "build.overlap: must be true or false, not text"),
     ('[build]\n[auth]\nurl = "https://example.com"', 2, 2, "auth: the key kind is missing"),
     ('auth.url = "/x"', 1, 1, "auth: the key kind is missing"),
-    ('[auth]\nkind = "magic"', 2, 1, "auth.kind: 'magic' is not one of the choices"),
-    ('[auth]\nkind = "backend"\nurl = "/"\nmethod = "PUT"', 4, 1, "auth.method: 'PUT' is not one of the choices"),
+    ('[auth]\nkind = "magic"', 2, 1, "auth.kind: must be one of jwks, secret, backend"),
+    ('[auth]\nkind = "backend"\nurl = "/"\nmethod = "PUT"', 4, 1, "auth.method: must be one of GET, POST"),
     ('[auth]\nkind = "jwks"\naudience = [\n"a",\n1,\n]\nissuer = "b"', 3, 1, f"auth.audience: {TEXT}"),
     # Values.
     ('name = "Not A Label"', 1, 1, f"name: {LABEL}"),

@@ -67,7 +67,8 @@ async def test_a_branch_of_the_repository(gw: Gateway, account: Account, app: st
 
 
 async def test_wrong_descriptions_are_refused_before_the_upload(account: Account, app: str) -> None:
-    for query in ("preview=-x", "preview=", "message=a%0Ab", f"message={'x' * 201}", "commit=main", "dirty=perhaps"):
+    faults = ("preview=-x", "preview=", "message=a%0A", f"message={'x' * 201}", "commit=0123abc%0A", "dirty=perhaps")
+    for query in faults:
         answer = await publish_as(account, app, query)
         assert answer.status_code == 400, query
         assert answer.json()["error"]["message"].startswith(query.partition("=")[0] + ":"), query

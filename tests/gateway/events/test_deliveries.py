@@ -178,6 +178,7 @@ async def test_filters(holder: Holder) -> None:
         assert await holder.log(f"?limit=7&{query}") == expected[:7]
         assert await holder.log(f"?limit=7&{query}&before={expected[6]['attempt']}") == expected[7:14]
     assert await holder.log("?app=nobody") == []
+    assert await holder.log("?limit=7&app=") == whole[:7]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, prov
         response = await gw.http.options(path, headers={**preflight, "Origin": origin})
         refused(response, 503, "INFERENCE_DISABLED")
         assert "Access-Control-Allow-Origin" not in response.headers
+    refused(await gw.http.options(app.path), 503, "INFERENCE_DISABLED")
     assert len(provider.exchanges) == seen
 
 

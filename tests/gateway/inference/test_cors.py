@@ -119,6 +119,14 @@ async def test_other_pages(app: App, origin: str) -> None:
     unreadable(await preflight(app, origin))
 
 
+async def test_options_without_an_origin(app: App) -> None:
+    """As at every other address, the answer lists the methods."""
+    answer = await app.gateway.http.options(app.path)
+    assert (answer.status_code, answer.headers["Allow"]) == (204, "POST, OPTIONS")
+    unreadable(answer)
+    refused(await app.gateway.http.options("/capsule/nobody-here/ai"), 404, "APP_NOT_FOUND")
+
+
 async def test_development_allows_the_app_over_http(app: App) -> None:
     for origin in (f"http://{app.name}.{DOMAIN}", f"http://{app.name}.{DOMAIN}:5173"):
         response = await post(app, origin)

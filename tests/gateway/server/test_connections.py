@@ -86,7 +86,9 @@ async def test_a_process_with_only_busy_connections_refuses_new_ones_at_once(por
         await wait_until(lambda: sum(c.is_answering() for c in connections.CONNECTIONS) == 40)
         for _ in range(20):
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                assert (await ask(port)).startswith(b"HTTP/1.1 503 ")
+                refused = await ask(port)
+                assert refused.startswith(b"HTTP/1.1 503 ")
+                assert b"\r\nx-request-id: " in refused
         assert len(connections.CONNECTIONS) == 40
     await wait_until(lambda: not connections.CONNECTIONS)
     assert (await ask(port)).startswith(b"HTTP/1.1 200 ")

@@ -99,8 +99,17 @@ async def test_trusting_addresses_needs_a_provider() -> None:
         load({"GATEWAY_OIDC_TRUST_EMAIL": "true"})
 
 
-async def test_no_grace() -> None:
-    assert load({"GATEWAY_ACCOUNT_GRACE": "0"}).account_grace == 0
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("ACCOUNT_GRACE", "0"), ("REDIS_WAIT", "0"), ("PROVIDER_CONCURRENCY", "0"), ("BUILD_CACHE", "0")),
+        *(("PROVIDER_WAIT", "0"), ("PROVIDER_WAIT", "0.0"), ("APP_SLEEP", "free=0")),
+    ],
+)
+async def test_where_zero_is_valid_the_message_says_so(name: str, text: str) -> None:
+    load({f"GATEWAY_{name}": text})
+    with pytest.raises(BadSettings, match=rf"^GATEWAY_{name}: must be (from|at least) 0\b"):
+        load({f"GATEWAY_{name}": text.replace("0", "-1", 1)})
 
 
 async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> None:

@@ -61,8 +61,8 @@ def of_pyjwt(token: bytes, issuer: str | None, audience: str | list[str] | None)
         float(claims["exp"])
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
         return "refused"
-    # In addition to PyJWT's checks, an id must be a string or an integer.
-    ids = [claims[name] for name in ("sub", "jti") if name in claims]
+    # In addition to PyJWT's checks, an id must be a string or an integer. Without a subject, `id` may name the user.
+    ids = [value for name, value in claims.items() if name == "jti" or (name == "sub" and value is not None)]
     if not all(isinstance(each, str | int) and not isinstance(each, bool) for each in ids):
         return "refused"
     return repr(claims)

@@ -130,6 +130,7 @@ async def test_thinking_may_take_the_whole_answer(app: App, provider: FakeProvid
 
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "image field": {"prompt": "x", "image": "data:image/png;base64,AAAA"},
+    "image field of another name": {"prompt": "x", "image_base64": "AAAA"},
     "audio field": {"prompt": "x", "audio": {"data": "AAAA", "format": "wav"}},
     "file field": {"prompt": "x", "file": "report.pdf"},
     "image part": {"prompt": [IMAGE]},

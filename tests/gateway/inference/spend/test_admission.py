@@ -168,11 +168,15 @@ async def test_a_request_passes_after_its_retry_after(redis_url: str, clock: Clo
             assert await running.refusal(user=user) is None
 
 
-def assert_refused(error: ServiceError | None, kind: type[ServiceError], retry_after: int | None) -> None:
+RUNNING, FULL, TOO_DEAR = "Running requests", "00:00 UTC", "for a whole day; shorten the prompt"
+
+
+def assert_refused(
+    error: ServiceError | None, kind: type[ServiceError], retry_after: int | None, why: str = FULL
+) -> None:
     assert isinstance(error, kind)
     assert error.retry_after == retry_after
-    assert ("Running requests" in error.message) == (retry_after == 2)
-    assert ("00:00 UTC" in error.message) == (retry_after != 2)
+    assert [words for words in (RUNNING, FULL, TOO_DEAR) if words in error.message] == [why]
 
 
 async def test_a_full_day_ends_at_midnight(process: AdmissionProcess, clock: Clock, books: Books) -> None:
@@ -200,7 +204,7 @@ async def test_a_cap_full_of_running_requests_has_a_short_retry_after(
     """Reserved money becomes free when its requests end, not at midnight."""
     assert await process.refusal(10, limits=limits) is None
     running = await process.reserve(1, limits=limits)
-    assert_refused(await process.refusal(cap - 10, limits=limits), kind, 2)
+    assert_refused(await process.refusal(cap - 10, limits=limits), kind, 2, RUNNING)
     assert_refused(await process.refusal(cap - 9, limits=limits), kind, 12 * 3600)  # the settled sum alone refuses it
     await process.settle(running, 0)
     assert await process.refusal(cap - 10, limits=limits) is None
@@ -220,10 +224,10 @@ async def test_the_day_may_end_before_running_requests_do(process: AdmissionProc
 
 async def test_a_request_above_a_whole_days_cap(process: AdmissionProcess, clock: Clock) -> None:
     """It cannot pass on any day, unless the account holder raises a cap of an app or of its users."""
-    assert_refused(await process.refusal(CAP + 1), SpendCapReached, None)
+    assert_refused(await process.refusal(CAP + 1), SpendCapReached, None, TOO_DEAR)
     limits = AppLimits(dailyEuro="0.00005", userDailyEuro="0.00001")
     for max_cost, kind in ((10_001, UserCapReached), (50_001, AppCapReached)):
-        assert_refused(await process.refusal(max_cost, limits=limits), kind, 12 * 3600)
+        assert_refused(await process.refusal(max_cost, limits=limits), kind, 12 * 3600, TOO_DEAR)
 
 
 # -- the caps of an app and of its users ---------------------------------------------------------------------
