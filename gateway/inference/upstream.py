@@ -65,7 +65,7 @@ class Upstream:
         self._requeued_at = -1  # the number of changes of the availability at the last look at `waiting`
         self.running: dict[Stream, Exchange] = {}
         self._checked_at = -1  # the number of changes of records at the last look at `running`
-        self._registry = registry
+        self.registry = registry
 
     def exchange(
         self, request: InferenceRequest, completion: CompletionRequest, app: App, account: Account, format: Format
@@ -77,7 +77,7 @@ class Upstream:
         """Raises what now keeps a request from being sent: InferenceDisabled, AppSuspended or BackboneUnavailable."""
         if not self.availability.status().available:
             raise InferenceDisabled
-        if await self._registry.is_suspended(app):
+        if await self.registry.is_suspended(app):
             raise AppSuspended
 
     def fail_waiting(self, error: ServiceError) -> None:
@@ -114,10 +114,10 @@ class Upstream:
     async def _find_refusal(self, name: str) -> ServiceError | None:
         """Returns what now ends requests of an app. A damaged record, which is logged, must not affect other apps."""
         try:
-            app = await self._registry.app(name)
+            app = await self.registry.app(name)
             if app is None:
                 return AppNotFound()
-            return AppSuspended() if await self._registry.is_suspended(app) else None
+            return AppSuspended() if await self.registry.is_suspended(app) else None
         except msgspec.MsgspecError as error:
             logger.error("app.unreadable", app=name, error=str(error))
             return BackboneUnavailable()
@@ -127,12 +127,12 @@ class Upstream:
         await every(STREAM_CHECK_SECONDS, self._end_suspended, first=STREAM_CHECK_SECONDS)
 
     async def _end_suspended(self) -> None:
-        if self._checked_at == (changes := self._registry.cache.changes):
+        if self._checked_at == (changes := self.registry.cache.changes):
             return  # so that streams cost nothing while no record changes
         changed = {
             exchange.app.name
             for exchange in list(self.running.values())
-            if self._registry.may_have_changed(exchange.app, exchange.account)
+            if self.registry.may_have_changed(exchange.app, exchange.account)
         }
         refusals = {name: await self._find_refusal(name) for name in changed}
         for stream, exchange in list(self.running.items()):
@@ -306,6 +306,10 @@ class Exchange:
         request.trace.enter(EXCHANGE, CLIENT, provider.pool.span_attributes)
         try:
             connection = await provider.pool.connect()
+            if self._upstream.registry.may_have_changed(self.app, self.account):
+                provider.pool.keep(connection)  # it may close meanwhile
+                await self._upstream.check_open(self.app)
+                connection = await provider.pool.connect()
         except ProviderUnreachable:
             self._begin_attempt()
             raise
@@ -333,14 +337,13 @@ class Exchange:
     def _find_obstacle(self, provider: ModelProvider) -> Exception | None:
         """Returns what keeps the request from being sent after all: the checks before it took time."""
         availability = self._upstream.availability
-        if availability.is_emergency_off():
-            return InferenceDisabled()
-        if self._request.is_gone:
-            return ClientGone()
-        if availability.changes == self._changes:
-            return None
         try:
-            return None if availability.is_enabled(provider.name) else _Disabled()
+            if not availability.status().available:
+                return InferenceDisabled()
+            if self._request.is_gone:
+                return ClientGone()
+            changed = availability.changes != self._changes
+            return _Disabled() if changed and not availability.is_enabled(provider.name) else None
         except BackboneUnavailable as error:
             return error
 
