@@ -1,9 +1,9 @@
 """What the service wants of a cluster, and what is there: applies objects, watches them, and heals them.
 
 Objects are applied on the server's side (https://kubernetes.io/docs/reference/using-api/server-side-apply/), with the
-field manager `capsule`. What somebody changes or deletes is applied again at once, and what somebody adds to a
-Deployment, Service or Ingress is taken away. Everything is compared every half minute, a slice at a time. While the API
-server is away, every call waits.
+field manager `capsule`. What somebody changes or deletes is applied again at once, and what somebody adds to the `spec`
+or `data` of an object that is ours alone is taken away. Everything is compared every half minute, a slice at a time.
+While the API server is away, every call waits.
 
 An event costs the same however many objects there are: an index finds objects by their labels, and a queue has the keys
 of those to compare. An object is compared only if it or what is wanted of it has changed since.
@@ -54,15 +54,15 @@ SERVICE_LABEL = "kubernetes.io/service-name"
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
 WRITES = ("create", "list", "patch", "watch")
 CHANGES = (*WRITES, "delete")
-OWN_SPECS = ("Deployment", "Service", "Ingress")  # in which nobody else sets anything
+OWN = ("Secret", "Deployment", "Service", "Ingress", "NetworkPolicy")  # whose `spec` or `data` nobody else sets
 RIGHTS = (
     ("", "persistentvolumeclaims", "", CHANGES),
-    ("", "secrets", "", CHANGES),
+    ("", "secrets", "", (*CHANGES, "update")),
     ("", "services", "", (*CHANGES, "update")),
     ("", "endpoints", "", WRITES),
     ("apps", "deployments", "", (*CHANGES, "update")),
     ("networking.k8s.io", "ingresses", "", (*CHANGES, "update")),
-    ("networking.k8s.io", "networkpolicies", "", WRITES),
+    ("networking.k8s.io", "networkpolicies", "", (*WRITES, "update")),
     ("", "pods", "", ("delete", "list", "watch")),
     ("", "pods", "log", ("get",)),
     ("discovery.k8s.io", "endpointslices", "", ("delete", "list", "watch")),
@@ -444,12 +444,13 @@ def explain_refusal(reason: str, what: str) -> str:
 
 
 def _is_shared(kind: str, present: Any) -> bool:
-    """Returns whether somebody else has set a part of a specification that is ours alone."""
-    return kind in OWN_SPECS and any(map(_is_foreign, present.metadata.managedFields or []))
+    """Returns whether somebody else has set a part of an object that is ours alone."""
+    return kind in OWN and any(map(_is_foreign, present.metadata.managedFields or []))
 
 
 def _is_foreign(entry: Any) -> bool:
-    return "f:spec" in (entry.fieldsV1 or {}) and (entry.manager, entry.operation) != (MANAGER, "Apply")
+    is_own = (entry.manager, entry.operation) == (MANAGER, "Apply")
+    return not is_own and not {"f:spec", "f:data"}.isdisjoint(entry.fieldsV1 or {})
 
 
 def _without_others(kind: str, present: Any, wanted: Object) -> Object:
