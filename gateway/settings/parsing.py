@@ -49,6 +49,7 @@ OTHERS = {
 }
 # Kubernetes sets these in pods, for a service that has such a name.
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # of a name in Kubernetes
 _LIKENESS = 0.7  # of a name to the one that was probably meant; 1 is the same
 
 
@@ -307,6 +308,18 @@ def _read_regions(text: str) -> tuple[str, ...]:
     return regions
 
 
+def _read_namespace(text: str) -> str:
+    if len(text) > 63 or not re.fullmatch(_LABEL, text):
+        raise ValueError(f"{text!r} is not a namespace of Kubernetes, such as capsule-apps")
+    return text
+
+
+def _read_object_name(text: str) -> str:
+    if len(text) > 253 or not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", text):
+        raise ValueError(f"{text!r} is not a name of an object of Kubernetes, such as fast.example-1")
+    return text
+
+
 def _read_networks(text: str) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(part.strip())) for part in text.split(","))
 
@@ -383,6 +396,12 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "build_registries": addresses.read_build_registries,
     "deploy_engine": _choice_reader("local", "external"),
     "apps_engine": _choice_reader("local", "kubernetes"),
+    "kubernetes_namespace": _read_namespace,
+    "kubernetes_ingress_class": _read_object_name,
+    "kubernetes_storage_class": _read_object_name,
+    "kubernetes_runtime_class": _read_object_name,
+    "kubernetes_ingress_namespace": _read_namespace,
+    "kubernetes_tls_issuer": _read_object_name,
     "kubernetes_exclude": _read_networks,
     "kubernetes_ingress_annotations": _read_annotations,
     "apps_listen": addresses.read_host_port,

@@ -32,6 +32,7 @@ from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import DeployError
 from gateway.loops import pauses, until_set
+from gateway.operations.layout import CannotRun
 from workers.kubernetes.objects import LABELS, MANAGED_BY, MANAGER, Object
 
 logger = structlog.get_logger()
@@ -77,8 +78,8 @@ HEAL_SECONDS, SLICE_SECONDS = 30.0, 1.0  # in which everything is compared, and 
 HEAL_PAUSE_SECONDS = 2.0  # between two healings of one object, so that two writers do not make an endless loop
 
 
-class NoCluster(Exception):
-    """There is no cluster, or it does not answer. Operators see the message."""
+class NoCluster(CannotRun):
+    """There is no cluster, or it does not answer."""
 
 
 class Cluster:
@@ -104,9 +105,10 @@ class Cluster:
         self._watch_seconds, self._silence_seconds = watch_seconds, silence_seconds
         try:
             self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
-        except (ConfigError, OSError) as error:
+        except Exception as error:  # a file that is no kubeconfig makes the client raise whatever it runs into
+            reason = error if isinstance(error, ConfigError | OSError) else "the file of KUBECONFIG is no kubeconfig"
             remedy = "run this in a pod with a service account, or set KUBECONFIG"
-            raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
+            raise NoCluster(f"No cluster is known ({reason}); {remedy}.") from None
         self.own_namespace = _read_own_namespace()
         self.present: dict[Key, Any] = {}
         self.changes = Counter[str]()  # of the present objects, by kind

@@ -44,6 +44,12 @@ BAD = {
     "GATEWAY_DNS": "resolver.example.com:53",
     "GATEWAY_BUILD_REGISTRIES": "cargo=https://mirror.example.com",
     "GATEWAY_ACME": "http://acme.example.com/directory",
+    "GATEWAY_KUBERNETES_NAMESPACE": "Bad_NS",
+    "GATEWAY_KUBERNETES_INGRESS_NAMESPACE": "a.b",
+    "GATEWAY_KUBERNETES_INGRESS_CLASS": "-nginx",
+    "GATEWAY_KUBERNETES_STORAGE_CLASS": "fast..ssd",
+    "GATEWAY_KUBERNETES_RUNTIME_CLASS": "gVisor",
+    "GATEWAY_KUBERNETES_TLS_ISSUER": "letsencrypt\\prod",
 }
 
 
