@@ -34,6 +34,7 @@ from gateway.errors import (
 from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.inference.formats.completion import CompletionRequest, Format, encode
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
+from gateway.inference.provider.dialects import BROKEN
 from gateway.inference.provider.errors import CONGESTED, ProviderSignal
 from gateway.inference.providers import Choice, ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
@@ -422,12 +423,11 @@ def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseExcep
 def billed_usage(stream: Stream, error: BaseException | None) -> Usage | None:
     """Returns the usage that the provider reported, or nothing if it failed before it produced anything.
 
-    Otherwise it is unknown: a complete answer without usage, a client that left, a provider that failed halfway, a
-    gateway that stopped, an app that was suspended.
+    A finish reason that says that the answer broke leaves the usage. Without one, the usage is unknown: of a complete
+    answer, a client that left, a provider that failed halfway, a gateway that stopped, an app that was suspended.
     """
-    answer = stream.answer
-    if (usage := answer.usage) is not None:
-        return usage
-    if isinstance(error, ServiceError) and not answer.produced and not isinstance(error, Interrupted | AppSuspended):
+    answer, usage = stream.answer, stream.answer.usage
+    failed = isinstance(error, ServiceError) and not isinstance(error, Interrupted | AppSuspended)
+    if failed and not answer.produced and (usage is None or answer.finish != BROKEN):
         return NOTHING
-    return None
+    return usage
