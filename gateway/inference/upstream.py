@@ -54,6 +54,7 @@ MIN_SECONDS_LEFT = 0.5  # of the total timeout, for another attempt
 CHECK_SECONDS = 0.1  # between two checks of the waiting requests
 STREAM_CHECK_SECONDS = 0.25  # between two checks of the running streams
 NOTHING = Usage(0, 0)
+MODEL_OFF = "This model is turned off; choose another one, or try again later."
 
 
 class Upstream:
@@ -238,7 +239,7 @@ class Exchange:
             return
         candidates = self._candidates(choice)
         if not candidates:
-            raise self._failed or InferenceDisabled()
+            raise self._failed or InferenceDisabled(MODEL_OFF)
         for provider in candidates:
             if (permit := provider.permits.take_now(self.account.id, self._tokens)) is not None:
                 self._provider, self._permit = provider, permit
@@ -294,7 +295,7 @@ class Exchange:
         if candidates := self._candidates(self._upstream.providers.choose(self._completion.model)):
             waiter.move([each.permits for each in candidates])
         else:
-            waiter.leave(self._failed or InferenceDisabled())
+            waiter.leave(self._failed or InferenceDisabled(MODEL_OFF))
 
     # -- an attempt ------------------------------------------------------------------------------------------
 

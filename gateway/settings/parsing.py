@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.settings import addresses
 from gateway.settings.model import NANO, PLANS, ProviderTimeouts, RateLimits, Settings
-from gateway.settings.prices import TARIFFS, read_prices
+from gateway.settings.prices import DEFAULT_MODEL, TARIFFS, read_prices
 from gateway.settings.providers import ProviderRate, list_key_variables, read_providers
 from gateway.validation import is_email
 
@@ -53,14 +54,14 @@ _LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # of a name in Kubernetes
 _LIKENESS = 0.7  # of a name to the one that was probably meant; 1 is the same
 
 
-class UnreadVariable(NamedTuple):
-    """A variable that nothing reads."""
+class Doubt(NamedTuple):
+    """What is allowed in the settings, and probably not meant."""
 
     fault: str
     action: str
 
 
-def find_unread(environ: Mapping[str, str] | None = None) -> list[UnreadVariable]:
+def find_unread(environ: Mapping[str, str] | None = None) -> list[Doubt]:
     """Returns the variables of earlier versions, and those whose name is probably misspelt.
 
     Other programs have variables that begin with CAPSULE_, so such a name counts only if it is like one that is known.
@@ -72,12 +73,25 @@ def find_unread(environ: Mapping[str, str] | None = None) -> list[UnreadVariable
     for name in sorted(name for name, text in environ.items() if text.strip() and name not in known | named):
         prefix = next((each for each in ("GATEWAY_", "CAPSULE_") if name.startswith(each)), "")
         if name in GONE:
-            found.append(UnreadVariable(f"{name} is gone: {GONE[name]}", "unset it"))
+            found.append(Doubt(f"{name} is gone: {GONE[name]}", "unset it"))
         elif prefix and not _SERVICE_LINK.fullmatch(name):
             near = _find_nearest(name.removeprefix(prefix), known)
             if near or prefix == "GATEWAY_":
                 action = f"did you mean {near}?" if near else "unset it"
-                found.append(UnreadVariable(f"{name} is unknown, and nothing reads it", action))
+                found.append(Doubt(f"{name} is unknown, and nothing reads it", action))
+    return found
+
+
+def find_doubts(settings: Settings) -> list[Doubt]:
+    """Returns what is doubtful about the providers."""
+    found = [
+        Doubt(f"provider {each.name}: prompts go there without TLS", "use https://, unless it is in your own network")
+        for each in settings.providers
+        if urlsplit(each.url).scheme == "http" and not addresses.is_near(each.url)
+    ]
+    if DEFAULT_MODEL not in settings.models:
+        fault = f"no provider serves {DEFAULT_MODEL}, so requests that name no model are refused"
+        found.append(Doubt(fault, "let a provider serve it"))
     return found
 
 

@@ -405,6 +405,9 @@ async def test_waiting_requests_leave_a_provider_that_is_disabled(narrow: Trio, 
     await wait_until(lambda: are_waiting(gw, "three", 1))
     await switch_providers(gw, "three", enabled=False)
     refused(await waits, 503, "INFERENCE_DISABLED")
+    await switch_providers(gw, "one", "two", enabled=True)
+    error = refused(await app.ask("x", model="llama-3.3-70b-instruct"), 503, "INFERENCE_DISABLED")
+    assert error["message"] == "This model is turned off; choose another one, or try again later."
     go.set()
     assert text_of(await held) == "athree"
     await switch_providers(gw, *NAMES, enabled=True)
