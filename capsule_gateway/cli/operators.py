@@ -21,10 +21,10 @@ from capsule_gateway.cli.cells import (
 )
 from capsule_gateway.cli.commands import Group, done, sentence, value
 from capsule_gateway.cli.service import open_service, path
-from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table
+from capsule_gateway.cli.show import as_json, as_list, print_doubts, print_note, show_fields, show_line, show_table
 from capsule_gateway.cli.usage import show_usage, usage_options
 from gateway.ids import now_iso
-from gateway.settings import PLANS, BadSettings, Settings, load, read_environment
+from gateway.settings import PLANS, BadSettings, Settings, find_doubts, load, read_environment
 from gateway.settings.prices import Tariff
 
 PER_MILLION = 1_000_000  # tokens
@@ -341,9 +341,10 @@ providers.sends(
 @as_json
 def providers_check(file: Path) -> None:
     """Check a providers file, as the start of the gateway does. It needs no service."""
-    found = _check_file("GATEWAY_PROVIDERS_FILE", file, "GATEWAY_REGIONS", "GATEWAY_PRICES_FILE").providers
-    lines = [f"{each.name}: in {each.region}, serves {', '.join(each.models)}" for each in found]
-    show_line({"providers": [each.name for each in found]}, "\n".join(lines))
+    settings = _check_file("GATEWAY_PROVIDERS_FILE", file, "GATEWAY_REGIONS", "GATEWAY_PRICES_FILE")
+    print_doubts(find_doubts(settings))
+    lines = [f"{each.name}: in {each.region}, serves {', '.join(each.models)}" for each in settings.providers]
+    show_line({"providers": [each.name for each in settings.providers]}, "\n".join(lines))
 
 
 prices = Group("prices", help="Operators: check the file with the prices of the models.")

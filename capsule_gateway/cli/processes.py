@@ -16,7 +16,8 @@ import click
 
 from capsule_gateway.cli.arguments import NumberType
 from capsule_gateway.cli.service import ServiceRefusal
-from gateway.settings import BadSettings, Settings, find_unread, load
+from capsule_gateway.cli.show import print_doubts
+from gateway.settings import BadSettings, Settings, find_doubts, find_unread, load
 
 if TYPE_CHECKING:
     import httpx
@@ -46,6 +47,7 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
     if check:
         return _check_ready(host, port)
     settings = load_settings()
+    print_doubts(find_doubts(settings))
     check_port(host, port)
     from gateway.operations.layout import LayoutFault
     from gateway.server.serve import serve as run
@@ -145,8 +147,7 @@ def load_settings() -> Settings:
     """Reads the settings and prints a line for each variable that nothing reads, or prints what is wrong and exits."""
     log_to_stderr()
     try:
-        for unread in find_unread():
-            click.echo(f"capsule: {unread.fault}; {unread.action}", err=True)
+        print_doubts(find_unread())
         return load()
     except BadSettings as error:
         # The only message of several lines: each line names a variable.

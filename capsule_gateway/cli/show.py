@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from gateway.settings.parsing import Doubt
+
 PROSE_CELLS = 24  # minimum width of a folded column, in terminal cells
 NAME_CELLS = 12  # minimum width of a column whose values may be cut
 GAP_CELLS = 2  # between columns
@@ -88,6 +90,11 @@ def console() -> Console:
 def print_note(sentence: str) -> None:
     """Prints to stderr, because stdout contains only the result."""
     click.echo(sentence, err=True)
+
+
+def print_doubts(doubts: Iterable[Doubt]) -> None:
+    for doubt in doubts:
+        print_note(f"capsule: {doubt.fault}; {doubt.action}")
 
 
 def show_json(value: Any) -> None:

@@ -83,7 +83,7 @@ async def clear_webhook(account: Caller, webhooks: Injected[Webhooks]) -> None:
     await webhooks.clear_receiver(account.id)
 
 
-@post("/webhook/rotate", status_code=200, errors=[NotFound])
+@post("/webhook/rotate", status_code=200, errors=[RequestMalformed, NotFound])
 async def rotate_secret(account: Caller, webhooks: Injected[Webhooks]) -> RotatedSecret:
     """Make a new signing secret, which is shown only here.
 

@@ -17,7 +17,7 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed, ServiceError
+from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed
 from gateway.events import catalog, scripts
 from gateway.events.deliveries import build_headers, encode_body, find_failed
 from gateway.events.records import QueuedEvent
@@ -135,8 +135,7 @@ class Webhooks:
         try:
             return self._vault.seal(secret)
         except NoEncryptionKey as error:
-            logger.error("webhook.not_sealed", error=str(error))
-            raise ServiceError("No webhook can be set until the operator sets GATEWAY_ENCRYPTION_KEY.") from None
+            raise RequestMalformed(f"The operator of this service must {error}.") from None
 
     async def clear_receiver(self, account_id: str) -> None:
         companion = Companion(previous_secret_key(account_id), "", OVERLAP_SECONDS)

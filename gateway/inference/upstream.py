@@ -34,6 +34,7 @@ from gateway.errors import (
 from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.inference.formats.completion import CompletionRequest, Format, encode
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
+from gateway.inference.provider.dialects import BROKEN
 from gateway.inference.provider.errors import CONGESTED, ProviderSignal
 from gateway.inference.providers import Choice, ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
@@ -53,6 +54,7 @@ MIN_SECONDS_LEFT = 0.5  # of the total timeout, for another attempt
 CHECK_SECONDS = 0.1  # between two checks of the waiting requests
 STREAM_CHECK_SECONDS = 0.25  # between two checks of the running streams
 NOTHING = Usage(0, 0)
+MODEL_OFF = "This model is turned off; choose another one, or try again later."
 
 
 class Upstream:
@@ -65,7 +67,7 @@ class Upstream:
         self._requeued_at = -1  # the number of changes of the availability at the last look at `waiting`
         self.running: dict[Stream, Exchange] = {}
         self._checked_at = -1  # the number of changes of records at the last look at `running`
-        self._registry = registry
+        self.registry = registry
 
     def exchange(
         self, request: InferenceRequest, completion: CompletionRequest, app: App, account: Account, format: Format
@@ -77,7 +79,7 @@ class Upstream:
         """Raises what now keeps a request from being sent: InferenceDisabled, AppSuspended or BackboneUnavailable."""
         if not self.availability.status().available:
             raise InferenceDisabled
-        if await self._registry.is_suspended(app):
+        if await self.registry.is_suspended(app):
             raise AppSuspended
 
     def fail_waiting(self, error: ServiceError) -> None:
@@ -114,10 +116,10 @@ class Upstream:
     async def _find_refusal(self, name: str) -> ServiceError | None:
         """Returns what now ends requests of an app. A damaged record, which is logged, must not affect other apps."""
         try:
-            app = await self._registry.app(name)
+            app = await self.registry.app(name)
             if app is None:
                 return AppNotFound()
-            return AppSuspended() if await self._registry.is_suspended(app) else None
+            return AppSuspended() if await self.registry.is_suspended(app) else None
         except msgspec.MsgspecError as error:
             logger.error("app.unreadable", app=name, error=str(error))
             return BackboneUnavailable()
@@ -127,12 +129,12 @@ class Upstream:
         await every(STREAM_CHECK_SECONDS, self._end_suspended, first=STREAM_CHECK_SECONDS)
 
     async def _end_suspended(self) -> None:
-        if self._checked_at == (changes := self._registry.cache.changes):
+        if self._checked_at == (changes := self.registry.cache.changes):
             return  # so that streams cost nothing while no record changes
         changed = {
             exchange.app.name
             for exchange in list(self.running.values())
-            if self._registry.may_have_changed(exchange.app, exchange.account)
+            if self.registry.may_have_changed(exchange.app, exchange.account)
         }
         refusals = {name: await self._find_refusal(name) for name in changed}
         for stream, exchange in list(self.running.items()):
@@ -237,7 +239,7 @@ class Exchange:
             return
         candidates = self._candidates(choice)
         if not candidates:
-            raise self._failed or InferenceDisabled()
+            raise self._failed or InferenceDisabled(MODEL_OFF)
         for provider in candidates:
             if (permit := provider.permits.take_now(self.account.id, self._tokens)) is not None:
                 self._provider, self._permit = provider, permit
@@ -293,7 +295,7 @@ class Exchange:
         if candidates := self._candidates(self._upstream.providers.choose(self._completion.model)):
             waiter.move([each.permits for each in candidates])
         else:
-            waiter.leave(self._failed or InferenceDisabled())
+            waiter.leave(self._failed or InferenceDisabled(MODEL_OFF))
 
     # -- an attempt ------------------------------------------------------------------------------------------
 
@@ -306,6 +308,10 @@ class Exchange:
         request.trace.enter(EXCHANGE, CLIENT, provider.pool.span_attributes)
         try:
             connection = await provider.pool.connect()
+            if self._upstream.registry.may_have_changed(self.app, self.account):
+                provider.pool.keep(connection)  # it may close meanwhile
+                await self._upstream.check_open(self.app)
+                connection = await provider.pool.connect()
         except ProviderUnreachable:
             self._begin_attempt()
             raise
@@ -333,14 +339,13 @@ class Exchange:
     def _find_obstacle(self, provider: ModelProvider) -> Exception | None:
         """Returns what keeps the request from being sent after all: the checks before it took time."""
         availability = self._upstream.availability
-        if availability.is_emergency_off():
-            return InferenceDisabled()
-        if self._request.is_gone:
-            return ClientGone()
-        if availability.changes == self._changes:
-            return None
         try:
-            return None if availability.is_enabled(provider.name) else _Disabled()
+            if not availability.status().available:
+                return InferenceDisabled()
+            if self._request.is_gone:
+                return ClientGone()
+            changed = availability.changes != self._changes
+            return _Disabled() if changed and not availability.is_enabled(provider.name) else None
         except BackboneUnavailable as error:
             return error
 
@@ -419,12 +424,11 @@ def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseExcep
 def billed_usage(stream: Stream, error: BaseException | None) -> Usage | None:
     """Returns the usage that the provider reported, or nothing if it failed before it produced anything.
 
-    Otherwise it is unknown: a complete answer without usage, a client that left, a provider that failed halfway, a
-    gateway that stopped, an app that was suspended.
+    A finish reason that says that the answer broke leaves the usage. Without one, the usage is unknown: of a complete
+    answer, a client that left, a provider that failed halfway, a gateway that stopped, an app that was suspended.
     """
-    answer = stream.answer
-    if (usage := answer.usage) is not None:
-        return usage
-    if isinstance(error, ServiceError) and not answer.produced and not isinstance(error, Interrupted | AppSuspended):
+    answer, usage = stream.answer, stream.answer.usage
+    failed = isinstance(error, ServiceError) and not isinstance(error, Interrupted | AppSuspended)
+    if failed and not answer.produced and (usage is None or answer.finish != BROKEN):
         return NOTHING
-    return None
+    return usage

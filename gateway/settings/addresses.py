@@ -35,6 +35,15 @@ def read_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def is_near(url: str) -> bool:
+    """Returns whether the host is one of this machine or its network, as far as its name says."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." not in host or host.endswith((".localhost", ".local", ".internal", ".svc"))
+
+
 def read_base_url(text: str) -> str:
     if "?" in text or "#" in text:
         raise ValueError("must be an address without ? and #, because the service appends paths to it")

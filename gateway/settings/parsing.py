@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.settings import addresses
 from gateway.settings.model import NANO, PLANS, ProviderTimeouts, RateLimits, Settings
-from gateway.settings.prices import TARIFFS, read_prices
+from gateway.settings.prices import DEFAULT_MODEL, TARIFFS, read_prices
 from gateway.settings.providers import ProviderRate, list_key_variables, read_providers
 from gateway.validation import is_email
 
@@ -49,17 +50,18 @@ OTHERS = {
 }
 # Kubernetes sets these in pods, for a service that has such a name.
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"  # of a name in Kubernetes
 _LIKENESS = 0.7  # of a name to the one that was probably meant; 1 is the same
 
 
-class UnreadVariable(NamedTuple):
-    """A variable that nothing reads."""
+class Doubt(NamedTuple):
+    """What is allowed in the settings, and probably not meant."""
 
     fault: str
     action: str
 
 
-def find_unread(environ: Mapping[str, str] | None = None) -> list[UnreadVariable]:
+def find_unread(environ: Mapping[str, str] | None = None) -> list[Doubt]:
     """Returns the variables of earlier versions, and those whose name is probably misspelt.
 
     Other programs have variables that begin with CAPSULE_, so such a name counts only if it is like one that is known.
@@ -71,12 +73,25 @@ def find_unread(environ: Mapping[str, str] | None = None) -> list[UnreadVariable
     for name in sorted(name for name, text in environ.items() if text.strip() and name not in known | named):
         prefix = next((each for each in ("GATEWAY_", "CAPSULE_") if name.startswith(each)), "")
         if name in GONE:
-            found.append(UnreadVariable(f"{name} is gone: {GONE[name]}", "unset it"))
+            found.append(Doubt(f"{name} is gone: {GONE[name]}", "unset it"))
         elif prefix and not _SERVICE_LINK.fullmatch(name):
             near = _find_nearest(name.removeprefix(prefix), known)
             if near or prefix == "GATEWAY_":
                 action = f"did you mean {near}?" if near else "unset it"
-                found.append(UnreadVariable(f"{name} is unknown, and nothing reads it", action))
+                found.append(Doubt(f"{name} is unknown, and nothing reads it", action))
+    return found
+
+
+def find_doubts(settings: Settings) -> list[Doubt]:
+    """Returns what is doubtful about the providers."""
+    found = [
+        Doubt(f"provider {each.name}: prompts go there without TLS", "use https://, unless it is in your own network")
+        for each in settings.providers
+        if urlsplit(each.url).scheme == "http" and not addresses.is_near(each.url)
+    ]
+    if DEFAULT_MODEL not in settings.models:
+        fault = f"no provider serves {DEFAULT_MODEL}, so requests that name no model are refused"
+        found.append(Doubt(fault, "let a provider serve it"))
     return found
 
 
@@ -311,6 +326,18 @@ def _read_regions(text: str) -> tuple[str, ...]:
     return regions
 
 
+def _read_namespace(text: str) -> str:
+    if len(text) > 63 or not re.fullmatch(_LABEL, text):
+        raise ValueError(f"{text!r} is not a namespace of Kubernetes, such as capsule-apps")
+    return text
+
+
+def _read_object_name(text: str) -> str:
+    if len(text) > 253 or not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", text):
+        raise ValueError(f"{text!r} is not a name of an object of Kubernetes, such as fast.example-1")
+    return text
+
+
 def _read_networks(text: str) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(part.strip())) for part in text.split(","))
 
@@ -387,6 +414,12 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "build_registries": addresses.read_build_registries,
     "deploy_engine": _choice_reader("local", "external"),
     "apps_engine": _choice_reader("local", "kubernetes"),
+    "kubernetes_namespace": _read_namespace,
+    "kubernetes_ingress_class": _read_object_name,
+    "kubernetes_storage_class": _read_object_name,
+    "kubernetes_runtime_class": _read_object_name,
+    "kubernetes_ingress_namespace": _read_namespace,
+    "kubernetes_tls_issuer": _read_object_name,
     "kubernetes_exclude": _read_networks,
     "kubernetes_ingress_annotations": _read_annotations,
     "apps_listen": addresses.read_host_port,

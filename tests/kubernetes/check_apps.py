@@ -320,6 +320,8 @@ ADDED: dict[str, Any] = {
     "deployments": {"spec": {"template": {"spec": {"hostNetwork": True}}}},
     "services": {"spec": {"externalIPs": ["203.0.113.9"]}},
     "ingresses": {"spec": {"tls": [{"hosts": ["other.example.org"], "secretName": "other"}]}},
+    "networkpolicies": {"spec": {"podSelector": {"matchLabels": {"other.example.org": "x"}}}},
+    "secrets": {"data": {"other.example.org": "AAAA"}},
 }
 
 
@@ -328,11 +330,15 @@ async def test_what_somebody_adds_is_taken_away(host: Host, cluster: Cluster, ki
     app = await host.app(build=START)
     await publish(host, app, server("one"))
     own = await app_id(host, app)
-    [name] = [each["metadata"]["name"] for each in find(cluster, kind, own)]
+
+    def read() -> list[Any]:
+        return cluster.find(kind, NAMESPACE) if kind == "networkpolicies" else find(cluster, kind, own)
+
+    name = read()[0]["metadata"]["name"]
     cluster.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=strategic", "-p", json.dumps(ADDED[kind]))
 
     def is_gone() -> bool:
-        text = json.dumps([each["spec"] for each in find(cluster, kind, own)])
+        text = json.dumps([each.get("spec") or each["data"] for each in read()])
         return not any(word in text for word in ("hostNetwork", "203.0.113.9", "other.example.org"))
 
     await wait_until(is_gone, HEAL_SECONDS)

@@ -12,7 +12,7 @@ from gateway.inference.availability import is_emergency_off
 from gateway.keys import APPS_FOLDER_KEY
 from gateway.operations.backlog import read_backlog
 from gateway.operations.sealed import ADD_KEY, count_sealed
-from gateway.settings import Settings, find_unread
+from gateway.settings import Settings, find_doubts, find_unread
 from workers.doctor.network import LOCAL
 from workers.doctor.redis import open_store
 from workers.doctor.row import Row
@@ -26,10 +26,10 @@ CHOOSE_OPERATORS = "set GATEWAY_OPERATOR_TOKEN to the output of openssl rand -ba
 
 
 async def check_settings(settings: Settings) -> AsyncIterator[Row]:
-    unread = find_unread()
-    for each in unread:
+    doubts = find_unread() + find_doubts(settings)
+    for each in doubts:
         yield Row("settings", "warn", each.fault, each.action)
-    if not unread:
+    if not doubts:
         yield Row("settings", "ok", "each variable is known")
 
 

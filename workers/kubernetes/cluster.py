@@ -1,9 +1,9 @@
 """What the service wants of a cluster, and what is there: applies objects, watches them, and heals them.
 
 Objects are applied on the server's side (https://kubernetes.io/docs/reference/using-api/server-side-apply/), with the
-field manager `capsule`. What somebody changes or deletes is applied again at once, and what somebody adds to a
-Deployment, Service or Ingress is taken away. Everything is compared every half minute, a slice at a time. While the API
-server is away, every call waits.
+field manager `capsule`. What somebody changes or deletes is applied again at once, and what somebody adds to the `spec`
+or `data` of an object that is ours alone is taken away. Everything is compared every half minute, a slice at a time.
+While the API server is away, every call waits.
 
 An event costs the same however many objects there are: an index finds objects by their labels, and a queue has the keys
 of those to compare. An object is compared only if it or what is wanted of it has changed since.
@@ -32,6 +32,7 @@ from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import DeployError
 from gateway.loops import pauses, until_set
+from gateway.operations.layout import CannotRun
 from workers.kubernetes.objects import LABELS, MANAGED_BY, MANAGER, Object
 
 logger = structlog.get_logger()
@@ -54,15 +55,15 @@ SERVICE_LABEL = "kubernetes.io/service-name"
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
 WRITES = ("create", "list", "patch", "watch")
 CHANGES = (*WRITES, "delete")
-OWN_SPECS = ("Deployment", "Service", "Ingress")  # in which nobody else sets anything
+OWN = ("Secret", "Deployment", "Service", "Ingress", "NetworkPolicy")  # whose `spec` or `data` nobody else sets
 RIGHTS = (
     ("", "persistentvolumeclaims", "", CHANGES),
-    ("", "secrets", "", CHANGES),
+    ("", "secrets", "", (*CHANGES, "update")),
     ("", "services", "", (*CHANGES, "update")),
     ("", "endpoints", "", WRITES),
     ("apps", "deployments", "", (*CHANGES, "update")),
     ("networking.k8s.io", "ingresses", "", (*CHANGES, "update")),
-    ("networking.k8s.io", "networkpolicies", "", WRITES),
+    ("networking.k8s.io", "networkpolicies", "", (*WRITES, "update")),
     ("", "pods", "", ("delete", "list", "watch")),
     ("", "pods", "log", ("get",)),
     ("discovery.k8s.io", "endpointslices", "", ("delete", "list", "watch")),
@@ -77,8 +78,8 @@ HEAL_SECONDS, SLICE_SECONDS = 30.0, 1.0  # in which everything is compared, and 
 HEAL_PAUSE_SECONDS = 2.0  # between two healings of one object, so that two writers do not make an endless loop
 
 
-class NoCluster(Exception):
-    """There is no cluster, or it does not answer. Operators see the message."""
+class NoCluster(CannotRun):
+    """There is no cluster, or it does not answer."""
 
 
 class Cluster:
@@ -104,9 +105,10 @@ class Cluster:
         self._watch_seconds, self._silence_seconds = watch_seconds, silence_seconds
         try:
             self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
-        except (ConfigError, OSError) as error:
+        except Exception as error:  # a file that is no kubeconfig makes the client raise whatever it runs into
+            reason = error if isinstance(error, ConfigError | OSError) else "the file of KUBECONFIG is no kubeconfig"
             remedy = "run this in a pod with a service account, or set KUBECONFIG"
-            raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
+            raise NoCluster(f"No cluster is known ({reason}); {remedy}.") from None
         self.own_namespace = _read_own_namespace()
         self.present: dict[Key, Any] = {}
         self.changes = Counter[str]()  # of the present objects, by kind
@@ -444,12 +446,13 @@ def explain_refusal(reason: str, what: str) -> str:
 
 
 def _is_shared(kind: str, present: Any) -> bool:
-    """Returns whether somebody else has set a part of a specification that is ours alone."""
-    return kind in OWN_SPECS and any(map(_is_foreign, present.metadata.managedFields or []))
+    """Returns whether somebody else has set a part of an object that is ours alone."""
+    return kind in OWN and any(map(_is_foreign, present.metadata.managedFields or []))
 
 
 def _is_foreign(entry: Any) -> bool:
-    return "f:spec" in (entry.fieldsV1 or {}) and (entry.manager, entry.operation) != (MANAGER, "Apply")
+    is_own = (entry.manager, entry.operation) == (MANAGER, "Apply")
+    return not is_own and not {"f:spec", "f:data"}.isdisjoint(entry.fieldsV1 or {})
 
 
 def _without_others(kind: str, present: Any, wanted: Object) -> Object:

@@ -125,3 +125,4 @@ async def test_a_providers_file_may_name_the_models_of_the_prices_file(operator:
     assert "models: 'small-1' has no price" in await operator.refused("providers", "check", str(path))
     checked = await operator("providers", "check", str(path), GATEWAY_PRICES_FILE=str(prices))
     assert checked.line == "one: in fr-par, serves small-1"
+    assert checked.err.startswith("capsule: no provider serves gpt-oss-120b, ")

@@ -206,6 +206,7 @@ async def test_the_total_time_includes_all_attempts(tmp_path: Path, backend: Fak
 GATES: dict[str, tuple[Callable[[Gateway, App], Awaitable[Any]], int, str]] = {
     "file": (lambda gw, _: asyncio.to_thread(gw.off_file.touch), 503, "INFERENCE_DISABLED"),
     "switch": (lambda gw, _: gw.switch(enabled=False), 503, "INFERENCE_DISABLED"),
+    "approval": (lambda gw, _: gw.switch(approved=False), 503, "INFERENCE_DISABLED"),
     "all disabled": (lambda gw, _: switch_providers(gw, *NAMES, enabled=False), 503, "INFERENCE_DISABLED"),
     "suspension": (
         lambda gw, app: gw.platform("PUT", f"apps/{app.name}/suspension", {"reason": "x"}),
@@ -215,15 +216,25 @@ GATES: dict[str, tuple[Callable[[Gateway, App], Awaitable[Any]], int, str]] = {
 }
 
 
+@pytest.mark.parametrize("attempts", [0, 1])
 @pytest.mark.parametrize("gate", GATES)
-async def test_the_gates_are_checked_before_another_attempt(
-    gw: Gateway, providers: list[FakeProvider], app: App, gate: str
+async def test_the_gates_are_checked_before_each_attempt(
+    gw: Gateway, providers: list[FakeProvider], app: App, gate: str, attempts: int
 ) -> None:
+    """Before the first one, the body arrives late."""
     close, status, code = GATES[gate]
     go = asyncio.Event()
     prompt = plays(providers, (go, *answer(500)), tokens("two"))
-    request = asyncio.create_task(app.ask(prompt))
-    await wait_until(lambda: providers[0].asked(prompt))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"prompt":'
+        if not attempts:
+            await go.wait()
+        yield b'"%b"}' % prompt.encode()
+
+    request = asyncio.create_task(app.post(content=body()))
+    await wait_until(lambda: asked(providers, prompt) == [attempts, 0, 0])
+    await asyncio.sleep(0.3)
     try:
         await close(gw, app)
         await asyncio.sleep(0.3)
@@ -231,7 +242,7 @@ async def test_the_gates_are_checked_before_another_attempt(
         refused(await request, status, code)
     finally:
         gw.off_file.unlink(missing_ok=True)
-    assert asked(providers, prompt) == [1, 0, 0]
+    assert asked(providers, prompt) == [attempts, 0, 0]
 
 
 async def test_a_browser_that_left_is_not_served_by_another(providers: list[FakeProvider], app: App) -> None:
@@ -394,6 +405,9 @@ async def test_waiting_requests_leave_a_provider_that_is_disabled(narrow: Trio, 
     await wait_until(lambda: are_waiting(gw, "three", 1))
     await switch_providers(gw, "three", enabled=False)
     refused(await waits, 503, "INFERENCE_DISABLED")
+    await switch_providers(gw, "one", "two", enabled=True)
+    error = refused(await app.ask("x", model="llama-3.3-70b-instruct"), 503, "INFERENCE_DISABLED")
+    assert error["message"] == "This model is turned off; choose another one, or try again later."
     go.set()
     assert text_of(await held) == "athree"
     await switch_providers(gw, *NAMES, enabled=True)
@@ -412,8 +426,9 @@ async def test_each_gateway_shows_the_attempts_of_all(
         assert rows["one"]["failovers"] == (await states(gw))["one"]["failovers"]
 
 
-async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothing(
-    tmp_path: Path, backend: FakeAppBackend
+@pytest.mark.parametrize("gate", ["one disabled", "switch", "suspension"])
+async def test_the_gates_are_checked_after_the_gateway_has_connected(
+    tmp_path: Path, backend: FakeAppBackend, gate: str
 ) -> None:
     """Its queue of connections is full, so the gateway's connection waits until the test accepts the others."""
     loop = asyncio.get_running_loop()
@@ -432,7 +447,10 @@ async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothi
             app = await gw.app(backend)
             request = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
             await asyncio.sleep(0.5)
-            await switch_providers(gw, "one", enabled=False)
+            if gate == "one disabled":
+                await switch_providers(gw, "one", enabled=False)
+            else:
+                await GATES[gate][0](gw, app)
             await asyncio.sleep(0.3)
             assert not request.done()
             accepted: list[socket.socket] = []
@@ -441,10 +459,14 @@ async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothi
                     connection, _ = await asyncio.wait_for(loop.sock_accept(server), 0.2)
                     accepted.append(stack.enter_context(connection))
             response = await request
-            assert answered(response)["text"] == "two"
+            served = [] if gate in GATES else ["two"]
+            if served:
+                assert answered(response)["text"] == "two"
+            else:
+                refused(response, *GATES[gate][1:])
             row = await app.logged(response.headers["X-Request-Id"])
-            assert [each["provider"] for each in row["attempts"]] == ["two"]
-            rows = await wait_until(lambda: states(gw), holds=lambda rows: rows["two"]["attempts"] == 1)
+            assert [each["provider"] for each in row["attempts"]] == served
+            rows = await wait_until(lambda: states(gw), holds=lambda rows: rows["two"]["attempts"] == len(served))
             assert (rows["one"]["attempts"], rows["one"]["failovers"]) == (0, 0)
             received = []
             for connection in accepted:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import BadSettings, ProviderRate, Settings, find_unread, load
+from gateway.settings import BadSettings, ProviderRate, Settings, find_doubts, find_unread, load
 from gateway.settings.parsing import GONE
 from gateway.settings.prices import PRICES
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.gateway_process import Gateway
 from tests.support.redis_servers import free_port
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -44,6 +45,12 @@ BAD = {
     "GATEWAY_DNS": "resolver.example.com:53",
     "GATEWAY_BUILD_REGISTRIES": "cargo=https://mirror.example.com",
     "GATEWAY_ACME": "http://acme.example.com/directory",
+    "GATEWAY_KUBERNETES_NAMESPACE": "Bad_NS",
+    "GATEWAY_KUBERNETES_INGRESS_NAMESPACE": "a.b",
+    "GATEWAY_KUBERNETES_INGRESS_CLASS": "-nginx",
+    "GATEWAY_KUBERNETES_STORAGE_CLASS": "fast..ssd",
+    "GATEWAY_KUBERNETES_RUNTIME_CLASS": "gVisor",
+    "GATEWAY_KUBERNETES_TLS_ISSUER": "letsencrypt\\prod",
 }
 
 
@@ -117,9 +124,12 @@ async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> 
         account = await gw.account()
         body = {"account": account.id, "auth": {"kind": "secret", "secret": "secret of more than thirty-two bytes"}}
         gw.confidential.add("secret of more than thirty-two bytes")
-        response = await gw.platform("PUT", "apps/secretive", body)
-        assert 400 <= response.status_code < 600
-        assert "GATEWAY_ENCRYPTION_KEY" in response.text
+        for response in (
+            await gw.platform("PUT", "apps/secretive", body),
+            await account.call("PUT", "/account/webhook", {"url": "https://127.0.0.1/"}),
+        ):
+            error = refused(response, 400, "REQUEST_MALFORMED")
+            assert "set GATEWAY_ENCRYPTION_KEY; the service stores no secrets without it" in error["message"]
         assert (await gw.platform("GET", "apps/secretive")).status_code == 404
 
 
@@ -142,15 +152,17 @@ async def test_a_settings_file(gw: Gateway, provider: FakeProvider) -> None:
 async def test_a_port_that_is_taken(gw: Gateway) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(gw.port)],
-        env=gw.environment,
+        env={**gw.environment, "GATEWAY_PROVIDER_URL": "http://a.example"},
         cwd=gw.folder,
         capture_output=True,
         text=True,
         timeout=60,
     )
+    action = "use https://, unless it is in your own network"
+    lines = f"capsule: provider default: prompts go there without TLS; {action}\n"
     action = "stop the process that listens there, or choose another --port"
-    line = f"capsule: port {gw.port} of 127.0.0.1 is in use: {action}\n"
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", line)
+    lines += f"capsule: port {gw.port} of 127.0.0.1 is in use: {action}\n"
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", lines)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +280,25 @@ async def test_a_fault_in_the_providers_file_stops_the_start(tmp_path: Path, tab
     with pytest.raises(BadSettings, match=f"^GATEWAY_PROVIDERS_FILE: .*providers.toml: .*{said}") as caught:
         read_file(tmp_path, *tables, text="" if tables else "# none\n")
     assert "secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        *(
+            (ONE.replace("https://a.example", url), "")
+            for url in ("http://localhost:8000", "http://10.1.2.3", "http://[::1]", "http://vllm", "http://a.svc")
+        ),
+        *(
+            (ONE.replace("https://a.example", url), "provider one: prompts go there without TLS")
+            for url in ("http://a.example", "HTTP://a.example", "http://8.8.8.8", "http://[2606:4700::1]")
+        ),
+        (ONE + 'models = { "llama-3.3-70b-instruct" = "x" }\n', "no provider serves gpt-oss-120b"),
+    ],
+)
+async def test_doubtful_providers(tmp_path: Path, table: str, said: str) -> None:
+    doubts = find_doubts(read_file(tmp_path, table))
+    assert [each.fault.partition(",")[0] for each in doubts] == ([said] if said else [])
 
 
 @pytest.mark.parametrize("name", ["URL", "KEY", "KEY_FILE", "CONCURRENCY", "RATE"])

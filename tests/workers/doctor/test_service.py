@@ -21,13 +21,20 @@ async def test_a_misspelt_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [row.state async for row in service.check_settings(Settings())] == ["ok"]
     (tmp_path / ".env").write_text("GATEWAY_DAILY_CAP=free=0\n")
     monkeypatch.setenv("GATEWAY_APPS_SERVER", "x")
-    assert [row async for row in service.check_settings(Settings())] == [
+    doubtful = Settings(provider_url="http://a.example")
+    assert [row async for row in service.check_settings(doubtful)] == [
         Row("settings", "warn", "GATEWAY_APPS_SERVER is gone: Caddy serves the apps", "unset it"),
         Row(
             "settings",
             "warn",
             "GATEWAY_DAILY_CAP is unknown, and nothing reads it",
             "did you mean GATEWAY_DAILY_CAPS?",
+        ),
+        Row(
+            "settings",
+            "warn",
+            "provider default: prompts go there without TLS",
+            "use https://, unless it is in your own network",
         ),
     ]
 

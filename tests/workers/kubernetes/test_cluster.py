@@ -100,7 +100,7 @@ async def test_a_full_quota_is_reported_at_once(api: FakeApi) -> None:
 
 
 def an_object(kind: str, name: str, version: int, hosts: tuple[str, ...] = (), **labels: str) -> dict[str, Any]:
-    groups = {"Ingress": "networking.k8s.io/v1", "Deployment": "apps/v1"}
+    groups = {**dict.fromkeys(("Ingress", "NetworkPolicy"), "networking.k8s.io/v1"), "Deployment": "apps/v1"}
     named = {"name": name, "namespace": "apps", "resourceVersion": str(version)}
     metadata = named | {"labels": {f"capsule/{key}": value for key, value in labels.items()}}
     spec = {"rules": [{"host": host} for host in hosts]} if kind == "Ingress" else {}
@@ -196,12 +196,24 @@ def managed_by(manager: str, operation: str, *fields: str) -> dict[str, Any]:
     return {"manager": manager, "operation": operation, "fieldsV1": {f"f:{name}": {} for name in fields}}
 
 
-async def test_what_somebody_adds_is_taken_away(api: FakeApi) -> None:
-    own, status = managed_by("capsule", "Apply", "spec"), managed_by("kube-controller-manager", "Update", "status")
-    intruder = managed_by("kubectl-patch", "Update", "spec")
-    ports = [{"name": "http", "port": 80}]
-    wanted = {**SERVICE, "metadata": {"name": "app-1"}, "spec": {"ports": ports}}
-    found = an_object("Service", "app-1", 1) | {"spec": {"ports": ports, "clusterIP": "10.0.0.7"}}
+PORTS = [{"name": "http", "port": 80}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "wanted", "fixed", "added"),
+    [
+        ("Service", "spec", {"ports": PORTS}, {"clusterIP": "10.0.0.7"}, {"externalIPs": ["203.0.113.9"]}),
+        ("NetworkPolicy", "spec", {"podSelector": {"matchLabels": {"a": "b"}}}, {}, {"egress": [{}]}),
+        ("Secret", "data", {"token": "eA=="}, {}, {"other.example": "eA=="}),
+    ],
+)
+async def test_what_somebody_adds_is_taken_away(
+    api: FakeApi, kind: str, part: str, wanted: Any, fixed: Any, added: Any
+) -> None:
+    own, status = managed_by("capsule", "Apply", part), managed_by("kube-controller-manager", "Update", "status")
+    intruder = managed_by("kubectl-patch", "Update", part)
+    found = an_object(kind, "app-1", 1) | {part: wanted | fixed}
+    described = {**found, "metadata": {"name": "app-1"}, part: wanted}
     replaced: list[Any] = []
 
     async def replace(each: Any, **_: Any) -> Any:
@@ -211,17 +223,17 @@ async def test_what_somebody_adds_is_taken_away(api: FakeApi) -> None:
     async with client() as cluster:
         cluster._client.replace = replace  # type: ignore[method-assign,assignment]
         found["metadata"]["managedFields"] = [own, status]
-        cluster._note(("Service", "app-1"), from_dict(found))
-        await cluster.apply(wanted)
+        cluster._note((kind, "app-1"), from_dict(found))
+        await cluster.apply(described)
         assert not replaced, "a controller may set the status"
         found["metadata"] |= {"managedFields": [own, status, intruder], "resourceVersion": "2"}
-        found["spec"]["externalIPs"] = ["203.0.113.9"]
-        cluster._note(("Service", "app-1"), from_dict(found))
-        await cluster.apply(wanted)
-    [service] = replaced
-    assert service["spec"] == {"ports": ports, "clusterIP": "10.0.0.7"}
-    assert service["metadata"]["resourceVersion"] == "2", "what has changed meanwhile is not overwritten"
-    assert [each["manager"] for each in service["metadata"]["managedFields"]] == ["capsule", "kube-controller-manager"]
+        found[part] |= added
+        cluster._note((kind, "app-1"), from_dict(found))
+        await cluster.apply(described)
+    [present] = replaced
+    assert present[part] == wanted | fixed
+    assert present["metadata"]["resourceVersion"] == "2", "what has changed meanwhile is not overwritten"
+    assert [each["manager"] for each in present["metadata"]["managedFields"]] == ["capsule", "kube-controller-manager"]
 
 
 async def test_everything_is_compared_in_slices(api: FakeApi, healing: Cluster) -> None:

@@ -57,6 +57,8 @@ def read_events(text: str) -> list[dict[str, Any]]:
 
 
 async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    counter = 'gateway_requests_total{code="",format="responses",status="200"}'
+    counted = await metric(app.gateway, counter)
     prompt = provider.plays(tokens("Bon", "jour ☀", usage=(7, 3)))
     response = await client.responses.create(model=MODEL, input=prompt, metadata={"a": "b"}, store=True)
     assert (response.object, response.status, response.output_text) == ("response", "completed", "Bonjour ☀")
@@ -65,7 +67,7 @@ async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: Fa
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 3, 10)
     assert response.to_dict()["store"] is False
     assert await app.account.settled() == cost(7, 3)
-    assert await metric(app.gateway, 'gateway_requests_total{code="",format="responses",status="200"}') == 1
+    assert await metric(app.gateway, counter) == counted + 1
 
 
 async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None:

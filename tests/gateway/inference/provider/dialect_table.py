@@ -111,6 +111,7 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
     ),
     "done without a finish reason": (HELLO + usage(5, 7) + DONE, "Hello", CUT, (5, 7)),
     "done alone": (DONE, "", CUT, None),
+    "abort before a token": (delta("abort") + usage(5, 7) + DONE, "", BROKE, (5, 7)),
     "empty finish reasons": (delta("", content="Hello"), "Hello", CUT, None),
     "the word null": (delta("null", content="Hello") + DONE, "Hello", CUT, None),
     "an error after the end": (HELLO + delta("stop") + data({"error": {"code": 500}}) + DONE, "Hello", "stop", None),

@@ -44,6 +44,7 @@ BEFORE: dict[str, tuple[Script, tuple[int, str]]] = {
     "closed before an answer": ([CLOSE], UNREACHABLE),
     "reset before an answer": ([RESET], UNREACHABLE),
     "cut after the head": ([ROLE, CLOSE], ERROR),
+    "cut after a usage": ([ROLE, chunk(usage=(5, 5)), CLOSE], ERROR),
     "nested error inside the stream": ([ROLE, event(NESTED), DONE], ERROR),
     "refusal inside the stream": ([ROLE, event({"error": {"message": "cormorant", "code": 400}}), DONE], REFUSED),
     "giant line without an end": ([b"x" * 2**21, asyncio.Event()], ERROR),
