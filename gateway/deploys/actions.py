@@ -19,7 +19,6 @@ from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMa
 MAX_SEARCHED = 1_000  # deploys of an account
 ATTEMPTS = 5  # to cancel a deploy that changes its state
 BUILT = ("checking", "canary")
-IN_PROGRESS = ("building", *BUILT)
 
 
 class DeployActions:
@@ -70,12 +69,12 @@ class DeployActions:
         return deploy
 
     async def _find_previous(self, app: App, current: str | None) -> Deploy:
-        """Returns the newest kept release older than the live deploy, or than a newer one in progress."""
+        """Returns the newest kept release older than the live deploy, or than a newer one about to be live."""
         leaving, kept = current, await self._serving.list_kept(app.account, app.id)
         for deploy in await self._records.list(app.account, app.id, MAX_SEARCHED):
             if deploy.kind != "live":
                 continue
-            if deploy.state in IN_PROGRESS and leaving == current:
+            if deploy.state in BUILT and leaving == current:  # one that is building will be canceled
                 leaving = deploy.id
             if deploy.state == "live" and leaving is not None and deploy.id < leaving and _may_be_kept(deploy, kept):
                 return deploy
@@ -145,7 +144,7 @@ class DeployActions:
         """Cancels a deploy that is queued or building. Raises a ServiceError."""
         for _ in range(ATTEMPTS):
             if deploy.state not in ("queued", "building"):
-                hint = "roll back once it is live" if deploy.state in IN_PROGRESS else "it has ended"
+                hint = "roll back once it is live" if deploy.state in BUILT else "it has ended"
                 raise RequestMalformed(f"deploy: one that is {deploy.state} can no longer be canceled; {hint}.")
             try:
                 return await self._deploys.cancel(deploy, "canceled on request")

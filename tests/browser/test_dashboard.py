@@ -279,6 +279,8 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
     await expect(holder.button("Copied")).to_be_visible()
     url = await holder.clipboard()
     holder.gateway.confidential.add(url.rpartition("/")[2])
+    [hook] = (await holder.account.get("/account/hooks")).json()
+    await expect(holder.row("Content system")).to_contain_text(hook["id"])
     await expect(holder.row("Content system")).to_contain_text("Never")
 
     async with httpx.AsyncClient(trust_env=False, timeout=30) as http:

@@ -231,7 +231,9 @@ class Watchdog:
                 await self._report_crash(release, outcome)
                 if time.monotonic() - began > STABLE_SECONDS:
                     growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-                await asyncio.sleep(next(growing))
+                data = self._find_data(release)
+                if data is None or not data.is_full:  # an app whose data are full does not start yet anyway
+                    await asyncio.sleep(next(growing))
         finally:
             self._close_listener(release)
             if not (self._releases.running / release.name).is_symlink():
@@ -319,16 +321,19 @@ class Watchdog:
         if data is None or not (data.is_held or data.is_full):
             return
         full = AppState("", state.exits or 1, f"it was not started: {DATA_FULL}")
+        has_marked = False  # a mark that another release has made stays
         try:
             while data.is_held or data.is_full:
                 if site.current == release.name:
                     site.mark_stopped()
+                    has_marked = True
                 if data.is_full and not data.is_held and state != full:
                     self._close_listener(release)
                     self._write_state(release, state := full)
                 await asyncio.sleep(CHECK_SECONDS)
         finally:
-            site.unmark_stopped()
+            if has_marked:
+                site.unmark_stopped()
 
     def _start(self, release: Path, state: AppState) -> AppState:
         scratch, listener = self._path(release, "scratch"), self._listeners.get(release.name)

@@ -116,6 +116,7 @@ function hookTable(hooks, refresh) {
   };
   const columns = {
     Name: ({ name }) => name,
+    Id: ({ id }) => h("code", {}, id),
     App: ({ app }) => app,
     Created: ({ createdAt }) => moment(createdAt),
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),

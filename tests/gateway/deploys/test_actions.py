@@ -52,7 +52,7 @@ async def test_a_rollback_without_an_id_goes_to_the_release_before_the_live_one(
     second = await live(gw, account, app)
     back = (await account.call("POST", f"/account/apps/{app}/rollback", {})).json()["deployId"]
     assert (await shown(account, back))["release"] == first
-    # While a newer deploy is in progress, it counts as the live one.
+    # Once a newer deploy is built, it counts as the live one.
     await ended(gw, back)
     coming = (await publish(account, app)).json()["deployId"]
     await report_phase(gw, coming, "build")

@@ -65,8 +65,8 @@ async def test_a_rollback_ends_a_build_of_its_app(host: Host) -> None:
     await live(host, app, page("two"))
     coming = await host.publish(app, page("three", "sleep 120;"))
     await host.in_state(coming, "building")
-    back = await host.over(await roll_back(host, app, first))
-    assert back["state"] == "live"
+    back = await host.over(await roll_back(host, app))
+    assert (back["state"], back["release"]) == ("live", first), "the build that it ends does not count as the live one"
     assert await host.page(app) == "one\n"
     replaced = await host.deploy(coming)
     assert (replaced["state"], replaced["error"]) == (

@@ -15,6 +15,7 @@ from tests.support.sandbox import ROOT, repeat_without_root
 from tests.support.watched_apps import Watch, watching
 from workers.engine.app_data import AppData, DataHeld
 from workers.engine.replacements import Replacements
+from workers.hosting import watchdog
 from workers.hosting.watchdog import is_running, output_path, read_state
 from workers.sandbox.sandbox import MIB, Sandbox
 
@@ -150,9 +151,13 @@ async def test_files_change_their_owner_when_another_app_has_the_user(apps: Apps
     assert target.stat().st_uid == 0, "the link is not followed"
 
 
-async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, hosting: Hosting) -> None:
-    hosting.releases.serve_as(HOST, hosting.site(hosting.deploy("dep_1")))
-    began = asyncio.get_running_loop().time()
+async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(
+    apps: Apps, hosting: Hosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "FIRST_PAUSE_SECONDS", 60)  # as after many crashes
+    site = hosting.site(hosting.deploy("dep_1"))
+    hosting.releases.serve_as(HOST, site)
+    mark, began = site.folder / "stopped", asyncio.get_running_loop().time()
     apps.publish(
         "dep_1", "[ -e $DATA_DIR/big ] || head -c 6000000 /dev/zero > $DATA_DIR/big; echo done; exec sleep 1000"
     )
@@ -164,9 +169,14 @@ async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, host
     assert data.used > 6_000_000
     assert "larger than its plan allows" in read_state(hosting.folder, "dep_1").last
     async with hosting.served():
-        await wait_until(lambda: (hosting.site(hosting.deploy("dep_1")).folder / "stopped").exists(), 10)
+        await wait_until(mark.exists, 10)
         said = await hosting.ask("/")
         assert (said.status, said.headers["retry-after"]) == (503, "5")
+    with mark.open() as marked:
+        apps.build("dep_2")
+        await wait_until(lambda: read_state(hosting.folder, "dep_2").exits, 10)
+        await apps.remove("dep_2")
+        assert os.fstat(marked.fileno()).st_nlink == 1, "the end of a deploy that has failed does not remove it"
     await apps.stop()
     apps.start()
     await asyncio.sleep(0.5)

@@ -73,6 +73,7 @@ async def test_browsers_keep_what_a_tool_has_named(tmp_path: Path) -> None:
                     )
                     kept = name in DIGESTS.split() and anywhere
                     assert (name, said.status, "etag" in said.headers) == (name, 200, True)
+                    assert said.headers["x-content-type-options"] == "nosniff"
                     assert (name, kind, said.headers["cache-control"]) == (
                         name,
                         kind,

@@ -223,10 +223,12 @@ async def test_headers(hosting: Hosting) -> None:
     assert (home["cache-control"], home["content-type"]) == ("no-cache", "text/html; charset=utf-8")
     script = (await hosting.ask("/assets/index-GpEN3EET.js")).headers
     assert (script["cache-control"], "x-frame-options" in script) == ("public, max-age=60", False)
+    assert script["x-content-type-options"] == "nosniff"
     assert script["content-type"] == "text/javascript; charset=utf-8"
     data = (await hosting.ask("/data/7.json")).headers
     assert (data["access-control-allow-origin"], data["content-type"]) == ("*", "application/vnd.api+json")
-    assert (await hosting.ask("/about")).headers["x-content-type-options"] == "sniff"
+    about = (await hosting.ask("/about")).headers
+    assert (about["x-content-type-options"], about["cache-control"]) == ("sniff", "no-cache")
     assert (await hosting.ask("/%61.txt")).headers["x-text"] == "yes"
     for path in ("/about/", "/assets", "/a.txt/"):
         said = await hosting.ask(path)
