@@ -76,6 +76,13 @@ _NAMES = {
 }
 _UNITS = {"str": "character", "array": "entry", "object": "field"}
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+_PATTERNS: dict[str, str] = {}  # the words for a text that does not match, by the expression as a fault quotes it
+
+
+def declare_pattern(expression: str, words: str) -> str:
+    """Returns the regular expression. `explain` says these words of a text that does not match it."""
+    _PATTERNS[repr(expression)] = words
+    return expression
 
 
 def explain(fault: str) -> str:
@@ -105,7 +112,10 @@ _RULES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(r"Expected `(str|array|object)` of length (>=|<=) (\d+)"), _length),
     (re.compile(r"Expected `(?:int|float)` (>=|<=|>|<) (\S+)"), lambda m: f"must be {_BOUNDS[m[1]]} {m[2]}"),
     (re.compile(r"Expected `([\w| ]+)`, got `(\w+)`"), _type),
-    (re.compile(r"Expected `str` matching regex .*", re.DOTALL), lambda _: "does not have the required format"),
+    (
+        re.compile(r"Expected `str` matching regex (.*)"),
+        lambda m: _PATTERNS.get(m[1], "does not have the required format"),
+    ),
     (re.compile(r"Object missing required field `(.*)`"), lambda m: f"the field {m[1]} is missing"),
     (re.compile(r"Object contains unknown field `(.*)`"), lambda m: f"there is no field called {m[1]}"),
     (re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL), lambda m: f"{m[1]} is not one of the choices"),

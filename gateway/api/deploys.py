@@ -52,7 +52,7 @@ from gateway.ids import ALWAYS, TimeSpan
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
 from gateway.settings.text_files import decode_text, read_variables
-from gateway.validation import Id, parse_span
+from gateway.validation import Id, declare_pattern, parse_span
 
 PUBLISH_ERRORS = [
     RequestMalformed,
@@ -67,7 +67,8 @@ PUBLISH_ERRORS = [
 ]
 
 
-ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
+ONE_LINE = declare_pattern(r"^[^\x00-\x1f\x7f]*$", "must be one line, without control characters")
+COMMIT = declare_pattern(r"^[0-9a-f]{7,64}$", "must be 7 to 64 characters of 0-9 and a-f")
 
 
 class QueuedDeployId(msgspec.Struct):
@@ -162,7 +163,7 @@ async def publish(
     settings: Injected[Settings],
     preview: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
     message: Annotated[str | None, QueryParameter(max_length=MESSAGE_LENGTH, pattern=ONE_LINE)] = None,
-    commit: Annotated[str | None, QueryParameter(pattern=r"^[0-9a-f]{7,64}$")] = None,
+    commit: Annotated[str | None, QueryParameter(pattern=COMMIT)] = None,
     branch: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
     dirty: FromQuery[bool | None] = None,
 ) -> PublishedDeploy:

@@ -20,6 +20,7 @@ from gateway.api import openapi
 from gateway.app import create_app
 from gateway.deploys.manifest import manifest_schema
 from gateway.settings import Settings
+from gateway.validation import explain
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
@@ -157,6 +158,15 @@ async def test_every_operation_has_a_summary_a_tag_and_a_response(app: Litestar)
             assert operation["summary"], (method, path)
             assert len(operation["tags"]) == 1, (method, path)
             assert any(status.startswith("2") for status in operation["responses"]), (method, path)
+
+
+async def test_each_pattern_of_a_parameter_is_explained(app: Litestar) -> None:
+    operations = [o for item in openapi.build(app)["paths"].values() for o in item.values()]
+    schemas = [p["schema"] for o in operations for p in o.get("parameters", [])]
+    patterns = {each["pattern"] for s in schemas for each in (s, *s.get("oneOf", [])) if "pattern" in each}
+    faults = {explain(f"Expected `str` matching regex {pattern!r}") for pattern in patterns}
+    assert len(faults) == len(patterns) >= 5
+    assert not [fault for fault in faults if "required format" in fault]
 
 
 def is_struct(answer: Any) -> bool:
