@@ -19,6 +19,17 @@ from gateway.ids import A_TIME, TimeSpan, read_time
 # Ends a pattern in JSON Schema and in Python, where `$` alone may also be before a line break at the end.
 END = r"$(?!\n)"
 
+_PATTERNS: dict[str, str] = {}  # the words for a text that does not match, by the expression as a fault quotes it
+
+
+def declare_pattern(expression: str, words: str) -> str:
+    """Returns the regular expression. `explain` says these words of a text that does not match it."""
+    _PATTERNS[repr(expression)] = words
+    return expression
+
+
+ONE_LINE = declare_pattern(r"^[^\x00-\x1f\x7f]*" + END, "must be one line, without control characters")
+
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot
 Id = Annotated[str, Meta(max_length=128)]  # of an account, an app, a deploy, a key …
@@ -39,7 +50,6 @@ Euro = Annotated[str, Meta(max_length=32)]
 Rate = Annotated[int, Meta(ge=0, le=1_000_000)]  # requests per 60 seconds; each is an entry of a list in Redis
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 
-ONE_LINE = r"^[^\x00-\x1f\x7f]*" + END
 EMAIL_LENGTH = 254  # characters
 _EMAIL = re.compile(r"[A-Za-z0-9.!$%&'*+=^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+")
 
@@ -152,7 +162,10 @@ _RULES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(r"Expected `(str|array|object)` of length (>=|<=) (\d+)"), _length),
     (re.compile(r"Expected `(?:int|float)` (>=|<=|>|<) (\S+)"), lambda m: f"must be {_BOUNDS[m[1]]} {m[2]}"),
     (re.compile(r"Expected `([\w| ]+)`, got `(\w+)`"), _type),
-    (re.compile(r"Expected `str` matching regex .*", re.DOTALL), lambda _: "does not have the required format"),
+    (
+        re.compile(r"Expected `str` matching regex (.*)"),
+        lambda m: _PATTERNS.get(m[1], "does not have the required format"),
+    ),
     (re.compile(r"Object missing required field `(.*)`"), lambda m: f"the field {m[1]} is missing"),
     (re.compile(r"Object contains unknown field `(.*)`"), lambda m: f"there is no field called {m[1]}"),
     (re.compile(r"JSON is malformed: (.*)"), lambda m: f"is not valid JSON: {m[1]}"),

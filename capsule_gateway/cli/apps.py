@@ -132,6 +132,7 @@ def _show_own_app(service: Service, name: str) -> None:
     if wants_json():
         return show_json({**app, "findings": findings, "crashes": crashes})
     repository = nested_row(app, "repository")
+    branch = text_of("branch")(repository) or "its default branch"
     show_fields(
         app,
         {
@@ -145,7 +146,7 @@ def _show_own_app(service: Service, name: str) -> None:
             "since": age_of("healthSince"),
             "90 days": _format_uptime(app.get("healthDays")),
             "certificate": format_certificate(nested_row(app, "certificate")),
-            "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else "",
+            "repository": f"{text_of('url')(repository)} at {branch}" if repository else "",
             "created": age_of("createdAt"),
         },
     )
@@ -248,7 +249,7 @@ apps.sends(
 @click.option("--issuer", metavar="ISS", help="Accept only tokens with this 'iss'.")
 @click.option("--audience", metavar="AUD", help="Accept only tokens with this 'aud'.")
 @click.option("--repository", metavar="URL", help="Build from the git repository at URL; - prompts for the address.")
-@click.option("--branch", help="Branch of the repository.")
+@click.option("--branch", help="Branch to follow; 'none' follows the repository's default branch.")
 @click.option("--build", "command", metavar="COMMAND", help="Command that builds the app.")
 @click.option(
     "--output-dir",

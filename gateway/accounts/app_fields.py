@@ -9,7 +9,7 @@ from gateway.accounts.records import BRANCH, PREVIEW, SLUG, Auth, BackendAuth, B
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import RequestMalformed
 from gateway.outbound import addresses
-from gateway.validation import SigningSecret
+from gateway.validation import Branch, SigningSecret, Url
 
 SECRET_BYTES = 32
 OWN_ADDRESS = "https://app.example.com"  # stands for the address of an app
@@ -23,6 +23,13 @@ class NewSecretAuth(SecretAuth, frozen=True, tag="secret"):
 
 
 NewAuth = JwksAuth | NewSecretAuth | BackendAuth
+
+
+class NewRepository(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The repository of a request. The record holds user name and password encrypted, and outside the URL."""
+
+    url: Url
+    branch: Branch | None = None  # None: the repository's default branch
 
 
 def check_name(name: str) -> None:
@@ -39,17 +46,12 @@ def check_new_name(name: str) -> None:
         raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
 
 
-def check_repository(repository: Repository | None, vault: Vault, *, allow_private: bool) -> Repository | None:
-    """Returns the repository to store, with user name and password encrypted and outside the URL.
-
-    Raises RequestMalformed.
-    """
+def check_repository(repository: NewRepository | None, vault: Vault, *, allow_private: bool) -> Repository | None:
+    """Returns the repository to store. Raises RequestMalformed."""
     if repository is None:
         return None
-    if not BRANCH.fullmatch(repository.branch):
+    if repository.branch is not None and not BRANCH.fullmatch(repository.branch):
         raise RequestMalformed("repository.branch: git does not accept this branch name; use one such as main.")
-    if repository.credentials:
-        raise RequestMalformed("repository: put user name and password into the URL: https://user:password@…")
     scheme, _, rest = repository.url.partition("://")
     authority, slash, path = rest.partition("/")
     credentials, _, host = authority.rpartition("@")
@@ -60,7 +62,7 @@ def check_repository(repository: Repository | None, vault: Vault, *, allow_priva
         sealed = vault.seal(credentials) if credentials else ""
     except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
         raise RequestMalformed(f"repository.url: {error}") from None
-    return msgspec.structs.replace(repository, url=url, credentials=sealed)
+    return Repository(url, repository.branch or "", sealed)
 
 
 def check_auth(auth: NewAuth, vault: Vault, *, allow_private: bool, save_internal: bool = False) -> Auth:

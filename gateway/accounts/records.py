@@ -61,12 +61,14 @@ class BackendAuth(_Auth, frozen=True, tag="backend"):
 Auth = JwksAuth | SecretAuth | BackendAuth
 
 
-DEFAULT_BRANCH = "main"  # unless one is named; a repository without it is cloned at its own default branch
+# Of a record that leaves it out: one that names main, or an older one that names none. If the repository has no main,
+# its default branch is cloned.
+DEFAULT_BRANCH = "main"
 
 
 class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     url: Url  # without user name and password
-    branch: Branch = DEFAULT_BRANCH
+    branch: Branch = DEFAULT_BRANCH  # empty: the repository's default branch
     credentials: Sealed = ""  # user name and password
 
     def clone_url(self, vault: Vault) -> str:

@@ -30,7 +30,7 @@ from gateway.operations.audit import (
     read_response,
 )
 from gateway.services import Injected, Services
-from gateway.validation import END
+from gateway.validation import END, declare_pattern
 
 RECORD = "audit"  # in the scope's state: the services, the trail and the record
 CHANGE = "change"  # in the scope's state: the services, the caller, the call, its target and its entry
@@ -43,7 +43,10 @@ RESPONSE_BYTES = 65_536  # that are searched for the id and the error code
 
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 Chosen = Annotated[str, QueryParameter(max_length=200)]
-Before = Annotated[str | None, QueryParameter(pattern=r"^[1-9][0-9]{0,14}-[0-9]{1,9}" + END)]
+RECORD_ID = declare_pattern(
+    r"^[1-9][0-9]{0,14}-[0-9]{1,9}" + END, "must be the id of a record, such as 1782993600000-0"
+)
+Before = Annotated[str | None, QueryParameter(pattern=RECORD_ID)]
 
 
 async def begin_audit(

@@ -52,7 +52,7 @@ from gateway.ids import ALWAYS, TimeSpan
 from gateway.services import Injected, ProcessState
 from gateway.settings import Settings
 from gateway.settings.text_files import decode_text, read_variables
-from gateway.validation import END, ONE_LINE, Id, parse_span
+from gateway.validation import END, ONE_LINE, Id, declare_pattern, parse_span
 
 PUBLISH_ERRORS = [
     RequestMalformed,
@@ -65,6 +65,9 @@ PUBLISH_ERRORS = [
     StorageUnavailable,
     StorageFull,
 ]
+
+
+COMMIT = declare_pattern(r"^[0-9a-f]{7,64}" + END, "must be 7 to 64 characters of 0-9 and a-f")
 
 
 class QueuedDeployId(msgspec.Struct):
@@ -159,7 +162,7 @@ async def publish(
     settings: Injected[Settings],
     preview: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
     message: Annotated[str | None, QueryParameter(max_length=MESSAGE_LENGTH, pattern=ONE_LINE)] = None,
-    commit: Annotated[str | None, QueryParameter(pattern=r"^[0-9a-f]{7,64}" + END)] = None,
+    commit: Annotated[str | None, QueryParameter(pattern=COMMIT)] = None,
     branch: Annotated[str | None, QueryParameter(max_length=BRANCH_LENGTH, pattern=BRANCH)] = None,
     dirty: FromQuery[bool | None] = None,
 ) -> PublishedDeploy:

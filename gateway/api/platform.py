@@ -14,7 +14,15 @@ from litestar.datastructures import State
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.api_keys import ListedKey
-from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
+from gateway.accounts.app_fields import (
+    NewAuth,
+    NewRepository,
+    check_auth,
+    check_build,
+    check_name,
+    check_new_name,
+    check_repository,
+)
 from gateway.accounts.domain_names import normalize_domain
 from gateway.accounts.members import MemberView
 from gateway.accounts.records import (
@@ -24,7 +32,6 @@ from gateway.accounts.records import (
     Build,
     Domain,
     JwksAuth,
-    Repository,
     Suspension,
     replace_domains,
 )
@@ -467,7 +474,7 @@ class AppFields(msgspec.Struct, forbid_unknown_fields=True):
     auth: NewAuth = JwksAuth()
     customDomain: Host | None = None
     customDomainVerified: bool = False
-    repository: Repository | None = None
+    repository: NewRepository | None = None
     build: Build | None = None
     limits: AllowedRates | None = None
 

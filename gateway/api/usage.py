@@ -46,12 +46,13 @@ from gateway.telemetry.usage_reports import (
     as_json,
     read_usage,
 )
-from gateway.validation import END, parse_span, parse_time
+from gateway.validation import END, declare_pattern, parse_span, parse_time
 
 DEFAULT_SPAN_SECONDS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400, "month": 365 * 86_400}
 
 
-Code = Annotated[str | None, QueryParameter(pattern=r"^[A-Z_]+" + END)]
+CODE = declare_pattern(r"^[A-Z_]+" + END, "must be capital letters and _, such as TOKEN_INVALID")
+Code = Annotated[str | None, QueryParameter(pattern=CODE)]
 Since = Annotated[str | None, QueryParameter(name="from")]
 Until = Annotated[str | None, QueryParameter(name="to")]
 

@@ -9,10 +9,13 @@ import msgspec
 from gateway.accounts.records import App
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
+from gateway.validation import declare_pattern
 
 BRANCH_LENGTH = 250  # characters
 # No option for git, and no control characters. With other invalid names, the deploy fails.
-BRANCH = r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]"
+BRANCH = declare_pattern(
+    r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]", "must be the name of a branch, such as feature/login, and not begin with -"
+)
 Branch = Annotated[str, msgspec.Meta(max_length=BRANCH_LENGTH, pattern=BRANCH)]
 SLUG_LENGTH = 19
 LABEL_LENGTH = 63  # of a host name's label

@@ -7,7 +7,15 @@ import msgspec
 
 from gateway.accounts.access import Access
 from gateway.accounts.app_changes import CHANGES, TOKEN_CHECKS, AppChanges
-from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
+from gateway.accounts.app_fields import (
+    NewAuth,
+    NewRepository,
+    check_auth,
+    check_build,
+    check_name,
+    check_new_name,
+    check_repository,
+)
 from gateway.accounts.app_limits import LimitsChange
 from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.domain_observations import read_certificates
@@ -49,7 +57,7 @@ AUTH = (
     'how the tokens of the app\'s users are verified, such as {"kind": "jwks", "url": "/api/auth/jwks"}, '
     '{"kind": "backend", "url": "https://…"} or {"kind": "secret", "secret": "…"}'
 )
-REPOSITORY = 'a git repository, such as {"url": "https://…", "branch": "main"}'
+REPOSITORY = 'a git repository, such as {"url": "https://…", "branch": "main"}; without branch, its default branch'
 BUILD = (
     'how to build it, such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command '
     'of its backend, and "health", a path that shows that it works. Applies from the next deploy on'
@@ -58,7 +66,7 @@ BUILD = (
 
 class RepositoryView(msgspec.Struct):
     url: str
-    branch: str
+    branch: str | None  # null: the repository's default branch
 
 
 class OwnRepository(RepositoryView):
@@ -66,7 +74,7 @@ class OwnRepository(RepositoryView):
 
 
 def view_repository(app: App) -> RepositoryView | None:
-    return None if app.repository is None else RepositoryView(app.repository.url, app.repository.branch)
+    return None if app.repository is None else RepositoryView(app.repository.url, app.repository.branch or None)
 
 
 def view_auth(auth: Auth) -> dict[str, Any]:
@@ -121,7 +129,9 @@ class AppChange(msgspec.Struct, forbid_unknown_fields=True):
     """A field that is left out stays as it is; null resets it."""
 
     auth: Annotated[NewAuth | msgspec.UnsetType | None, msgspec.Meta(description=AUTH)] = msgspec.UNSET
-    repository: Annotated[Repository | msgspec.UnsetType | None, msgspec.Meta(description=REPOSITORY)] = msgspec.UNSET
+    repository: Annotated[NewRepository | msgspec.UnsetType | None, msgspec.Meta(description=REPOSITORY)] = (
+        msgspec.UNSET
+    )
     build: Annotated[Build | msgspec.UnsetType | None, msgspec.Meta(description=BUILD)] = msgspec.UNSET
 
 
@@ -136,7 +146,7 @@ class AppSettings(msgspec.Struct):
     def of(cls, app: App) -> Self:
         view = None
         if (repository := app.repository) is not None:
-            view = OwnRepository(repository.url, repository.branch, hasCredentials=bool(repository.credentials))
+            view = OwnRepository(repository.url, repository.branch or None, hasCredentials=bool(repository.credentials))
         return cls(view_auth(app.auth), view, app.build)
 
 

@@ -46,7 +46,9 @@ async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
 
     await source.get_by_label("Repository").fill("https://git.example.com/a")
     await source.get_by_role("button", name="Save source and build").click()
-    await expect(source.get_by_label("Branch")).to_have_value("main")
+    await expect(source.get_by_label("Branch")).to_have_value("")
+    await holder.go(f"apps/{app}")
+    await expect(holder.page.get_by_text("git.example.com/a at its default branch")).to_be_visible()
 
 
 async def test_every_other_form_of_an_app_with_its_optional_parts_empty(holder: Holder) -> None:

@@ -5,11 +5,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from gateway.validation import explain, locate
+from gateway.validation import declare_pattern, explain, locate
+
+BEGINNING = declare_pattern("^a", "must begin with a")
 
 
 class Thing(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(min_length=2, max_length=3, pattern="^a")] = "ab"
+    name: Annotated[str, msgspec.Meta(min_length=2, max_length=3, pattern=BEGINNING)] = "ab"
     kind: Literal["a", "b"] = "a"
     size: Annotated[int, msgspec.Meta(ge=1, lt=10)] = 1
     tags: Annotated[list[str], msgspec.Meta(max_length=1)] = []
@@ -36,7 +38,7 @@ class Needed(msgspec.Struct):
         (Needed, "[]", "must be an object, not a list"),
         (Thing, '{"name": "a"}', "must have at least 2 characters"),
         (Thing, '{"name": "aaaa"}', "must have at most 3 characters"),
-        (Thing, '{"name": "bbb"}', "does not have the required format"),
+        (Thing, '{"name": "bbb"}', "must begin with a"),
         (Thing, '{"name": 1}', "must be text, not a whole number"),
         (Thing, '{"kind": "c"}', "must be one of a, b"),
         (Thing, '{"kind": "c\\n - at `$.name`"}', "must be one of a, b"),

@@ -25,10 +25,9 @@ import pytest
 from capsule_gateway.cli.arguments import TIME, find_app_name
 from capsule_gateway.cli.limits import _read_limit
 from capsule_gateway.cli.service import WrongUsage
-from gateway.accounts.app_fields import NewAuth, check_auth, check_repository
+from gateway.accounts.app_fields import NewAuth, NewRepository, check_auth, check_repository
 from gateway.accounts.domain_names import check_own_domain
 from gateway.accounts.jose.jwk import public_part, read_key, split_document
-from gateway.accounts.records import Repository
 from gateway.accounts.vault import Vault
 from gateway.deploys.archives import Refused, check_tar, pack_zip, unpack
 from gateway.deploys.manifest import ManifestError, seal_manifest
@@ -138,7 +137,7 @@ def read_app_name(text: str, folder: Path) -> None:
 
 
 def read_repository(text: str, folder: Path) -> None:
-    check_repository(Repository(text[:2_048], text[-20:]), VAULT, allow_private=False)
+    check_repository(NewRepository(text[:2_048], text[-20:]), VAULT, allow_private=False)
 
 
 def read_auth(text: str, folder: Path) -> None:

@@ -170,7 +170,7 @@ class Compiler:
         if job.app.repository is None:
             raise DeployError("the app no longer has a repository; connect one, or publish its source")
         branch = deploy.branch or job.app.repository.branch
-        job.write_line(f"Cloning branch {branch} of {job.app.repository.url}")
+        job.write_line(f"Cloning {f'branch {branch}' if branch else 'the default branch'} of {job.app.repository.url}")
         try:
             url = job.app.repository.clone_url(self._vault)
         except NoEncryptionKey as error:

@@ -119,17 +119,18 @@ async def clone(
 ) -> Origin:
     """Clones into the build's `source` folder for an account. Returns what was cloned. Raises DeployError.
 
-    With `or_default`, a repository without the branch is cloned at its default branch.
+    Without a branch, it clones the default branch; with `or_default`, also if the repository lacks the branch.
     """
     await asyncio.to_thread(check_git, sandbox.environment["PATH"])
-    if not BRANCH.fullmatch(branch):
+    if branch and not BRANCH.fullmatch(branch):
         raise DeployError("git does not accept this branch name")
     remote = await _check_remote(url, tenant=tenant, allow_private=allow_private)
     git = _Git(
         sandbox, uid, build, write_line, tenant=tenant, allow_private=allow_private, ca_file=ca_file, limits=limits
     )
     try:
-        cloned = await git.run(remote, "clone", *OPTIONS, f"--branch={branch}", "--", remote.url, ".")
+        named = [f"--branch={branch}"] if branch else []
+        cloned = await git.run(remote, "clone", *OPTIONS, *named, "--", remote.url, ".")
         if cloned.lacks_branch and or_default:
             write_line(f"There is no branch {branch}; cloning the default branch")
             cloned = await git.run(remote, "clone", *OPTIONS, "--", remote.url, ".")
@@ -138,7 +139,7 @@ async def clone(
             raise DeployError(f"git clone failed: {cloned.explain(branch)}")
         head = (await git.run(remote, "log", "-1", "--format=%H %s")).last
         if not COMMIT.match(head):
-            raise DeployError("the repository is empty; push a commit first")
+            raise DeployError("the repository's default branch has no commit; push one, or name another branch")
         branch = branch or (await git.run(remote, "branch", "--show-current", write_line=lambda _: None)).last
         await git.fetch_submodules(remote)
         await git.fetch_lfs(remote)

@@ -108,7 +108,7 @@ function overview(app) {
       `${certificate.domain}${certificate.issuer ? `, issued by ${certificate.issuer}` : ""}, expires `,
       moment(certificate.expiresAt),
     ],
-    Repository: repository && `${bare(repository.url)} at ${repository.branch}`,
+    Repository: repository && `${bare(repository.url)} at ${repository.branch ?? "its default branch"}`,
     Created: moment(app.createdAt),
   });
 }

@@ -147,7 +147,7 @@ function list(text) {
 
 function source(at, { repository, build }, draw) {
   const url = input("repository", repository?.url, { placeholder: "https://git.example.com/app.git", "data-secret": true });
-  const branch = input("branch", repository?.branch, { placeholder: "main" });
+  const branch = input("branch", repository?.branch, { placeholder: "the default branch" });
   const command = input("build-command", build?.command, { placeholder: "npm run build" });
   const output = input("output", build?.output, { placeholder: "dist" });
   const start = input("start", build?.start, { placeholder: "node server.js" });

@@ -60,7 +60,7 @@ function settings({ auth, domains, repository, build, limits }) {
   return facts({
     "User tokens": shown(auth),
     "Custom domains": domains.map(({ domain, verified }) => domain + (verified ? "" : " (not verified)")).join(", ") || "None",
-    Repository: repository ? `${repository.url}, branch ${repository.branch}` : "None",
+    Repository: repository ? `${repository.url} at ${repository.branch ?? "its default branch"}` : "None",
     Build: shown(build) || "None",
     Limits: shown(limits) || "The service’s",
   });

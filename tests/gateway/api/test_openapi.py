@@ -20,6 +20,7 @@ from gateway.api import openapi
 from gateway.app import create_app
 from gateway.deploys.manifest import manifest_schema
 from gateway.settings import Settings
+from gateway.validation import explain
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
@@ -167,6 +168,15 @@ async def test_a_suspension_is_documented_wherever_it_refuses(app: Litestar) -> 
     assert refused >= {f"{m} {path}" for path in paths if path.startswith("/capsule/") for m in paths[path]}
     assert refused >= {"post /account/keys", "put /account/apps/{app}/limits"}
     assert not refused & {"get /account", "delete /account/keys/{key_id}", "post /account/apps/{app}/token-check"}
+
+
+async def test_each_pattern_of_a_parameter_is_explained(app: Litestar) -> None:
+    operations = [o for item in openapi.build(app)["paths"].values() for o in item.values()]
+    schemas = [p["schema"] for o in operations for p in o.get("parameters", [])]
+    patterns = {each["pattern"] for s in schemas for each in (s, *s.get("oneOf", [])) if "pattern" in each}
+    faults = {explain(f"Expected `str` matching regex {pattern!r}", None) for pattern in patterns}
+    assert len(faults) == len(patterns) >= 5
+    assert not [fault for fault in faults if "required format" in fault]
 
 
 def is_struct(answer: Any) -> bool:

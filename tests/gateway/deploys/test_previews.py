@@ -67,11 +67,15 @@ async def test_a_branch_of_the_repository(gw: Gateway, account: Account, app: st
 
 
 async def test_wrong_descriptions_are_refused_before_the_upload(account: Account, app: str) -> None:
-    faults = ("preview=-x", "preview=", "message=a%0A", f"message={'x' * 201}", "commit=0123abc%0A", "dirty=perhaps")
-    for query in faults:
+    branch = "must be the name of a branch, such as feature/login, and not begin with -"
+    for query, fault in (
+        *(("preview=-x", branch), ("preview=", branch), ("branch=-x", branch), ("dirty=perhaps", "")),
+        *((f"message={'x' * 201}", "must have at most 200 characters")),
+        *(("message=a%0A", "must be one line"), ("commit=0123abc%0A", "must be 7 to 64 characters of 0-9 and a-f")),
+    ):
         answer = await publish_as(account, app, query)
         assert answer.status_code == 400, query
-        assert answer.json()["error"]["message"].startswith(query.partition("=")[0] + ":"), query
+        assert answer.json()["error"]["message"].startswith(f"{query.partition('=')[0]}: {fault}"), query
     assert (await account.get("/account/deploys")).json() == []
 
 

@@ -112,6 +112,8 @@ async def test_the_preview_that_nobody_visits_makes_room_for_the_next(own: Host)
 
 async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_followed(host: Host, folder: Path) -> None:
     repository = Repository(folder / "repository", "trunk")
+    repository.commit("index.html", "of main")
+    repository.git("branch", "main")
     repository.commit("index.html", "a page")
     repository.commit("photo.png", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
     app = await host.app(repository={"url": repository.url})

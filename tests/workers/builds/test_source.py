@@ -147,7 +147,7 @@ def test_addresses_of_submodules(url: str, expected: str) -> None:
     assert source._resolve_url("https://git.example.com/a/b.git", url) == expected
 
 
-@pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "", "x" * 251, "a\\b"])
+@pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "x" * 251, "a\\b"])
 async def test_an_invalid_branch_name_is_not_passed_to_git(room: Room, repository: Repository, branch: str) -> None:
     with pytest.raises(DeployError, match="git does not accept"):
         await clone(room, repository.url, branch)
@@ -174,6 +174,14 @@ async def test_without_the_usual_branch_the_default_one_is_cloned(room: Room, re
     assert "There is no branch main; cloning the default branch" in room.lines
 
 
+async def test_without_a_branch_the_default_one_is_cloned(room: Room, repository: Repository) -> None:
+    repository.commit("index.html", "one")
+    repository.git("switch", "--quiet", "--create", "trunk/new")
+    latest = repository.commit("index.html", "two")
+    cloned = await clone(room, repository.url, "")
+    assert (cloned.commit, cloned.branch) == (latest, "trunk/new")
+
+
 async def test_the_first_line_of_a_message_is_kept(room: Room, repository: Repository) -> None:
     repository.commit("index.html", "one")
     for message in ("x" * 300 + "\n\nmore", " "):
@@ -184,8 +192,8 @@ async def test_the_first_line_of_a_message_is_kept(room: Room, repository: Repos
 
 
 async def test_an_empty_repository_says_what_to_do(room: Room, repository: Repository) -> None:
-    with pytest.raises(DeployError, match="the repository is empty; push a commit first"):
-        await clone(room, repository.url, or_default=True)
+    with pytest.raises(DeployError, match="default branch has no commit; push one, or name another"):
+        await clone(room, repository.url, "")
 
 
 async def test_files_in_lfs_are_named(room: Room, repository: Repository) -> None:
