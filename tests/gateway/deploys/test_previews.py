@@ -70,8 +70,8 @@ async def test_wrong_descriptions_are_refused_before_the_upload(account: Account
     branch = "must be the name of a branch, such as feature/login, and not begin with -"
     for query, fault in (
         *(("preview=-x", branch), ("preview=", branch), ("branch=-x", branch), ("dirty=perhaps", "")),
-        *((f"message={'x' * 201}", "must have at most 200 characters")),
-        *(("message=a%0A", "must be one line"), ("commit=0123abc%0A", "must be 7 to 64 characters of 0-9 and a-f")),
+        *(("message=a%0A", "must be one line"), (f"message={'x' * 201}", "must have at most 200 characters")),
+        ("commit=0123abc%0A", "must be 7 to 64 characters of 0-9 and a-f"),
     ):
         answer = await publish_as(account, app, query)
         assert answer.status_code == 400, query
