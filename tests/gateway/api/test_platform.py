@@ -243,7 +243,7 @@ async def test_a_repositorys_password_is_stored_apart_and_encrypted(gw: Gateway)
     url = "https://bob:hunter2-of-bob@git.example/bob/x.git"
     put = {"account": account.id, "repository": {"url": url}}
     answer = await gw.platform("PUT", "apps/with-a-password", put)
-    assert answer.json()["repository"] == {"url": "https://git.example/bob/x.git", "branch": "main"}
+    assert answer.json()["repository"] == {"url": "https://git.example/bob/x.git", "branch": None}
     assert "hunter2" not in (await gw.platform("GET", "apps/with-a-password")).text
     store = Store(gw.redis.url)
     app = await Registry(store, Vault(ENCRYPTION_KEY)).find_app("with-a-password")
