@@ -44,7 +44,7 @@ QUICK_SECONDS = 5.0  # in which most steps are answered
 OUTAGE_SECONDS = 2.0  # that a read takes at most, unless Redis is unavailable
 STEP_SECONDS = 900.0  # in which a release must be fetched and checked; includes outages of the storage
 RECORD_SECONDS = 2.0  # between reads of the record whose answer a builder waits for
-NO_HOST_SECONDS = 15.0  # without anything that serves apps, or without a first good probe, after which a deploy fails
+NO_HOST_SECONDS = 15.0  # without anything that serves apps, after which a deploy fails; in a canary, after its end
 UNDO_SECONDS = 60.0  # that an `undo` waits for its answer; a host that returns later undoes it before it serves
 JOIN_SECONDS = 1.0  # between attempts to find the apps in this data folder
 PRUNE_SECONDS = 3_600.0  # between searches for archives that are no longer needed
@@ -136,13 +136,14 @@ class Rollout:
         return wanted
 
     async def watch_canary(self, job: Job, wanted: Wanted) -> None:
-        async for seconds, _, answer in self._follow_answer(wanted):
+        canary = self._settings.canary
+        async for seconds, answer in self._follow_answer(wanted, canary + STEP_SECONDS, canary + NO_HOST_SECONDS):
             if answer is not None:
                 _require_success(answer, job)
-                if seconds >= self._settings.canary and answer.good_probes:
+                if seconds >= canary and answer.good_probes:
                     break
-            if seconds > self._settings.canary + NO_HOST_SECONDS:
-                raise DeployError("no request of the canary has been answered", service_fault=True)
+        else:
+            raise DeployError("no request of the canary has been answered", service_fault=True)
         await self._write_step(job.deploy, "live", state="canary")
 
     async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
@@ -172,39 +173,39 @@ class Rollout:
                     continue
             return wanted
 
-    async def _follow_answer(self, wanted: Wanted) -> AsyncIterator[tuple[float, bool, StepAnswer | None]]:
-        """Yields whether something serves the apps, and its answer to the step, regularly.
+    async def _follow_answer(
+        self, wanted: Wanted, limit: float, absence: float = NO_HOST_SECONDS
+    ) -> AsyncIterator[tuple[float, StepAnswer | None]]:
+        """Yields the answer to the step regularly, until `limit`. Before it is the time since the step was written.
 
-        The first value is the time since the step was written, in seconds. Outages of Redis do not count, because
-        nothing can answer in them.
+        Times are in seconds. Outages of Redis do not count, because nothing can answer in them. Raises DeployError if
+        nothing serves the apps for longer than `absence`, or if the step's record was replaced or removed.
         """
-        seconds, read_at = 0.0, time.monotonic()
-        while True:
+        seconds = seen = read = 0.0  # `seen`: when something served the apps; `read`: when the record was read
+        read_at = time.monotonic()
+        while seconds <= limit:
             serves = await self._records.has_engine()
             answer = await self._records.read_answer(wanted)
             now = time.monotonic()
             seconds, read_at = seconds + min(now - read_at, OUTAGE_SECONDS), now
-            yield seconds, serves, answer
+            seen = seconds if serves else seen
+            yield seconds, answer
+            if seconds - seen > absence:
+                raise DeployError("no host serves apps; is a `sites` worker running?", service_fault=True)
+            if seconds - read > RECORD_SECONDS:
+                read = seconds
+                await self._require_record(wanted)
             await asyncio.sleep(QUICK_POLL_SECONDS if seconds < QUICK_SECONDS else POLL_SECONDS)
 
     async def _until_answered(self, wanted: Wanted, job: Job, limit: float) -> None:
         """Waits until the step is answered. Raises DeployError."""
-        seen = read = 0.0  # when something served the apps, and when the record was read
-        async for seconds, serves, answer in self._follow_answer(wanted):
-            seen = seconds if serves else seen
+        async for _, answer in self._follow_answer(wanted, limit):
             if answer is not None:
                 if not answer.served:  # otherwise it is the canary that has failed
                     _require_success(answer, job)
                 for line in answer.output:
                     job.write_line(line)
                 return
-            if seconds - seen > NO_HOST_SECONDS:
-                raise DeployError("no host serves apps; is a `sites` worker running?", service_fault=True)
-            if seconds > limit:
-                break
-            if seconds - read > RECORD_SECONDS:
-                read = seconds
-                await self._require_record(wanted)
         raise DeployError("the release was not fetched and checked in time", service_fault=True)
 
     async def _require_record(self, wanted: Wanted) -> None:
@@ -241,9 +242,10 @@ class Rollout:
                 wanted = known if known.step == "undo" else await self._write_step(deploy, "undo", state=deploy.state)
             except StaleDeploy:
                 return
-            async for seconds, serves, answer in self._follow_answer(wanted):
-                if answer is not None or not serves or seconds > UNDO_SECONDS:
-                    break
+            with suppress(DeployError):
+                async for _, answer in self._follow_answer(wanted, UNDO_SECONDS, absence=0):
+                    if answer is not None:
+                        break
         with suppress(StorageUnavailable):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import math
 import secrets
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -93,10 +95,13 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 
 @contextlib.asynccontextmanager
 async def phantom(
-    host: Host, app: str, *steps: str, failure: str = "", service_fault: bool = False
+    host: Host, app: str, *steps: str, failure: str = "", service_fault: bool = False, good_after: float = math.inf
 ) -> AsyncIterator[None]:
-    """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
-    holder = Holder("phantom", "a test")
+    """Simulates a host that answers only these steps, and has no good probe in a canary until `good_after` seconds.
+
+    Or it fails the canary at once.
+    """
+    holder, begun = Holder("phantom", "a test"), dict[str, float]()
 
     async def haunt(records: Records) -> None:
         while True:
@@ -107,7 +112,9 @@ async def phantom(
                     answer = StepAnswer(wanted.token, False, failure, served=True, service_fault=service_fault)
                     await records.write_answer(wanted, answer)
                 elif wanted.step in (*steps, "undo"):
-                    await records.write_answer(wanted, StepAnswer(wanted.token, True))
+                    since = time.monotonic() - begun.setdefault(wanted.token, time.monotonic())
+                    answer = StepAnswer(wanted.token, True, good_probes=int(since > good_after))
+                    await records.write_answer(wanted, answer)
             await asyncio.sleep(0.05)
 
     async with opened(host.gateway.environment["GATEWAY_REDIS_URL"]) as store:
@@ -150,6 +157,17 @@ async def test_each_step_waits_for_its_answer(
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"]) == ("failed", error), failed
     assert failed["nextStep"]["text"].startswith("The service failed") == service_fault
+
+
+async def test_a_host_that_takes_a_canary_over_may_need_long_until_its_first_probe(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(QUICK, "workers.builds.rollout.NO_HOST_SECONDS", 1.0)
+    await Machine(host, "builder").start("deploys")
+    app = await host.app(build=BUILD)
+    async with phantom(host, app, "check", "canary", good_after=5):
+        ended = await host.over(await host.publish(app, page("first")))
+    assert ended["state"] == "live", ended
 
 
 async def test_a_deploy_fails_soon_whose_address_is_ended(host: Host) -> None:
