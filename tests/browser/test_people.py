@@ -73,8 +73,8 @@ async def test_what_was_typed_is_there_after_the_next_sign_in_but_no_secret(hold
     await holder.button("Create app").click()
     await expect(holder.heading(app)).to_be_visible()
     await holder.go(f"apps/{app}/settings/environment")
-    await page.get_by_label("Name").fill("KEPT")
-    await page.get_by_label("Value").fill("of the browser's memory only")
+    await page.get_by_label("Name", exact=True).fill("KEPT")
+    await page.get_by_label("Value", exact=True).fill("of the browser's memory only")
     await page.context.clear_cookies()
     await holder.button("Set", exact=True).click()
     link = page.get_by_role("link", name="Sign in", exact=True)
@@ -82,8 +82,8 @@ async def test_what_was_typed_is_there_after_the_next_sign_in_but_no_secret(hold
     await link.click()
     assert "memory" not in await page.evaluate("sessionStorage.getItem('capsule-draft')")
     await sign_in(page, email)
-    await expect(page.get_by_label("Name")).to_have_value("KEPT")
-    await expect(page.get_by_label("Value")).to_have_value("")
+    await expect(page.get_by_label("Name", exact=True)).to_have_value("KEPT")
+    await expect(page.get_by_label("Value", exact=True)).to_have_value("")
     assert page.url.endswith(f"#/apps/{app}/settings/environment")
 
 
