@@ -120,7 +120,7 @@ def _record_failure(
     health = msgspec.structs.replace(
         health,
         failures=health.failures + 1,
-        failing_since=health.failing_since if health.failures else now,
+        failing_since=health.failing_since if health.failures or health.notified else now,
         reason=reason,
     )
     if health.failures < FAILURES:

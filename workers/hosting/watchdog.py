@@ -232,8 +232,9 @@ class Watchdog:
                 if time.monotonic() - began > STABLE_SECONDS:
                     growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
                 data = self._find_data(release)
-                if data is None or not data.is_full:  # an app whose data are full does not start yet anyway
-                    await asyncio.sleep(next(growing))
+                # An app whose data are full does not start yet anyway. But 126 may say that the wait for it has failed.
+                waits = data is not None and data.is_full and outcome.code != 126
+                await asyncio.sleep(CHECK_SECONDS if waits else next(growing))
         finally:
             self._close_listener(release)
             if not (self._releases.running / release.name).is_symlink():

@@ -161,7 +161,7 @@ class ClusterData(DataDriver):
         """
         for name in [*self._new]:
             claim = self._cluster.present.get(("PersistentVolumeClaim", name))
-            if claim is None or claim.metadata.uid in self._begun:
+            if claim is None or not _has_owner(claim) or claim.metadata.uid in self._begun:
                 self._new.discard(name)
             elif (uid := claim.metadata.uid) not in running:
                 owner = claim.metadata.labels[APP_LABEL], claim.metadata.labels[ACCOUNT_LABEL]
@@ -289,7 +289,7 @@ class ClusterData(DataDriver):
 
         A deletion of data writes its command before the app is gone, and then the command removes the volume.
         """
-        for claim in self._cluster.select("PersistentVolumeClaim", app=app_id):
+        for claim in filter(_has_owner, self._cluster.select("PersistentVolumeClaim", app=app_id)):
             account = claim.metadata.labels[ACCOUNT_LABEL]
             async with self._tidying:
                 if await self._registry.find_app(app_id) is None and not await self._has_command(app_id, account):

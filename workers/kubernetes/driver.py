@@ -235,7 +235,9 @@ class ClusterDriver:
 
     def list_others(self, target: Target) -> list[str]:
         found = self._cluster.select("Deployment", app=target.wanted.app, address=target.wanted.address)
-        return [name for each in found if (name := each.metadata.labels[DEPLOY_LABEL]) != target.deploy]
+        return [
+            name for each in found if (name := each.metadata.labels.get(DEPLOY_LABEL, target.deploy)) != target.deploy
+        ]
 
     def find_former(self, target: Target) -> str:
         served = target.wanted.served

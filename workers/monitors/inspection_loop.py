@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from gateway.accounts.records import Account, App
@@ -146,7 +147,11 @@ class InspectionLoop:
         """Postpones apps that are not inspected for now, and reduces their stored data to what is kept."""
         await self._postpone(tag, [target.app.id for target in skipped], due.now, due.held_until)
         for target in skipped:
-            kept = self._keep(target.known)
+            try:
+                kept = self._keep(target.known)
+            except msgspec.MsgspecError as error:
+                logger.error("inspection.unreadable", app=target.app.id, error=str(error))
+                kept = {}
             if not kept.items() <= target.known.items():
                 await self._observe(target, Inspection(kept, [], self._interval))
             elif target.known and not kept:

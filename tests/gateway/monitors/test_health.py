@@ -109,7 +109,7 @@ class Model:
             self.delivered.add(self.notified)
         events = []
         if failed:
-            self.since = self.since if self.row else now
+            self.since = self.since if self.row or self.notified else now
             self.row += 1
             is_cool = self.notified_at is None or now - self.notified_at >= COOLDOWN
             if self.row >= FAILURES and self.notified is None and is_cool:
