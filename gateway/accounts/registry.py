@@ -19,7 +19,6 @@ from gateway.accounts.records import (
     App,
     AppLimits,
     Domain,
-    find_suspension,
     replace_domains,
     require_present,
 )
@@ -113,11 +112,6 @@ class Registry:
         return self.cache.find(app_key(app.name), App) is not app or (
             self.cache.find(app.account_key, Account) is not account
         )
-
-    async def is_suspended(self, app: App) -> bool:
-        """Returns whether the app or its account is suspended by now."""
-        present = await self.app(app.name)
-        return present is not None and find_suspension(present, await self.account_of(present)) is not None
 
     async def read_apps(self, app_ids: Sequence[str]) -> dict[str, tuple[App, Account]]:
         """Reads many apps with their accounts together, without the cache; leaves out those that do not exist."""

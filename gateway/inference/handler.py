@@ -161,8 +161,8 @@ class Inference:
             raise AppNotFound
         # Checked again because verifying the token and reading the body took time.
         cache = self._registry.cache
-        if (cache.changes != changes or not cache.is_current) and await self._registry.is_suspended(app):
-            raise AppSuspended
+        if cache.changes != changes or not cache.is_current:
+            await self._upstream.check_open(app)
         if isinstance(completion, CompletionRequest):
             request.model, request.max_tokens = completion.model, completion.max_tokens
         request.trace.enter("admit")

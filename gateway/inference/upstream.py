@@ -18,7 +18,7 @@ from types import TracebackType
 import msgspec
 import structlog
 
-from gateway.accounts.records import Account, App
+from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.errors import (
     PROVIDER_FAULT_CODES,
@@ -76,11 +76,14 @@ class Upstream:
         return Exchange(self, request, completion, app, account, format)
 
     async def check_open(self, app: App) -> None:
-        """Raises what now keeps a request from being sent: InferenceDisabled, AppSuspended or BackboneUnavailable."""
+        """Raises what now keeps a request from being sent.
+
+        It is InferenceDisabled, AppNotFound, AppSuspended or BackboneUnavailable.
+        """
         if not self.availability.status().available:
             raise InferenceDisabled
-        if await self.registry.is_suspended(app):
-            raise AppSuspended
+        if (error := await self._find_refusal(app)) is not None:
+            raise error
 
     def fail_waiting(self, error: ServiceError) -> None:
         """Lets all waiting requests fail."""
@@ -109,19 +112,20 @@ class Upstream:
         await self._check_apps()
 
     async def _check_apps(self) -> None:
-        for name in {exchange.app.name for exchange in self.waiting.values()}:
-            if (error := await self._find_refusal(name)) is not None:
-                _fail([waiter for waiter, exchange in self.waiting.items() if exchange.app.name == name], error)
+        for app in {exchange.app.id: exchange.app for exchange in self.waiting.values()}.values():
+            if (error := await self._find_refusal(app)) is not None:
+                _fail([waiter for waiter, exchange in self.waiting.items() if exchange.app.id == app.id], error)
 
-    async def _find_refusal(self, name: str) -> ServiceError | None:
+    async def _find_refusal(self, app: App) -> ServiceError | None:
         """Returns what now ends requests of an app. A damaged record, which is logged, must not affect other apps."""
         try:
-            app = await self.registry.app(name)
-            if app is None:
+            present = await self.registry.app(app.name)
+            account = None if present is None else await self.registry.account_of(present)
+            if present is None or present.id != app.id or account is None:
                 return AppNotFound()
-            return AppSuspended() if await self.registry.is_suspended(app) else None
+            return AppSuspended() if find_suspension(present, account) is not None else None
         except msgspec.MsgspecError as error:
-            logger.error("app.unreadable", app=name, error=str(error))
+            logger.error("app.unreadable", app=app.name, error=str(error))
             return BackboneUnavailable()
 
     async def end_suspended(self) -> None:
@@ -132,13 +136,13 @@ class Upstream:
         if self._checked_at == (changes := self.registry.cache.changes):
             return  # so that streams cost nothing while no record changes
         changed = {
-            exchange.app.name
+            exchange.app.id: exchange.app
             for exchange in list(self.running.values())
             if self.registry.may_have_changed(exchange.app, exchange.account)
         }
-        refusals = {name: await self._find_refusal(name) for name in changed}
+        refusals = {app_id: await self._find_refusal(app) for app_id, app in changed.items()}
         for stream, exchange in list(self.running.items()):
-            if isinstance(refusals.get(exchange.app.name), AppSuspended):
+            if isinstance(refusals.get(exchange.app.id), AppSuspended):
                 stream.fail(AppSuspended())
         self._checked_at = changes
 

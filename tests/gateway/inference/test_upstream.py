@@ -213,6 +213,7 @@ GATES: dict[str, tuple[Callable[[Gateway, App], Awaitable[Any]], int, str]] = {
         403,
         "APP_SUSPENDED",
     ),
+    "deletion": (lambda gw, app: gw.platform("DELETE", f"apps/{app.name}"), 404, "APP_NOT_FOUND"),
 }
 
 
@@ -426,7 +427,7 @@ async def test_each_gateway_shows_the_attempts_of_all(
         assert rows["one"]["failovers"] == (await states(gw))["one"]["failovers"]
 
 
-@pytest.mark.parametrize("gate", ["one disabled", "switch", "suspension"])
+@pytest.mark.parametrize("gate", ["one disabled", "switch", "suspension", "deletion"])
 async def test_the_gates_are_checked_after_the_gateway_has_connected(
     tmp_path: Path, backend: FakeAppBackend, gate: str
 ) -> None:
