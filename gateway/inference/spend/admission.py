@@ -60,6 +60,7 @@ TOO_DEAR_MESSAGE = (
     "This request could cost more than the {}'s spending cap for a whole day; "
     "shorten the prompt, request fewer tokens, or {}."
 )
+ZERO_MESSAGE = "The {}'s spending cap is 0, so no request passes; {}."
 WINDOW_SECONDS = 60.0  # of a rate limit
 ARRIVAL_SECONDS = 2.0  # within which an admission must reach Redis; after that its caller has given up
 CLOCK_ERROR_SECONDS = 1.0  # by which this process may misjudge Redis's clock
@@ -354,7 +355,7 @@ def _cap_refusal(decision: Decision, max_cost: int, limits: Limits) -> ServiceEr
     }[decision.verdict]
     midnight = 86_400 - decision.now // 1000 % 86_400
     if max_cost > cap:  # it cannot pass on any day, unless the account holder raises a limit
-        message = TOO_DEAR_MESSAGE.format(payer, remedy)
+        message = (TOO_DEAR_MESSAGE if cap else ZERO_MESSAGE).format(payer, remedy)
         return error(message, retry_after=None if error is SpendCapReached else midnight)
     if decision.settled + max(max_cost, 1) > cap:
         return error(retry_after=midnight)

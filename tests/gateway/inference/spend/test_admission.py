@@ -168,7 +168,8 @@ async def test_a_request_passes_after_its_retry_after(redis_url: str, clock: Clo
             assert await running.refusal(user=user) is None
 
 
-RUNNING, FULL, TOO_DEAR = "Running requests", "00:00 UTC", "for a whole day; shorten the prompt"
+RUNNING, FULL = "Running requests", "00:00 UTC"
+TOO_DEAR, ZERO = "for a whole day; shorten the prompt", "cap is 0, so no request passes; ask"
 
 
 def assert_refused(
@@ -176,7 +177,7 @@ def assert_refused(
 ) -> None:
     assert isinstance(error, kind)
     assert error.retry_after == retry_after
-    assert [words for words in (RUNNING, FULL, TOO_DEAR) if words in error.message] == [why]
+    assert [words for words in (RUNNING, FULL, TOO_DEAR, ZERO) if words in error.message] == [why]
 
 
 async def test_a_full_day_ends_at_midnight(process: AdmissionProcess, clock: Clock, books: Books) -> None:
@@ -228,6 +229,7 @@ async def test_a_request_above_a_whole_days_cap(process: AdmissionProcess, clock
     limits = AppLimits(dailyEuro="0.00005", userDailyEuro="0.00001")
     for max_cost, kind in ((10_001, UserCapReached), (50_001, AppCapReached)):
         assert_refused(await process.refusal(max_cost, limits=limits), kind, 12 * 3600, TOO_DEAR)
+    assert_refused(await process.refusal(1, limits=AppLimits(dailyEuro="0")), AppCapReached, 12 * 3600, ZERO)
 
 
 # -- the caps of an app and of its users ---------------------------------------------------------------------
