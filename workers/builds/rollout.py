@@ -44,9 +44,7 @@ QUICK_SECONDS = 5.0  # in which most steps are answered
 OUTAGE_SECONDS = 2.0  # that a read takes at most, unless Redis is unavailable
 STEP_SECONDS = 900.0  # in which a release must be fetched and checked; includes outages of the storage
 RECORD_SECONDS = 2.0  # between reads of the record whose answer a builder waits for
-NO_HOST_SECONDS = (
-    15.0  # without anything that serves apps, after which a deploy fails; in a canary, as much longer as it lasts
-)
+NO_HOST_SECONDS = 15.0  # for which nothing may serve the apps, or a deploy fails; a canary adds its own time
 UNDO_SECONDS = 60.0  # that an `undo` waits for its answer; a host that returns later undoes it before it serves
 JOIN_SECONDS = 1.0  # between attempts to find the apps in this data folder
 PRUNE_SECONDS = 3_600.0  # between searches for archives that are no longer needed
@@ -194,7 +192,7 @@ class Rollout:
             yield seconds, answer
             if seconds - seen > absence:
                 raise DeployError("no host serves apps; is a `sites` worker running?", service_fault=True)
-            if seconds - read > RECORD_SECONDS:
+            if answer is None and seconds - read > RECORD_SECONDS:
                 read = seconds
                 await self._require_record(wanted)
             await asyncio.sleep(QUICK_POLL_SECONDS if seconds < QUICK_SECONDS else POLL_SECONDS)

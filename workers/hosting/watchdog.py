@@ -232,9 +232,8 @@ class Watchdog:
                 if time.monotonic() - began > STABLE_SECONDS:
                     growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
                 data = self._find_data(release)
-                # An app whose data are full does not start yet anyway. But 126 may say that the wait for it has failed.
-                waits = data is not None and data.is_full and outcome.code != 126
-                await asyncio.sleep(CHECK_SECONDS if waits else next(growing))
+                if data is None or not data.is_full:  # an app whose data are full does not start yet anyway
+                    await asyncio.sleep(next(growing))
         finally:
             self._close_listener(release)
             if not (self._releases.running / release.name).is_symlink():
@@ -325,12 +324,13 @@ class Watchdog:
         has_marked = False  # a mark that another release has made stays
         try:
             while data.is_held or data.is_full:
-                if site.current == release.name:
-                    site.mark_stopped()
-                    has_marked = True
-                if data.is_full and not data.is_held and state != full:
-                    self._close_listener(release)
-                    self._write_state(release, state := full)
+                with suppress(OSError):  # no disk space is left, either
+                    if site.current == release.name:
+                        site.mark_stopped()
+                        has_marked = True
+                    if data.is_full and not data.is_held and state != full:
+                        self._close_listener(release)
+                        self._write_state(release, state := full)
                 await asyncio.sleep(CHECK_SECONDS)
         finally:
             if has_marked:

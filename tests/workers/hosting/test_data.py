@@ -16,7 +16,7 @@ from tests.support.watched_apps import Watch, watching
 from workers.engine.app_data import AppData, DataHeld
 from workers.engine.replacements import Replacements
 from workers.hosting import watchdog
-from workers.hosting.watchdog import is_running, output_path, read_state
+from workers.hosting.watchdog import is_running, output_path, read_state, state_path
 from workers.sandbox.sandbox import MIB, Sandbox
 
 # Prints what a shell command says, and then runs until it is stopped.
@@ -178,9 +178,14 @@ async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(
         await apps.remove("dep_2")
         assert os.fstat(marked.fileno()).st_nlink == 1, "the end of a deploy that has failed does not remove it"
     await apps.stop()
+    state_path(hosting.folder, "dep_1").unlink()
+    unwritable = state_path(hosting.folder, "dep_1").with_suffix(".new")
+    unwritable.mkdir()  # as on a full disk
     apps.start()
     await asyncio.sleep(0.5)
     assert read_state(hosting.folder, "dep_1").keeper == 0, "a new watchdog does not start it either"
+    assert len(apps.crashes) == 1
+    unwritable.rmdir()
     changed = hosting.releases.running.stat().st_mtime_ns
     await asyncio.sleep(0.5)
     assert hosting.releases.running.stat().st_mtime_ns == changed, "it waits without writing"

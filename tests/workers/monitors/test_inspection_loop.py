@@ -3,12 +3,16 @@
 import asyncio
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from gateway.accounts.records import Suspension
 from gateway.cancellation import cancel
+from gateway.ids import now_iso
 from gateway.keys import app_key, health_key, partition_tag, probes_key
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
@@ -37,11 +41,15 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
         whole = [await client.get(app_key(app.app.name)) for app in poisoned]
         for app, broken in zip(poisoned, BROKEN, strict=True):
             await client.set(app_key(app.app.name), broken)
+        suspended = await in_partition(running, tag)
+        change = partial(replace, suspension=Suspension("test", now_iso()))
+        await running.registry.change_account(suspended.account.id, change)
+        await client.hset(health_key(tag, suspended.app.id), "state", "not JSON")
         worker = await running.worker()
         await same.probed(3, 20)
         assert worker.code is None
         lines = [line for line in worker.log.splitlines() if "inspection.unreadable" in line]
-        for app in poisoned:
+        for app in (*poisoned, suspended):
             assert any(app.app.id in line for line in lines), "the log names each"
             assert app.probes == 0
             assert await client.zscore(probes_key(tag), app.app.id) is not None, "it stays scheduled"

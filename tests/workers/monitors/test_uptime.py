@@ -195,7 +195,7 @@ async def test_a_reported_outage_outlasts_a_suspension(shared: Fleet) -> None:
     app = await shared.app()
     app.fails()
     await app.receives("app.unhealthy")
-    await wait_until(app.health, 10, holds=lambda health: health.delivered)
+    reported = await wait_until(app.health, 10, holds=lambda health: health.delivered)
     suspended = Suspension("test", now_iso())
     for suspension, health in ((suspended, "unknown"), (None, "unhealthy"), (suspended, "unknown"), (None, "healthy")):
         if health == "healthy":
@@ -204,6 +204,7 @@ async def test_a_reported_outage_outlasts_a_suspension(shared: Fleet) -> None:
         await shared.registry.change_account(app.account.id, change)
         await app.until(health)
     await app.receives("app.unhealthy", "app.recovered")
+    assert app.envelopes()[1]["data"]["downSince"] == now_iso(reported.failing_since / 1000)
 
 
 async def test_apps_that_change(shared: Fleet) -> None:
