@@ -152,7 +152,8 @@ async def test_secrets_in_paths_are_hidden(app: App) -> None:
     account.gateway.confidential.add(token := made["url"].rpartition("/")[2])
     for path in (f"/account/keys/{account.key}", f"/account/hooks/{token}"):
         assert (await account.call("DELETE", path)).status_code == 404
-    for secret in (account.key, token, "whsec_abc", f"https://x/hooks/deploy/{token}", "/hooks/deploy/-x"):
+    written = ("csk_-x", "csk__x", "whsec_abc", "whsec_+x", "whsec_/x", "/hooks/deploy/-x")  # base64 may begin so
+    for secret in (account.key, token, f"https://x/hooks/deploy/{token}", *written):
         assert hide_secret(secret) == "(not recorded)"
     for name in (app.name, made["id"], "a" * 43, "a-name-of-an-app-that-has-forty-three-letters"):
         assert hide_secret(name) == name
