@@ -1,7 +1,7 @@
 """Runs several gateway processes on one port, with a folder for their shared metrics.
 
     <temporary folder>/capsule-metrics-<random>/
-        lock                     of the supervisor (`gateway/temporary.py`)
+        lock                     of the supervisor (`gateway/operations/temporary.py`)
         <type>_<number>.db       prometheus_client's values of one process
 
 Processes are numbered, and a process takes the number of the one that it replaces. It continues that one's counters and
@@ -31,7 +31,7 @@ import uvicorn
 
 from gateway.loops import stop_at_hangup
 from gateway.operations import layout
-from gateway.temporary import temporary_folder
+from gateway.operations.temporary import temporary_folder
 
 logger = structlog.get_logger()
 

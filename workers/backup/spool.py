@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-from gateway.temporary import temporary_folder
+from gateway.operations.temporary import temporary_folder
 
 PREFIX = "spool-"
 PARALLEL = 8  # files

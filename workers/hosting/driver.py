@@ -147,15 +147,15 @@ class HostDriver:
         """Does nothing: the links in the data folder have all that later steps need."""
 
     async def read_visits(self) -> Visits:
-        return await run_in_thread(self._read_visits)
+        def read() -> Visits:
+            found: Visits = {}
+            for name, visited_at in self._visits.read().items():
+                for place in self.places.places_at(name):
+                    key = place.account, place.app, place.address
+                    found[key] = max(visited_at, found.get(key, 0.0))
+            return found
 
-    def _read_visits(self) -> Visits:
-        found: Visits = {}
-        for name, visited_at in self._visits.read().items():
-            for place in self.places.places_at(name):
-                key = place.account, place.app, place.address
-                found[key] = max(visited_at, found.get(key, 0.0))
-        return found
+        return await run_in_thread(read)
 
     def _site(self, wanted: Wanted) -> Site:
         return self._releases.site(wanted.account, wanted.app, wanted.address)

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.temporary import temporary_folder
+from gateway.operations.temporary import temporary_folder
 
 HOLD = """
 import sys
 from pathlib import Path
-from gateway.temporary import temporary_folder
+from gateway.operations.temporary import temporary_folder
 with temporary_folder(Path(sys.argv[1]), "work-") as folder:
     (folder / "secret").write_text("x")
     print(folder, flush=True)
