@@ -27,10 +27,17 @@ class AdmissionProcess:
     """One process's admission, with its background task."""
 
     def __init__(
-        self, store: Store, limits: tuple[int, int], tariffs: tuple[Tariff, ...] = TARIFFS, **options: Any
+        self,
+        store: Store,
+        limits: tuple[int, int],
+        tariffs: tuple[Tariff, ...] = TARIFFS,
+        wait: float = 10,
+        **options: Any,
     ) -> None:
         self.metrics, self.store = Metrics(), store
-        settings = Settings(redis_url=store.url, rate_limits=RateLimits(*limits), prices_file=tariffs)
+        settings = Settings(
+            redis_url=store.url, rate_limits=RateLimits(*limits), prices_file=tariffs, provider_wait=wait
+        )
         self.admission = Admission(settings, self.store, self.metrics, **options)
         self.settle = self.admission.settle
 
@@ -81,7 +88,7 @@ async def admission_process(
     command_seconds: float = COMMAND_SECONDS,
     **options: Any,
 ) -> AsyncIterator[AdmissionProcess]:
-    """Yields an admission process; `options` are `tariffs` and those of `Admission`."""
+    """Yields an admission process; `options` are `tariffs`, `wait` for a permit, and those of `Admission`."""
     async with opened(url, replicas, command_seconds=command_seconds) as store:
         running = AdmissionProcess(store, limits, **options)
         async with in_background(running.admission.repeat_settlements()):

@@ -45,13 +45,18 @@ async def test_a_faulty_request_reserves_nothing(process: AdmissionProcess, book
     assert await books.passed() == 1
 
 
-async def test_its_life_is_the_total_timeout_and_a_minute(process: AdmissionProcess, books: Books) -> None:
-    reservation = await process.reserve(1000)
-    seconds, micros = await books.client.time()
-    expires = await books.client.zscore(f"{partition_tag('acc_one')}:leases", reservation.id)
-    assert expires is not None
-    assert abs(expires / 1000 - (seconds + micros / 1e6) - 360) < 2
-    await process.settle(reservation, 0)
+@pytest.mark.parametrize(("wait", "life"), [(10.0, 360), (0.0, 360), (100.0, 630), (1_000_000.0, 1230)])
+async def test_its_life_covers_the_total_timeout_and_the_waits_for_permits(
+    redis_url: str, books: Books, wait: float, life: int
+) -> None:
+    """Otherwise it would be settled to its maximum while the request runs."""
+    async with admission_process(redis_url, wait=wait) as process:
+        reservation = await process.reserve(1000)
+        seconds, micros = await books.client.time()
+        expires = await books.client.zscore(f"{partition_tag('acc_one')}:leases", reservation.id)
+        assert expires is not None
+        assert abs(expires / 1000 - (seconds + micros / 1e6) - life) < 2
+        await process.settle(reservation, 0)
 
 
 async def test_gateways_share_the_cap_and_the_windows(redis_url: str, books: Books) -> None:
