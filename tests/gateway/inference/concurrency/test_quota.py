@@ -25,25 +25,6 @@ def numbers(budget: Budget) -> tuple[tuple[int, int, int], ...]:
     return tuple((each.granted, each.returned, each.spent) for each in (report.requests, report.tokens))
 
 
-def test_a_request_is_spent_when_it_is_sent_and_its_tokens_when_it_ends(budget: Budget) -> None:
-    budget.take(6_000, 99.0)
-    assert numbers(budget) == ((4, 0, 0), (10_000, 0, 0))
-    budget.spend_request(1)
-    assert numbers(budget) == ((4, 0, 1), (10_000, 0, 0))
-    assert not budget.fits(6_000)
-    budget.spend_tokens(1, 6_000, 500)
-    assert numbers(budget) == ((4, 0, 1), (10_000, 0, 500))
-    assert budget.fits(9_500)
-
-
-def test_a_request_that_was_not_sent_spends_nothing(budget: Budget) -> None:
-    budget.take(6_000, 99.0)
-    budget.return_request(1)
-    budget.spend_tokens(1, 6_000, 0)
-    assert numbers(budget) == ((4, 0, 0), (10_000, 0, 0))
-    assert (budget.requests.spare, budget.tokens.spare) == (4, 10_000)
-
-
 def test_more_than_was_reserved_is_never_spent(budget: Budget) -> None:
     budget.take(6_000, 99.0)
     budget.spend_tokens(1, 6_000, 10**9)
@@ -63,14 +44,6 @@ def test_a_repeated_answer_grants_nothing_more(budget: Budget) -> None:
     budget.accept(BudgetAnswer(3, 9_000, 0, 0, 0, []))
     budget.accept(BudgetAnswer(4, 10_000, 0, 0, 0, []))
     assert (budget.requests.spare, budget.tokens.spare) == (4, 10_000)
-
-
-def test_the_spare_budget_is_returned_once_budget_is_scarce(budget: Budget) -> None:
-    budget.take(1_000, 99.0)
-    report = call(budget, scarce=True)
-    assert (report.requests.returned, report.tokens.returned) == (3, 9_000)
-    assert (report.requests.want, report.tokens.want) == (0, 0)
-    assert not budget.spare
 
 
 def test_requests_always_fit_without_a_quota_of_requests() -> None:
