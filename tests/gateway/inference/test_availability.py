@@ -23,7 +23,6 @@ from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.inference_status import (
     OPERATIONAL,
-    QUOTA_ERROR,
     SOON,
     Usable,
     capabilities,
@@ -106,7 +105,7 @@ async def test_a_refusal_of_the_credential_needs_a_confirmation(app: App, moody:
 
 
 async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """The credential comes from a file. `test_availability_probes.py` covers recovery."""
+    """The credential comes from a file. `test_health_signs.py` covers recovery."""
     file = tmp_path / "key"
     file.write_text(FakeProvider.key + "\n")
     settings = {"GATEWAY_PROVIDER_KEY": "", "GATEWAY_PROVIDER_KEY_FILE": str(file)}
@@ -120,16 +119,6 @@ async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp
         await status_becomes(gw, ("misconfigured", False))
         refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
         assert await app.account.settled() == cost(1, 1)
-
-
-async def test_quota(app: App, moody: FakeProvider) -> None:
-    rate = moody.plays(answer(429, {"error": {"message": "Rate limit reached for requests"}}))
-    refused(await app.ask(rate), 503, "PROVIDER_QUOTA_EXHAUSTED")
-    assert await status(app.gateway) == OPERATIONAL
-    refused(await app.ask(moody.plays(answer(429, QUOTA_ERROR))), 503, "PROVIDER_QUOTA_EXHAUSTED")
-    await status_becomes(app.gateway, ("quota-exhausted", True))
-    answered(await app.ask("x"))
-    await status_becomes(app.gateway, OPERATIONAL)
 
 
 async def test_the_provider_is_unreachable_after_three_failures(app: App, moody: FakeProvider) -> None:
