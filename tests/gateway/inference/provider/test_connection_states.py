@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderTimeout, ProviderUnreachable, ServiceError
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderTimeout, ServiceError
 from gateway.inference.formats.native import NATIVE
 from gateway.inference.formats.responses import Responses
 from gateway.inference.provider.connection import (
@@ -25,7 +25,7 @@ from gateway.inference.provider.connection import (
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.settings import ProviderTimeouts
 from gateway.settings.prices import Usage
-from tests.gateway.inference.provider.events import DONE, GARBAGE, STATUSES, event, token
+from tests.gateway.inference.provider.events import DONE, STATUSES, event, token
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -144,38 +144,14 @@ async def test_a_last_event_without_its_blank_line(last: bytes) -> None:
     assert (await relay([unframed, last], lost=True))[0::2] == ("ab", None)
 
 
-async def test_usage_in_a_last_event_without_its_blank_line() -> None:
-    """It counts even if the end of the message arrives in a later read."""
-    usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})[:-2]
-    _, stream, error = await relay([CHUNKED + piece(token("a", "stop")), piece(usage), END])
-    assert (error, stream.answer.usage) == (None, Usage(3, 4))
-
-
 async def test_a_close_before_the_declared_end_is_a_truncation() -> None:
     _, stream, error = await relay([sized(token("a") + token(None, "stop"))[:-4]], lost=True)
     assert isinstance(error, ProviderFailed)
     assert stream.answer.signal is ProviderSignal.FAILED
 
 
-async def test_a_close_before_any_answer_counts_as_unreachable() -> None:
-    _, stream, error = await relay([], lost=True)
-    assert isinstance(error, ProviderUnreachable)
-    assert stream.answer.signal is ProviderSignal.FAILED
-
-
-async def test_an_unframed_answer_ends_with_the_connection() -> None:
-    wire = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + token("a", "stop")
-    assert (await relay([wire], lost=True))[0::2] == ("a", None)
-
-
 async def test_done_before_the_close_is_complete() -> None:
     assert (await relay([CHUNKED + piece(token("a") + DONE)], lost=True))[0::2] == ("a", None)
-
-
-@pytest.mark.parametrize("body", GARBAGE)
-async def test_garbage(body: bytes) -> None:
-    _, stream, error = await relay([sized(body)])
-    assert (type(error), stream.answer.signal) == (ProviderFailed, ProviderSignal.FAILED)
 
 
 UNREADABLE = {
@@ -309,13 +285,12 @@ async def test_unread_bytes_pause_the_provider() -> None:
 
 async def test_silence_and_age_time_out() -> None:
     limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
-    for received, passed in (((), 3), ((CHUNKED,), 2)):
+    for received, passed in (((), 3), ((CHUNKED,), 2), ((CHUNKED + piece(token("a")),), 2)):
         *_, stream = asked(*received)
         stream.tick(passed - 0.5, limits, 60)
         assert stream.answer.failure is None
         stream.tick(0.5, limits, 60)
-        with pytest.raises(ProviderTimeout):
-            await stream.read()
+        assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, ProviderSignal.FAILED)
     connection, _, _, stream = asked(CHUNKED)
     for _ in range(10):
         stream.tick(1, limits, 60)
@@ -324,15 +299,7 @@ async def test_silence_and_age_time_out() -> None:
     with pytest.raises(ProviderTimeout):
         await stream.read()
     assert stream.answer.signal is ProviderSignal.FAILED
-
-
-async def test_silence_is_the_providers_failure_and_age_is_not() -> None:
-    """A long answer, or a reader that slows it down, is not the provider's failure."""
-    limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
-    for received in ((), (CHUNKED,), (CHUNKED + piece(token("a")),)):
-        *_, stream = asked(*received)
-        stream.tick(3, limits, 60)
-        assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, ProviderSignal.FAILED)
+    # A reader that slows the answer down is not the provider's failure.
     _, transport, _, stream = asked(CHUNKED + piece(token("x" * HIGH_WATER_BYTES)), piece(token("y")))
     assert not transport.reading
     stream.tick(10, limits, 60)
@@ -531,10 +498,3 @@ async def test_the_idle_time_begins_again_after_each_answer() -> None:
         assert connection.is_usable()
     transport.abort()
     assert not connection.is_usable(), "it is closing"
-
-
-async def test_a_connection_with_garbage_after_its_answer_is_not_kept() -> None:
-    _, transport, pool, stream = asked(sized(ANSWER) + b"\x00garbage")
-    stream.close()
-    assert transport.closing
-    assert pool.kept == []
