@@ -56,28 +56,6 @@ def test_permits_are_published_as_scarce_once_and_granted_by_message(provider: P
     assert not one.answer.scarce
 
 
-def test_a_process_that_lost_its_lease_keeps_its_used_permits_and_grants_stop_until_they_fit(
-    provider: Provider,
-) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 4)}, waiting=4)
-    use(one, 3)
-    for _ in range(4):
-        provider.set_clock(provider.now + 8)
-        two.call(want=0)
-    assert two.call({"b": (1, 4)}, waiting=4) == ["b"] * 4
-    use(two, 4)
-    one.call()
-    assert provider.held() == 7
-    assert one.answer.scarce
-    release(two, 2)
-    assert two.call({"b": (1, 1)}, waiting=1, give_back=2) == []
-    release(one, 2)
-    one.call(give_back=2)
-    assert provider.held() == 4  # one permit was free, and went to the waiting account
-    assert two.call(waiting=1) == ["b"]
-
-
 def test_after_data_loss_nothing_is_granted_until_the_leases_are_renewed(provider: Provider, client: Any) -> None:
     one, two, new = processes(provider, "one", "two", "new")
     one.call({"a": (1, 2)}, waiting=2)
@@ -119,6 +97,18 @@ def test_a_cut_halves_once_a_second_and_grows_back(client: Any) -> None:
     for second in range(1, 110):
         provider.set_clock(provider.now + 1)
         assert in_force() == min(100, 1 + second)
+
+
+def test_after_a_cut_a_large_limit_grows_back_by_a_hundredth_each_second(client: Any) -> None:
+    provider = Provider(client, limit=1_000)
+    (one,) = processes(provider, "one")
+    one.call()
+    one.call(cut=True)
+    for second in range(60):
+        assert one.answer.in_force == min(1_000, 500 + 10 * second)
+        assert one.answer.frees_in in (0.1, 0.0)
+        provider.set_clock(provider.now + 1)
+        one.call()
 
 
 @pytest.mark.parametrize("rated", [False, True])

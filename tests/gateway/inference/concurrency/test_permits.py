@@ -15,7 +15,6 @@ from gateway.settings import ProviderRate
 from tests.gateway.inference.permit_processes import (
     LATENCY_SECONDS,
     Process,
-    Processes,
     Provider,
     SimulatedRedis,
     now,
@@ -27,11 +26,6 @@ from tests.support.polling import wait_until
 from tests.support.virtual_time import virtual_time
 
 ROUND_TRIP = 2 * LATENCY_SECONDS
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    random.seed(1)
 
 
 # -- without contention ----------------------------------------------------------------------------------------
@@ -251,14 +245,12 @@ async def test_a_429_halves_the_limit_and_it_grows_back(simulated: SimulatedRedi
     assert now() - cut == pytest.approx(1, abs=0.1), "the limit is 3 again, and the waiting process called by itself"
 
 
-async def test_the_share_that_operators_see(processes: Processes) -> None:
-    one, two = processes.start(limit=2), processes.start(limit=2)
+@virtual_time
+async def test_the_share_that_operators_see(simulated: SimulatedRedis) -> None:
+    one, two = simulated.start(limit=2), simulated.start(limit=2)
     await take(one, 2)
     waiting = [asyncio.create_task(p.wait_for_permit(a, "app", 1)) for p in (one, two) for a in ("x", "y")]
-
-    async def shown() -> bool:
-        share = await processes.share(one)
-        return (share.held, share.used, share.waiting) == (2, 2, {"x": 2, "y": 2})
-
-    await wait_until(shown)
+    await asyncio.sleep(1)
+    share = await simulated.share(one)
+    assert (share.held, share.used, share.waiting) == (2, 2, {"x": 2, "y": 2})
     await cancel(*waiting)

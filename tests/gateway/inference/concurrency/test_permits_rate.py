@@ -27,11 +27,6 @@ from tests.support.virtual_time import virtual_time
 SHORT_WINDOW = 1.5  # seconds, in real time
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    random.seed(1)
-
-
 @virtual_time
 async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: SimulatedRedis) -> None:
     rate, quota, seconds = ProviderRate(requests=60), Quota(), 130
@@ -50,8 +45,8 @@ async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: S
 @virtual_time
 async def test_tokens_of_any_minute_are_within_the_quota(simulated: SimulatedRedis) -> None:
     rate, quota = ProviderRate(tokens=100_000), Quota()
-    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
-    end = now() + 200
+    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(2)]
+    end = now() + 130
 
     async def ask(permits: Process, account: str) -> None:
         while now() < end:
@@ -60,7 +55,7 @@ async def test_tokens_of_any_minute_are_within_the_quota(simulated: SimulatedRed
 
     await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(3)))
     assert quota.most_tokens() <= 100_000
-    assert len(quota.starts) > 110, "with all reserved tokens spent they would be 40"
+    assert len(quota.starts) > 90, "with all reserved tokens spent they would be 26"
 
 
 @virtual_time
