@@ -85,16 +85,6 @@ async def test_without_a_credential(launch: Launch, backend: FakeAppBackend) -> 
         await status_becomes(gw, ("disabled", False))
 
 
-async def test_without_a_usable_address(launch: Launch) -> None:
-    """Either the start fails, or the status reports it."""
-    try:
-        async with launch(GATEWAY_PROVIDER_URL="ftp://127.0.0.1/v1") as gw:
-            found = await status(gw)
-    except RuntimeError as refusal:
-        found = ("misconfigured" if "GATEWAY_PROVIDER_URL" in str(refusal) else str(refusal), False)
-    assert found == ("misconfigured", False)
-
-
 async def test_a_refusal_of_the_credential_needs_a_confirmation(app: App, moody: FakeProvider) -> None:
     for refusal in (401, 403):
         seen = len(moody.probes)

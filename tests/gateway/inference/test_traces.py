@@ -130,13 +130,11 @@ async def test_a_callers_trace_is_continued(shop: App, provider: FakeProvider, c
     "parents",
     [
         ["ff-" + CALLER + "-" + CALLER_SPAN + "-01"],
-        ["00-" + "0" * 32 + "-" + CALLER_SPAN + "-01"],
         ["00-" + CALLER.upper() + "-" + CALLER_SPAN + "-01x"],
         ["\xff" * 55],
-        ["00-" * 2000],
         ["00-" + CALLER + "-" + CALLER_SPAN + "-01"] * 2,
     ],
-    ids=["version", "zeros", "garbage after it", "no text", "long", "twice"],
+    ids=["version", "garbage after it", "no text", "twice"],
 )
 async def test_a_malformed_traceparent_begins_a_new_trace(
     shop: App, provider: FakeProvider, collector: FakeCollector, parents: list[str]

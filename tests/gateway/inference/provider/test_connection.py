@@ -1,7 +1,6 @@
 """The connection to the provider: server behavior that HTTP/1.1 allows or forbids."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -79,10 +78,3 @@ async def test_connections_that_died_while_idle(app: App, provider: FakeProvider
     for _ in range(5):
         assert answered(await app.ask(prompt))["text"] == "alive"
     assert len(provider.asked(prompt)) == 5
-
-
-async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) -> None:
-    """The browser gets every large event, and the gateway keeps none of them in memory."""
-    words = [str(n) * 50_000 for n in range(10)]
-    events = await app.events(provider.plays(tokens(*words)))
-    assert [json.loads(e.data)["token"] for e in events[:-1]] == words

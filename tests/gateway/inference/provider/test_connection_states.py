@@ -257,13 +257,7 @@ async def test_leaving_an_answer_unfinished_closes_the_connection() -> None:
     assert pool.forgotten == [connection]
 
 
-async def test_waiting_too_long_closes_a_connection() -> None:
-    idle, transport, _ = connected()
-    idle.tick(IDLE_SECONDS - 1)
-    assert not transport.closing
-    idle.tick(1)
-    assert (idle.state, transport.closing) == (CLOSED, True)
-
+async def test_waiting_too_long_for_the_end_of_a_message_closes_a_connection() -> None:
     draining, transport, _ = connected()
     stream = draining.post(b"", b"{}")
     draining.tick(2 * IDLE_SECONDS)
@@ -356,10 +350,11 @@ async def test_what_is_refused_is_encoded_once_and_survives_a_cut() -> None:
     assert b'"text":"ab"' in out
 
 
-async def whole(connection: ProviderConnection, answer: bytes) -> str:
+async def whole(connection: ProviderConnection, *parts: bytes) -> str:
     """Receives an answer after which the connection is kept, and returns its text."""
     stream = connection.post(b"", b"{}")
-    connection.data_received(answer)
+    for part in parts:
+        connection.data_received(part)
     text = ""
     while (deltas := await stream.read()) is not None:
         text += "".join(delta.content or "" for delta in deltas)
@@ -370,36 +365,19 @@ async def whole(connection: ProviderConnection, answer: bytes) -> str:
 ANSWER = token("a", "stop") + DONE
 
 
-async def test_a_retry_after_counts_only_for_its_own_answer() -> None:
-    """It does not affect a later answer on the same connection."""
+async def test_nothing_of_an_answer_affects_the_next_on_its_connection() -> None:
+    """Neither its `Retry-After`, nor the length of its head or of its body."""
     connection, _, pool = connected()
-    head = b"HTTP/1.1 200 OK\r\nretry-after: 7\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
-    assert await whole(connection, head + ANSWER) == "a"
-    assert pool.kept == [connection]
+    begin = b"HTTP/1.1 200 OK\r\nretry-after: 7\r\nx-long: " + b"x" * 40_000
+    for number in range(1, 4):
+        assert await whole(connection, begin, b"\r\ncontent-length: %d\r\n\r\n" % len(ANSWER) + ANSWER) == "a"
+        assert len(pool.kept) == number
     stream = connection.post(b"", b"{}")
     connection.data_received(sized(b'{"error":{"code":"insufficient_quota"}}', 429))
-    with pytest.raises(ServiceError):
+    with pytest.raises(ProviderQuotaExhausted) as failed:
         await stream.read()
-    assert stream.answer.signal is ProviderSignal.QUOTA
+    assert (failed.value.retry_after, stream.answer.signal) == (None, ProviderSignal.QUOTA)
     stream.close()
-
-
-async def test_the_limit_of_a_head_applies_to_each_answer() -> None:
-    connection, _, pool = connected()
-    for number in range(1, 4):
-        stream = connection.post(b"", b"{}")
-        connection.data_received(b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 40_000)
-        connection.data_received(b"\r\ncontent-length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
-        assert [delta.content for delta in await stream.read() or []] == ["a"]
-        assert await stream.read() is None
-        stream.close()
-        assert len(pool.kept) == number
-
-
-async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
-    """It ends with the close of the connection."""
-    connection, _, _ = connected()
-    assert await whole(connection, sized(ANSWER)) == "a"
     stream = connection.post(b"", b"{}")
     connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n" + token("b", "stop"))
     assert [delta.content for delta in await stream.read() or []] == ["b"]
