@@ -243,6 +243,7 @@ async def test_a_request_for_the_models_has_one_stage(shop: App, collector: Fake
     assert [span.name for span in stages] == ["verify"]
 
 
+@pytest.mark.long
 async def test_each_attempt_is_a_stage(
     collector: FakeCollector, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

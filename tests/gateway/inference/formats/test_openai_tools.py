@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
+from tests.fakes.provider import DONE, ROLE, call_part, chunk, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.inference.formats.chat import MODEL, PATH, json_bytes, sdk, user
 from tests.support.accounts import App
@@ -17,28 +17,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "café ☀"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Says it", "parameters": PARAMETERS}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
-
-
-TWO_CALLS = calls(
-    call_part(0, id="call_1", name="weather", arguments=""),
-    call_part(0, arguments='{"city": "Z'),
-    call_part(0, arguments='ürich"}'),
-    call_part(1, id="call_2", name="weather", arguments='{"city": "Bern"}'),
-)
-
-
-async def test_calls_of_a_stream_arrive_in_pieces(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(TWO_CALLS)
-    async with sdk(app) as client:
-        stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), tools=[TOOL], stream=True)
-        choices = [c.choices[0] async for c in stream]
-    assert [c.finish_reason for c in choices if c.finish_reason] == ["tool_calls"]
-    assert choices[0].delta.role == "assistant"
-    parts = [part for c in choices for part in c.delta.tool_calls or []]
-    assert [p.index for p in parts] == [0, 0, 0, 1]
-    assert [p.function.arguments for p in parts] == ["", '{"city": "Z', 'ürich"}', '{"city": "Bern"}']
-    assert [p.id for p in parts] == ["call_1", None, None, "call_2"]
-    assert await app.account.settled() == cost(9, 4)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
