@@ -20,6 +20,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.inference import health as health_module
 from gateway.inference import scripts
 from gateway.inference.health import (
     FAILURES,
@@ -174,6 +175,27 @@ async def test_an_account_that_is_alone_needs_no_other_one(pair: Pair, backend: 
     for _ in range(3):
         answered(await app.ask(prompt))
     await becomes(gw, "provider-unreachable")
+
+
+async def test_an_answer_counts_for_a_limited_time(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After that, the failures of one account count, and one more of them is enough."""
+    assert health_module.ANSWER_SECONDS == 30
+    monkeypatch.setattr(health_module, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0)
+    async with process(redis_url) as registry:
+        health = Health(DEFAULT_PROVIDER, registry, Usable())
+
+        async def fail(times: int) -> bool:
+            for _ in range(times):
+                health.note_signal(ProviderSignal.FAILED, "a")
+            assert health._recorder is not None
+            await health._recorder
+            return health.is_up
+
+        health.note_signal(ProviderSignal.COMPLETION, "other")
+        assert await fail(FAILURES + 1)
+        await asyncio.sleep(0.6)
+        assert not await fail(1)
 
 
 # -- trials ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.accounts.records import JwksAuth
 from gateway.accounts.vault import Vault
-from gateway.errors import TokenInvalid
+from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference.auth.shared_key_sets import MAX_BYTES, WAIT_SECONDS
 from gateway.inference.auth.users import Users
 from gateway.keys import key_set_keys
@@ -204,6 +204,18 @@ async def test_a_process_that_died_during_a_fetch_delays_the_others_for_a_moment
     began = time.monotonic()
     assert await process(hosts, store).verify(APP, token(hosts.keys[HOST], "ben", HOST)) == "ben"
     assert WAIT_SECONDS <= time.monotonic() - began < WAIT_SECONDS + 2
+
+
+async def test_after_a_failed_fetch_the_next_process_tries(hosts: Hosts, store: Store) -> None:
+    one, two = process(hosts, store), process(hosts, store)
+    key = hosts.keys.pop(HOST)
+    with pytest.raises(AppBackendUnreachable):
+        await one.verify(APP, token(key, "ana", HOST))
+    await shared(one)
+    hosts.keys[HOST] = key
+    began = time.monotonic()
+    assert await two.verify(APP, token(key, "ben", HOST)) == "ben"
+    assert time.monotonic() - began < 1
 
 
 async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:

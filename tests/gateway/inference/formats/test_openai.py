@@ -134,6 +134,13 @@ async def test_the_model_that_answers_is_named(app: App, client: openai.AsyncOpe
         assert await app.account.settled() - before == 2 * cost(7, 3, named)
 
 
+async def test_the_accept_header_does_not_make_a_stream(app: App, provider: FakeProvider) -> None:
+    """In this format, only the `stream` field does."""
+    body = {"model": MODEL, "messages": user(provider.plays(tokens("x")))}
+    response = await app.post(body, path=PATH)
+    assert response.json()["object"] == "chat.completion"
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 async def test_reasoning_is_relayed(client: openai.AsyncOpenAI, provider: FakeProvider, field: str) -> None:
     prompt = provider.plays(ROLE, chunk(**{field: "Hmm"}), chunk(**{field: ", well"}), tokens("Yes"))

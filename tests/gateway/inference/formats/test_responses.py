@@ -111,6 +111,14 @@ async def test_calls_in_pieces_are_joined(app: App, client: openai.AsyncOpenAI, 
     assert await app.account.settled() == 2 * cost(9, 4)
 
 
+async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    refusal = [ROLE, chunk(refusal="No"), chunk(refusal=", thanks."), chunk(finish="content_filter"), DONE]
+    async with client.responses.stream(model=MODEL, input=provider.plays(*refusal)) as events:
+        response: Any = await events.get_final_response()
+    assert response.status == "completed"
+    assert response.output[0].content[0].refusal == "No, thanks."
+
+
 # -- failures --------------------------------------------------------------------------------------------------
 
 
