@@ -163,25 +163,6 @@ def test_reasoning_counts_as_output_but_not_as_content() -> None:
         assert (text, reader.produced) == ("", 3)
 
 
-def test_the_last_usage_counts_and_an_invalid_one_is_ignored() -> None:
-    def usage(*reports: object) -> Usage | None:
-        return read(*(event(choices=[], usage=report) for report in reports), DONE)[1].usage
-
-    good = {"prompt_tokens": 1, "completion_tokens": 2}
-    assert usage(good, None) == Usage(1, 2)
-    assert usage(good, {"prompt_tokens": 5, "completion_tokens": 6}) == Usage(5, 6)
-    for bad in (
-        {"prompt_tokens": -1, "completion_tokens": 2},
-        {"prompt_tokens": 1.5, "completion_tokens": 2},
-        {},
-        "x",
-        7,
-    ):
-        assert usage(good, bad) == Usage(1, 2)
-        assert usage(bad) is None
-    assert usage({"prompt_tokens": True, "completion_tokens": 2}) is None
-
-
 def test_a_usage_of_zero_after_output_is_invalid() -> None:
     """Some servers send a usage of zero first. An answer that is cut later is not free."""
     empty = {"prompt_tokens": 0, "completion_tokens": 0}
