@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.gateway.inference.auth.test_auth_checks import save
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.responses import refused
@@ -57,7 +56,9 @@ async def test_an_address_that_is_not_public_is_saved_and_named(
     app = await strict.app(backend, auth={"kind": "jwks"})
     fetches = backend.fetches
     for url in ("https://169.254.169.254/keys", "https://[::1]/", "https://keys.internal/", backend.jwks_url):
-        result = await save(app, {"kind": kind, "url": url})
-        assert "not public" in result["problem"]
+        auth = {"kind": kind, "url": url}
+        saved = (await app.account.call("PATCH", f"/account/apps/{app.name}", {"auth": auth})).json()
+        assert saved["auth"] == auth
+        assert "not public" in saved["authCheck"]["problem"]
     refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
     assert backend.fetches == fetches
