@@ -68,6 +68,7 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "neither sub nor id": ({}, {"sub": ...}, "401 user"),
     "sub is null": ({}, {"sub": None, "id": "other"}, "other"),
     "sub is a number": ({}, {"sub": 7, "id": "other"}, "7"),
+    "sub is a large negative number": ({}, {"sub": -(2**70), "jti": 5}, str(-(2**70))),
     "sub has half a character": ({}, {"sub": "\ud800"}, "401 user"),
     "sub is long": ({}, {"sub": "x" * 600}, "401 user"),
     **{f"sub is {value!r}": ({}, {"sub": value, "id": "other"}, "401 user") for value in NOT_IDS if value is not None},
@@ -85,6 +86,7 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another audience": (STRICT, {"iss": ISSUER, "aud": "web"}, "401 audience"),
     "no audience": (STRICT, {"iss": ISSUER}, "401 audience"),
     "another issuer": (STRICT, {"iss": "https://evil.example", "aud": "ai"}, "401 issuer"),
+    "an issuer with one slash more": (STRICT, {"iss": f"{ISSUER}/", "aud": "ai"}, "401 issuer"),
     "no issuer": (STRICT, {"aud": "ai"}, "401 issuer"),
     "an audience that the app does not name": ({}, {"aud": "authenticated", "iss": "anyone"}, "ana"),
 }

@@ -87,6 +87,7 @@ ATTACKS: dict[TokenFault, dict[str, Attack]] = {
         "a certificate in the header": lambda b: MALLORY.token(
             headers={**kid_of(b), "x5c": [b64(der(MALLORY.keys["ES256"][1]))]}
         ),
+        "signature of zeros": lambda b: b.token().rpartition(".")[0] + "." + b64(bytes(64)),
         "no signature": lambda b: b.token().rpartition(".")[0] + ".",
         "signature of another token": lambda b: b.token("x").rpartition(".")[0] + b.token("y")[-87:],
         "expired, with another's signature": lambda b: resigned(b.token(expires=-60)),

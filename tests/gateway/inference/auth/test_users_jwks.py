@@ -76,6 +76,10 @@ BROKEN: dict[str, tuple[Script, str]] = {
         answer(200, gzip.compress(b'{"keys":[' + b" " * 20_000_000 + b"]}"), {"Content-Encoding": "gzip"}),
         "503 keys-unreadable",
     ),
+    "megabytes": (
+        [Head(200, {"Content-Type": "application/json"}), *[b" " * 65536] * 256, b'{"keys":[]}'],
+        "503 keys-unreadable",
+    ),
     "no keys": (answer(200, {"keys": []}), "401 keys-unreadable"),
     "no usable key": (answer(200, {"keys": [{"kty": "oct", "k": "AA"}, {}]}), "401 keys-unreadable"),
 }

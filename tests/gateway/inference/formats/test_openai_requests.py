@@ -199,6 +199,7 @@ async def test_a_refusal_repeats_nothing_of_the_request(app: App, case: str) -> 
 
 
 MALFORMED: dict[str, dict[str, Any]] = {
+    "functions": {"functions": [{"name": "f"}]},
     "a call of a function": {"function_call": "auto"},
     "two choices": {"n": 2},
     "logprobs": {"logprobs": True},

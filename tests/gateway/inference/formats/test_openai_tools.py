@@ -113,11 +113,13 @@ async def test_an_empty_list_of_tools_is_ignored(app: App, provider: FakeProvide
 REFUSED: dict[str, dict[str, Any]] = {
     "a choice without tools": {"tool_choice": "auto"},
     "an unknown choice": {"tools": [TOOL], "tool_choice": "cormorant"},
+    "a choice without a name": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}},
     "a tool of another type": {"tools": [{"type": "custom", "custom": {"name": "cormorant"}}]},
     "a tool without a name": {"tools": [{"type": "function", "function": {"description": "cormorant"}}]},
     "a schema that is text": {"tools": [{"type": "function", "function": {"name": "f", "parameters": "cormorant"}}]},
     "parallel calls of another type": {"tools": [TOOL], "parallel_tool_calls": "cormorant"},
     "a result without its call": {"messages": [{"role": "tool", "content": "cormorant"}]},
+    "a result of null": {"messages": [{"role": "tool", "tool_call_id": "cormorant", "content": None}]},
     "a call without an id": {"messages": [{"role": "assistant", "tool_calls": [{"function": CALL["function"]}]}]},
 }
 
@@ -149,6 +151,7 @@ SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({"arguments": ' {"x": 1.50, "y": "é"}'}, ' {"x": 1.50, "y": "é"}'),
     "cut": ({"arguments": '{"contents": "abc'}, "{}"),
     "not JSON": ({"arguments": "city=Bern"}, "{}"),
+    "a list as text": ({"arguments": "[]"}, "{}"),
     "deep": ({"arguments": DEEP}, "{}"),
     "an object": ({"arguments": {"city": "Zürich", "days": [1, 2.5]}}, '{"city":"Zürich","days":[1,2.5]}'),
     "an object with half a character": ({"arguments": {"x": "a\ud83d"}}, '{"x":"a\ufffd"}'),

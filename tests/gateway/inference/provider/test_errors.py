@@ -31,6 +31,7 @@ RATE_LIMITS: dict[str, Any] = {
     "Google": {"error": {"code": 429, "message": GOOGLE, "status": "RESOURCE_EXHAUSTED"}},
     "OpenAI": {"error": {"code": "rate_limit_exceeded", "type": "tokens", "message": "add a payment method"}},
     "a type that names a quota": {"error": {"code": "rate_limit_exceeded", "type": "insufficient_quota"}},
+    "a text": {"error": "You exceeded your current quota"},
     "names of other types": {"error": {"code": ["quota"], "type": {"quota": "billing"}, "message": "x"}},
     "a member of another name": {"error": {"message": "x"}, "quota": {"billing": "credit"}},
 }
@@ -38,6 +39,7 @@ QUOTAS: dict[str, Any] = {
     "OpenAI": {"code": "insufficient_quota", "type": "insufficient_quota", "message": "x"},
     "OpenAI: a limit of one's own": {"code": "billing_hard_limit_reached", "message": "x"},
     "the type alone": {"code": None, "type": "billing_error", "message": "x"},
+    "DeepSeek": {"code": "insufficient_balance", "message": "x"},
     "Moonshot": {"type": "exceeded_current_quota_error", "message": "x"},
 }
 
@@ -59,6 +61,10 @@ LONG, SCHEMA, FILTER = "longer than the model's context", "JSON schema", "conten
 REFUSALS = {
     "OpenAI: context": ({"code": "context_length_exceeded", "param": "messages", "message": "x"}, LONG),
     "OpenAI: schema": ({"code": None, "param": "response_format.json_schema", "message": "x"}, SCHEMA),
+    "OpenAI: a tool's schema": (
+        {"code": "invalid_function_parameters", "param": "tools[0].function.parameters", "message": "x"},
+        SCHEMA,
+    ),
     "OpenAI: a value": ({"code": "unsupported_value", "param": "temperature", "message": "x"}, "`temperature`"),
     "OpenAI: a message": ({"code": "invalid_value", "param": "messages.[2].role", "message": "x"}, "`messages`"),
     "Azure: filter": ({"code": "content_filter", "param": "prompt", "message": "x"}, FILTER),
@@ -69,6 +75,7 @@ REFUSALS = {
         LONG,
     ),
     "litellm": ({"code": "400", "type": "ContextWindowExceededError", "message": "x"}, LONG),
+    "an unknown parameter": ({"param": "cormorant", "message": "x"}, ProviderRefused.message),
     "no names": ({"message": "x"}, ProviderRefused.message),
     "names of other types": ({"code": [], "type": {}, "param": 7, "message": {}}, ProviderRefused.message),
     "a long name": ({"code": "tools" * 20_000, "message": "x"}, ProviderRefused.message),
@@ -106,7 +113,9 @@ def test_an_error_status_of_any_size(code: str) -> None:
         ('"code":"insufficient_quota"', ProviderSignal.QUOTA),
         ('"code":null,"type":"billing_error"', ProviderSignal.QUOTA),
         ('"code":"rate_limit_exceeded","type":"insufficient_quota"', ProviderSignal.CONGESTED),
+        ('"code":"insufficient_credits"', ProviderSignal.QUOTA),
         ('"code":"server_error"', ProviderSignal.FAILED),
+        ('"type":"load_balancer_error"', ProviderSignal.FAILED),
         ('"code":"credit_card_detected"', ProviderSignal.FAILED),
         ('"type":"insufficient_quota","status":503', ProviderSignal.FAILED),
     ],
