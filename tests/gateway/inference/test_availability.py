@@ -5,7 +5,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -16,14 +15,13 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import provider_key
 from gateway.settings import DEFAULT_PROVIDER
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import answer, tokens
+from tests.fakes.provider import answer
 from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.inference_status import (
     OPERATIONAL,
-    QUOTA_ERROR,
     SOON,
     Usable,
     capabilities,
@@ -32,7 +30,7 @@ from tests.support.inference_status import (
     status_becomes,
 )
 from tests.support.polling import wait_until
-from tests.support.prices import PRICES, cost
+from tests.support.prices import PRICES
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import process
 from tests.support.responses import answered, refused
@@ -86,16 +84,6 @@ async def test_without_a_credential(launch: Launch, backend: FakeAppBackend) -> 
         await status_becomes(gw, ("disabled", False))
 
 
-async def test_without_a_usable_address(launch: Launch) -> None:
-    """Either the start fails, or the status reports it."""
-    try:
-        async with launch(GATEWAY_PROVIDER_URL="ftp://127.0.0.1/v1") as gw:
-            found = await status(gw)
-    except RuntimeError as refusal:
-        found = ("misconfigured" if "GATEWAY_PROVIDER_URL" in str(refusal) else str(refusal), False)
-    assert found == ("misconfigured", False)
-
-
 async def test_a_refusal_of_the_credential_needs_a_confirmation(app: App, moody: FakeProvider) -> None:
     for refusal in (401, 403):
         seen = len(moody.probes)
@@ -103,33 +91,6 @@ async def test_a_refusal_of_the_credential_needs_a_confirmation(app: App, moody:
         refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
         await wait_until(lambda seen=seen: len(moody.probes) == seen + 1)
         assert await status(app.gateway) == OPERATIONAL
-
-
-async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """The credential comes from a file. `test_availability_probes.py` covers recovery."""
-    file = tmp_path / "key"
-    file.write_text(FakeProvider.key + "\n")
-    settings = {"GATEWAY_PROVIDER_KEY": "", "GATEWAY_PROVIDER_KEY_FILE": str(file)}
-    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **settings) as gw:
-        assert await status(gw) == OPERATIONAL
-        app = await gw.app(backend)
-        answered(await app.ask(provider.plays(tokens("x", usage=(1, 1)))))
-        provider.models_status = 403
-        prompt = provider.plays(answer(401, {"error": {"message": "who are you?"}}))
-        refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
-        await status_becomes(gw, ("misconfigured", False))
-        refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
-        assert await app.account.settled() == cost(1, 1)
-
-
-async def test_quota(app: App, moody: FakeProvider) -> None:
-    rate = moody.plays(answer(429, {"error": {"message": "Rate limit reached for requests"}}))
-    refused(await app.ask(rate), 503, "PROVIDER_QUOTA_EXHAUSTED")
-    assert await status(app.gateway) == OPERATIONAL
-    refused(await app.ask(moody.plays(answer(429, QUOTA_ERROR))), 503, "PROVIDER_QUOTA_EXHAUSTED")
-    await status_becomes(app.gateway, ("quota-exhausted", True))
-    answered(await app.ask("x"))
-    await status_becomes(app.gateway, OPERATIONAL)
 
 
 async def test_the_provider_is_unreachable_after_three_failures(app: App, moody: FakeProvider) -> None:

@@ -27,7 +27,9 @@ async def answers(app: App, code: int) -> bool:
     return response.status_code == code
 
 
-async def test_gates(launch: Launch, provider: FakeProvider, backend: FakeAppBackend) -> None:
+async def test_gates_take_effect_in_every_process(
+    launch: Launch, provider: FakeProvider, backend: FakeAppBackend
+) -> None:
     settings = {"GATEWAY_INFERENCE": "off", "GATEWAY_PROCESSING_APPROVED": "false"}
     async with launch(**settings) as gw:
         assert await status(gw) == DISABLED
@@ -44,18 +46,22 @@ async def test_gates(launch: Launch, provider: FakeProvider, backend: FakeAppBac
             await status_becomes(gw, expected)
         for bad in ({"enabled": "yes"}, {"on": True}, []):
             refused(await gw.platform("PUT", "inference", bad), 400, "REQUEST_MALFORMED")
+        app = await gw.app(backend)
         # Both are in Redis, so a new process with the old settings finds them.
         async with gateway(gw.redis.url, provider, gw.folder, **settings) as second:
             assert await status(second) == OPERATIONAL
-            answered(await (await second.app(backend)).ask("x"))
-        await off_comes_before_everything(gw, backend, provider)
+            for enabled, code in ((True, 200), (False, 503)):
+                await gw.switch(enabled=enabled)
+                for where in (app, app.at(second)):
+                    await wait_until(lambda where=where, code=code: answers(where, code), every=0.2)
+        await off_comes_before_everything(gw, app, provider)
+        await gw.switch(enabled=True)
+        await wait_until(lambda: answers(app, 200), every=0.2)
+        await file_acts_at_once(gw, app, provider)
 
 
-async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    await gw.switch(enabled=False)
-    await status_becomes(gw, DISABLED)
-    app = await gw.app(backend)
-    nobody = App(app.account, "nobody-here", backend)
+async def off_comes_before_everything(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    nobody = App(app.account, "nobody-here", app.backend)
     evil = {"Origin": "https://evil.example"}
     seen = len(provider.exchanges)
     for asked, content, headers in (
@@ -117,18 +123,6 @@ async def test_whatever_is_at_the_files_path_turns_inference_off(launch: Launch,
             await status_becomes(gw, OPERATIONAL)
 
 
-async def test_the_switch_takes_effect_in_every_process(
-    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as other:
-        app = await gw.app(backend)
-        for enabled, code in ((False, 503), (True, 200), (False, 503), (True, 200)):
-            await gw.switch(enabled=enabled)
-            for where in (app, app.at(other)):
-                await wait_until(lambda where=where, code=code: answers(where, code), every=0.2)
-        await file_acts_at_once(gw, app, provider)
-
-
 async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
     """Checks that the file takes effect at once, even without Redis, which this kills at the end."""
     for _ in range(3):
@@ -148,30 +142,33 @@ async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> No
 
 
 async def test_the_file_is_checked_again_before_the_provider_and_cuts_no_stream(
-    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+    gw: Gateway, app: App, provider: FakeProvider
 ) -> None:
-    async with launch() as gw, FakeAppBackend() as slow:
-        running = await gw.app(backend)
+    async with FakeAppBackend() as slow:
         gate = asyncio.Event()
         end = [chunk("ten"), chunk(finish="stop"), chunk(usage=(1, 2)), DONE]
-        prompt = provider.plays(ROLE, chunk("Gu"), gate, *end)
-        async with running.stream(prompt) as source:
-            events = source.aiter_sse()
-            heard = [await anext(events)]
-            # A request that waits for its app's keys is refused just before it reaches the provider.
-            app = await gw.app(slow)
-            slow.gate.clear()
-            late = provider.plays(tokens("x"))
-            asking = asyncio.create_task(app.ask(late))
-            await wait_until(lambda: slow.fetches)
-            gw.off_file.touch()
-            slow.gate.set()
-            refused(await asking, 503, "INFERENCE_DISABLED")
-            assert provider.asked(late) == []
-            assert await app.account.settled() == 0
-            await gw.switch(enabled=False)
-            await wait_until(lambda: answers(running, 503))
-            gate.set()
-            heard += [e async for e in events]
+        try:
+            async with app.stream(provider.plays(ROLE, chunk("Gu"), gate, *end)) as source:
+                events = source.aiter_sse()
+                heard = [await anext(events)]
+                # A request that waits for its app's keys is refused just before it reaches the provider.
+                waiting = await gw.app(slow)
+                slow.gate.clear()
+                late = provider.plays(tokens("x"))
+                asking = asyncio.create_task(waiting.ask(late))
+                await wait_until(lambda: slow.fetches)
+                gw.off_file.touch()
+                slow.gate.set()
+                refused(await asking, 503, "INFERENCE_DISABLED")
+                assert provider.asked(late) == []
+                assert await waiting.account.settled() == 0
+                await gw.switch(enabled=False)
+                await wait_until(lambda: answers(app, 503))
+                gate.set()
+                heard += [e async for e in events]
+        finally:
+            gw.off_file.unlink(missing_ok=True)
+            await gw.switch(enabled=True)
+            await status_becomes(gw, OPERATIONAL)
         assert text_of(heard) == "Guten"
         assert heard[-1].event == "done"

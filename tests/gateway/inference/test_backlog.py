@@ -35,16 +35,18 @@ def kernel_room() -> int:
         return taken
 
 
-TOKENS, EVENT = 2_000, 270  # the most tokens that a request may ask for; bytes of an event beside its token
+TOKENS, EVENT = 1_000, 270  # bytes of an event beside its token
 # A token's bytes, so that the kernel has no room for the whole answer: it takes up to half as much again in the end.
 LENGTH = (kernel_room() + ANSWER_BYTES * 9 // 10) // TOKENS - EVENT
 LONG = flood(TOKENS, LENGTH)
+
+SMALL = {"gateway.inference.backlog.TOTAL_BYTES": 8 * ANSWER_BYTES}
 
 
 @module_fixture
 async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "30"}
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("slow"), **settings) as gw:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("slow"), SMALL, **settings) as gw:
         yield gw
 
 
@@ -87,7 +89,7 @@ async def test_slow_readers_hold_no_permits(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider, stream: bool
 ) -> None:
     hog, other = await narrow.app(backend), await narrow.app(backend)
-    prompts = [provider.plays(LONG if stream else flood(TOKENS, 500)) for _ in range(3)]
+    prompts = [provider.plays(LONG if stream else flood(TOKENS, 1_000)) for _ in range(3)]
     readers = [await ask(hog, prompt, stream) for prompt in prompts]
     await settles(hog, 3)  # at its usage, which arrives at the end of an answer
     assert (await other.ask(provider.plays(tokens("a")))).status_code == 200
@@ -96,7 +98,7 @@ async def test_slow_readers_hold_no_permits(
         if stream:
             assert received.count(b"x" * LENGTH) == TOKENS
         else:
-            assert b"x" * (500 * TOKENS) in received
+            assert b"x" * (1_000 * TOKENS) in received
         assert received.rstrip().endswith(b"data: [DONE]\n\n\r\n0" if stream else b"}")
 
 
@@ -106,14 +108,14 @@ async def test_a_slow_reader_that_resumes_gets_the_rest_live(
 ) -> None:
     """It does not have to wait for the end of the answer."""
     app = await narrow.app(backend)
-    first = LONG[:1_901]
+    first = LONG[: TOKENS - 99]
     reader = await ask(app, provider.plays(first, 1.0, *tokens("live"), 30.0), True)
     await asyncio.sleep(0.5)
     received = bytearray()
     loop = asyncio.get_running_loop()
     while b"live" not in received:
         received += await asyncio.wait_for(loop.sock_recv(reader, 65_536), 5)
-    assert received.count(b"x" * LENGTH) == 1_900
+    assert received.count(b"x" * LENGTH) == TOKENS - 100
     reader.close()
 
 
@@ -130,11 +132,11 @@ async def test_an_account_without_room_loses_slow_readers(
     await settles(other, 1)
     readers: list[socket.socket] = []
     while not await stalled(narrow):
-        assert len(readers) < 60
+        assert len(readers) < 12
         app = await hog.account.app(backend)  # each app has its own rate
         readers.append(await ask(app, provider.plays(LONG), True))
         await settles(hog, len(readers))
-    assert len(readers) > 10
+    assert len(readers) > 2
     assert (await rest(one)).count(b"x" * LENGTH) == TOKENS
     assert (await other.ask(provider.plays(tokens("a")))).status_code == 200
     for reader in readers:

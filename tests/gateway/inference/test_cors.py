@@ -70,44 +70,23 @@ async def test_the_apps_own_page_reads_errors(app: App, provider: FakeProvider) 
     refused(limited, 429, "USER_RATE_LIMITED")
 
 
-async def test_the_openai_format(app: App) -> None:
-    body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "x"}]}
-    readable(await post(app, app.origin, body, "/chat/completions"), app.origin)
-    models = await app.gateway.http.get(app.path + "/models", headers=app.headers(Origin=app.origin))
-    assert models.status_code == 200
-    readable(models, app.origin)
-
-
-async def test_without_an_origin(app: App) -> None:
-    assert (await post(app, None)).status_code == 200
-
-
 @pytest.mark.parametrize(
     "origin",
     [
         "https://evil.example",
-        "https://other.{domain}",
         "https://{app}.{domain}.evil.example",
         "https://evil-{app}.{domain}",
-        "https://evil.{app}.{domain}",
-        "https://{domain}",
-        "https://{app}.evil.example",
         "https://{app}-preview.{domain}",
         "https://{app}--p-branch.{domain}",
         "https://{app}.{domain}:8443",
         "https://{app}.{domain}/",
-        "https://{app}.{domain}.",
         "https://user@{app}.{domain}",
-        "https://{app}%2e{domain}",
         "ftp://{app}.{domain}",
         "http://{app}.{domain}.evil.example:8000",
         "http://{app}.{domain}:8000@evil.example",
-        "http://{app}.{domain}:8000/",
         "http://{app}.{domain}:port",
         "{app}.{domain}",
         "null",
-        "*",
-        "https://",
         "x" * 5000,
     ],
 )

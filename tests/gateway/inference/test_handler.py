@@ -118,12 +118,11 @@ async def test_each_model_is_charged_at_its_price(app: App, provider: FakeProvid
     assert await app.account.settled() == cost(11, 13, model)
 
 
-@pytest.mark.parametrize("usage", [None, (-1, 5), (10**30, 1)])
+@pytest.mark.parametrize("usage", [None, (-1, 5)])
 async def test_missing_or_invalid_usage(app: App, provider: FakeProvider, usage: tuple | None) -> None:
     prompt = provider.plays(tokens("x", usage=usage))
     body = answered(await app.ask(prompt, maxTokens=50))
-    if usage != (10**30, 1):
-        assert body["usage"] is None
+    assert body["usage"] is None
     assert await app.account.settled() == max_cost(prompt, 50)
     assert ended(await app.events(prompt, maxTokens=50))["usage"] == body["usage"]
     assert await app.account.settled() == 2 * max_cost(prompt, 50)
@@ -138,18 +137,6 @@ async def test_reasoning_is_not_relayed(app: App, provider: FakeProvider, field:
     events = await app.events(prompt)
     assert text_of(events) == "Yes"
     assert "cormorant" not in response.text + "".join(e.data for e in events)
-
-
-async def test_an_answer_without_any_token(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens(usage=(9, 0), finish="length"))
-    assert answered(await app.ask(prompt))["text"] == ""
-    assert [e.event for e in await app.events(prompt)] == ["done"]
-    assert await app.account.settled() == 2 * cost(9, 0)
-
-
-async def test_request_ids_differ(app: App) -> None:
-    ids = [(await app.ask("Who?")).headers["X-Request-Id"] for _ in range(3)]
-    assert len(set(ids)) == 3
 
 
 async def test_simultaneous_prompts_are_not_mixed_up(app: App, provider: FakeProvider) -> None:

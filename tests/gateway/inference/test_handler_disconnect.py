@@ -104,13 +104,6 @@ async def test_gone_by_reset(app: App, provider: FakeProvider) -> None:
     assert await app.account.settled() == max_cost(prompt)
 
 
-async def test_usage_counts_even_if_the_browser_leaves_right_after(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(chunk("a", usage=(5, 1)), HANG)
-    async with app.stream(prompt) as source:
-        await anext(source.aiter_sse())
-    assert await app.account.settled() == cost(5, 1)
-
-
 async def test_gone_between_usage_and_the_end(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("a"), chunk(usage=(5, 1)) + chunk("b"), HANG, DONE)
     async with app.stream(prompt) as source:
@@ -120,8 +113,8 @@ async def test_gone_between_usage_and_the_end(app: App, provider: FakeProvider) 
 
 
 async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakeProvider) -> None:
-    total = 1_500 * 65_536
-    prompt = provider.plays(flood(1_500, 65_536))
+    total = 600 * 65_536
+    prompt = provider.plays(flood(600, 65_536))
     gateway = app.gateway
     before = gateway.memory
     browser = await connect(app, receive_buffer=4096)
@@ -142,7 +135,7 @@ async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakePro
     while b"event: done" not in received[-2000:]:
         received += await asyncio.wait_for(loop.sock_recv(browser, 2**18), 5)
     browser.close()
-    assert received.count(b"x" * 65_536) == 1_500
+    assert received.count(b"x" * 65_536) == 600
     assert await app.account.settled() == cost(1, 1)
 
 

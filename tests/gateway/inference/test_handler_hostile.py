@@ -9,14 +9,6 @@ from tests.support.responses import answered, counted, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_the_hand_written_client(app: App) -> None:
-    """Shows that the client of the tests below works."""
-    reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app)))
-    assert reply
-    assert reply.status == 200
-    assert reply.headers["x-request-id"]
-
-
 async def test_several_tokens(app: App) -> None:
     good, bad = bearer(app), "Authorization: Bearer x.y.z"
     for headers in ((good, bad), (bad, good), (good, "Authorization: Bearer " + app.token("ben"))):
@@ -49,25 +41,15 @@ async def test_headers_in_several_lines(app: App) -> None:
     "path",
     [
         "/capsule/../ai",
-        "/capsule/./ai",
-        "/capsule//ai",
         "/capsule/%2e%2e/ai",
         "/capsule/{app}%2f..%2f{app}/ai",
         "/capsule/{app}%00/ai",
         "/capsule/{app}%0d%0aX-Evil:%201/ai",
-        "/capsule/{app}./ai",
-        "/capsule/{app}%20/ai",
         "/capsule/{APP}/ai",
-        "/capsule/{app}*/ai",
-        "/capsule/app:{app}/ai",
         "/capsule/%7Bp00%7D/ai",
         "/capsule/caf%C3%A9/ai",
-        "/capsule/%E2%98%83/ai",
         "/capsule/%ff%fe/ai",
-        "/capsule/xn--caf-dma/ai",
-        "/capsule/a--b/ai",
         "/capsule/-a/ai",
-        "/capsule/" + "a" * 64 + "/ai",
         "/capsule/" + "a" * 8000 + "/ai",
     ],
 )

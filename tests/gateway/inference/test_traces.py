@@ -130,13 +130,11 @@ async def test_a_callers_trace_is_continued(shop: App, provider: FakeProvider, c
     "parents",
     [
         ["ff-" + CALLER + "-" + CALLER_SPAN + "-01"],
-        ["00-" + "0" * 32 + "-" + CALLER_SPAN + "-01"],
         ["00-" + CALLER.upper() + "-" + CALLER_SPAN + "-01x"],
         ["\xff" * 55],
-        ["00-" * 2000],
         ["00-" + CALLER + "-" + CALLER_SPAN + "-01"] * 2,
     ],
-    ids=["version", "zeros", "garbage after it", "no text", "long", "twice"],
+    ids=["version", "garbage after it", "no text", "twice"],
 )
 async def test_a_malformed_traceparent_begins_a_new_trace(
     shop: App, provider: FakeProvider, collector: FakeCollector, parents: list[str]
@@ -162,17 +160,17 @@ async def test_a_trace_that_its_caller_does_not_sample_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("stage", "code", "failed", "request_"),
+    ("stage", "code", "request_"),
     [
-        ("verify", "TOKEN_MISSING", False, {"headers": {}, "body": {"prompt": "prompt without token"}}),
-        ("verify", "TOKEN_INVALID", False, {"headers": {"Authorization": "Bearer not.a.token"}, "body": {}}),
-        ("", "REQUEST_MALFORMED", False, {"body": {"prompt": 5}}),
-        ("", "METHOD_NOT_ALLOWED", False, {"method": "PUT"}),
-        ("", "NOT_FOUND", False, {"path": "/secret-looking-path"}),
+        ("verify", "TOKEN_MISSING", {"headers": {}, "body": {"prompt": "prompt without token"}}),
+        ("verify", "TOKEN_INVALID", {"headers": {"Authorization": "Bearer not.a.token"}, "body": {}}),
+        ("", "REQUEST_MALFORMED", {"body": {"prompt": 5}}),
+        ("", "METHOD_NOT_ALLOWED", {"method": "PUT"}),
+        ("", "NOT_FOUND", {"path": "/secret-looking-path"}),
     ],
 )
 async def test_a_refusal_names_its_stage_and_is_not_a_failure(
-    shop: App, collector: FakeCollector, stage: str, code: str, failed: bool, request_: dict[str, Any]
+    shop: App, collector: FakeCollector, stage: str, code: str, request_: dict[str, Any]
 ) -> None:
     method, path = request_.pop("method", "POST"), shop.path + request_.pop("path", "")
     headers = request_.pop("headers", None)
@@ -180,7 +178,7 @@ async def test_a_refusal_names_its_stage_and_is_not_a_failure(
         method, path, json=request_.get("body"), headers=shop.headers() if headers is None else headers
     )
     root, *stages = await trace_of(collector, response)
-    assert (root.error, root.failed) == (code, failed)
+    assert (root.error, root.failed) == (code, False)
     assert root.attributes["http.response.status_code"] == response.status_code
     assert {span.name: span.error for span in stages if span.error} == ({stage: code} if stage else {})
     assert not [span for span in collector.spans if "secret-looking-path" in str(span)]
@@ -245,6 +243,7 @@ async def test_a_request_for_the_models_has_one_stage(shop: App, collector: Fake
     assert [span.name for span in stages] == ["verify"]
 
 
+@pytest.mark.long
 async def test_each_attempt_is_a_stage(
     collector: FakeCollector, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
-from tests.fakes.server import CLOSE, HANG, RESET, Script
+from tests.fakes.server import CLOSE, HANG, Script
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway
@@ -73,18 +73,6 @@ async def switch_providers(gw: Gateway, *names: str, enabled: bool) -> None:
 # -- the choice ------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_provider_gets_the_requests(providers: list[FakeProvider], app: App) -> None:
-    prompt = plays(providers, tokens("one"), tokens("two"))
-    response = await app.ask(prompt)
-    assert answered(response)["text"] == "one"
-    assert asked(providers, prompt) == [1, 0, 0]
-    row = await app.logged(response.headers["X-Request-Id"])
-    assert (row["provider"], row["region"]) == ("one", "fr-par")
-    ((attempt),) = row["attempts"]
-    assert (attempt["provider"], attempt["code"]) == ("one", "")
-    assert attempt["durationMs"] >= 0
-
-
 async def test_a_provider_gets_its_own_name_for_the_model(providers: list[FakeProvider], app: App) -> None:
     prompt = plays(providers, answer(500), answer(500), tokens("three", model="openai/gpt-oss"))
     body = answered(await app.ask(prompt))
@@ -119,20 +107,14 @@ async def test_a_model_that_no_provider_serves(tmp_path: Path, backend: FakeAppB
 
 FAULTS: dict[str, tuple[Script, str]] = {
     "connection lost": ([CLOSE], "PROVIDER_UNREACHABLE"),
-    "reset": ([RESET], "PROVIDER_UNREACHABLE"),
     "silence": ([HANG], "PROVIDER_TIMEOUT"),
-    **{str(status): (answer(status), "PROVIDER_ERROR") for status in (401, 404, 500)},
-    **{str(status): (answer(status), "PROVIDER_QUOTA_EXHAUSTED") for status in (402, 429)},
-    "garbage": ([b"data: {\n\n"], "PROVIDER_ERROR"),
+    **{str(status): (answer(status), "PROVIDER_ERROR") for status in (401, 500)},
+    **{str(status): (answer(status), "PROVIDER_QUOTA_EXHAUSTED") for status in (429,)},
     "an error event": ([ROLE, event({"error": {"message": "overloaded"}}), DONE], "PROVIDER_ERROR"),
-    "cut before a token": ([ROLE, CLOSE], "PROVIDER_ERROR"),
-    "aborted": ([ROLE, chunk(finish="abort"), chunk(usage=(5, 0)), DONE], "PROVIDER_ERROR"),
 }
 
 
-@pytest.mark.parametrize(
-    ("fault", "stream"), [*((fault, True) for fault in FAULTS), ("500", False), ("cut before a token", False)]
-)
+@pytest.mark.parametrize(("fault", "stream"), [*((fault, True) for fault in FAULTS), ("500", False)])
 async def test_a_fault_before_the_first_token(
     gw: Gateway, providers: list[FakeProvider], app: App, fault: str, stream: bool
 ) -> None:
@@ -319,15 +301,6 @@ async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(
     assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
     trail = (await gw.platform("GET", "audit")).text
     assert "switch_provider" in trail
-
-
-async def test_with_all_disabled_it_is_as_if_the_switch_were_off(gw: Gateway, app: App) -> None:
-    await switch_providers(gw, *NAMES, enabled=False)
-    refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
-    document = (await app.account.get("/capabilities")).json()
-    assert document["managedInferenceStatus"] == "disabled"
-    await gw.platform("PUT", "inference", {"enabled": True})
-    assert not (await states(gw))["one"]["enabled"], "the switch of inference leaves those of the providers"
 
 
 # -- permits ---------------------------------------------------------------------------------------------------

@@ -43,13 +43,6 @@ def test_spare_permits_leave_some_for_the_next(provider: Provider) -> None:
     assert provider.held() == 4
 
 
-def test_a_waiting_account_comes_before_spare_permits(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    two.call(want=1)
-    assert one.call({"acc": (1, 2)}, waiting=2, want=10) == ["acc", "acc", "-"]
-    assert not one.answer.scarce
-
-
 def test_permits_are_published_as_scarce_once_and_granted_by_message(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 4)}, waiting=4)
@@ -61,37 +54,6 @@ def test_permits_are_published_as_scarce_once_and_granted_by_message(provider: P
     one.call(give_back=1)
     assert one.messages == [(f"{CHANNEL}:two", "1 0 b")]
     assert not one.answer.scarce
-
-
-def test_a_process_that_does_not_come_back_loses_its_lease_after_the_grace_time(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 3)}, waiting=3)
-    provider.set_clock(provider.now + 60)
-    two.call({"b": (1, 4)}, waiting=4)
-    provider.set_clock(provider.now + LEASE / 6 + 0.01)
-    assert two.call({"b": (1, 3)}, waiting=3) == ["b", "b", "b"]
-
-
-def test_a_process_that_lost_its_lease_keeps_its_used_permits_and_grants_stop_until_they_fit(
-    provider: Provider,
-) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 4)}, waiting=4)
-    use(one, 3)
-    for _ in range(4):
-        provider.set_clock(provider.now + 8)
-        two.call(want=0)
-    assert two.call({"b": (1, 4)}, waiting=4) == ["b"] * 4
-    use(two, 4)
-    one.call()
-    assert provider.held() == 7
-    assert one.answer.scarce
-    release(two, 2)
-    assert two.call({"b": (1, 1)}, waiting=1, give_back=2) == []
-    release(one, 2)
-    one.call(give_back=2)
-    assert provider.held() == 4  # one permit was free, and went to the waiting account
-    assert two.call(waiting=1) == ["b"]
 
 
 def test_after_data_loss_nothing_is_granted_until_the_leases_are_renewed(provider: Provider, client: Any) -> None:
@@ -149,22 +111,6 @@ def test_after_a_cut_a_large_limit_grows_back_by_a_hundredth_each_second(client:
         one.call()
 
 
-def test_a_cut_makes_permits_scarce_so_that_spare_ones_are_returned(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call(want=10)
-    two.call(want=10)
-    two.call(want=10)
-    assert provider.held() == 4
-    one.call(cut=True)
-    assert (one.answer.in_force, one.answer.scarce) == (2, True)
-    assert one.messages == [(CHANNEL, "one")]
-    one.call(give_back=2)
-    assert one.call({"a": (1, 1)}, waiting=1) == []
-    two.call(give_back=1)
-    assert provider.held() == 2
-    assert one.call(waiting=0) == ["a"]
-
-
 @pytest.mark.parametrize("rated", [False, True])
 def test_a_late_call_changes_nothing(provider: Provider, client: Any, rated: bool) -> None:
     """A later call has overtaken it, or it arrives again because its answer was lost, or it is of an earlier lease."""
@@ -184,16 +130,6 @@ def test_a_late_call_changes_nothing(provider: Provider, client: Any, rated: boo
     for late in ((2, 1), (2, 2), (1, 3)):
         assert call(*late, waiting=5) is None
     assert {key: client.dump(key) for key in lease_keys(rated=True)} == before
-
-
-def test_a_process_that_leaves_frees_everything(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 6)}, waiting=6)
-    two.call({"b": (1, 1)}, waiting=1)
-    one.call(leave=True)
-    assert "one" not in provider.records()
-    assert two.call(waiting=1) == ["b"]
-    assert provider.waiting() == {}
 
 
 def test_processes_of_an_account_are_served_in_rotation(client: Any) -> None:

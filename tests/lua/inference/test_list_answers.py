@@ -12,10 +12,6 @@ def answers(client: Any) -> Answers:
     return Answers(client)
 
 
-def test_without_an_answer(answers: Answers) -> None:
-    assert answers.list() == set()
-
-
 def test_an_answer_counts_for_its_time(answers: Answers) -> None:
     answers.record("a")
     answers.record("b", 10)

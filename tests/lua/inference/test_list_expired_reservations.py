@@ -12,18 +12,6 @@ def noon(scripts: Scripts) -> None:
     scripts.set_clock(NOON)
 
 
-def test_it_expires_in_time_and_not_before(scripts: Scripts) -> None:
-    scripts.admit(100, reservation="r", life=360_000)
-    scripts.set_clock(NOON + 360_000_000 - 1)
-    assert scripts.list_expired() == []
-    scripts.set_clock(NOON + 360_000_000)
-    assert scripts.list_expired() == ["r"]
-    # Listing a reservation does not end it.
-    assert scripts.spend("2026-11-21") == (0, 100)
-    scripts.settle("r", -1)
-    assert scripts.list_expired() == []
-
-
 def test_the_longest_expired_come_first_up_to_the_limit(scripts: Scripts) -> None:
     for n, life in enumerate([5000, 1000, 4000, 2000, 3000]):
         scripts.admit(1, reservation=f"r{n}", life=life)
@@ -32,9 +20,3 @@ def test_the_longest_expired_come_first_up_to_the_limit(scripts: Scripts) -> Non
     assert scripts.list_expired() == ["r1", "r3", "r4", "r2"]
     for n in range(5):
         scripts.settle(f"r{n}", 0)
-
-
-def test_faulty_requests_reserve_nothing(scripts: Scripts) -> None:
-    scripts.admit(0, life=1)
-    scripts.set_clock(NOON + 60_000_000)
-    assert scripts.list_expired() == []

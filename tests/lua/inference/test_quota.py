@@ -113,27 +113,6 @@ def advance(provider: Provider, seconds: float) -> None:
     provider.set_clock(provider.now + seconds)
 
 
-def test_a_spent_request_is_free_again_after_a_minute(provider: Provider) -> None:
-    (one,) = processes(provider, 1, requests=3)
-    one.enqueue("a", count=5)
-    assert one.call().free_requests == 0
-    assert len(one.started) == 3
-    advance(provider, 59.9)
-    one.call()
-    assert len(one.started) == 3
-    assert one.answer.budget
-    advance(provider, one.answer.budget.outlook[0][0])
-    one.call()
-    assert len(one.started) == 5
-
-
-def test_spare_requests_leave_some_for_the_next(provider: Provider) -> None:
-    one, two = processes(provider, 2, requests=100)
-    one.call(spares=30)
-    two.call(spares=30)
-    assert (one.budget.requests.spare, two.budget.requests.spare) == (30, 17)
-
-
 def test_the_last_request_of_a_small_quota_is_never_spare(provider: Provider) -> None:
     one, two = processes(provider, 2, requests=1)
     one.call(spares=4)
@@ -141,20 +120,6 @@ def test_the_last_request_of_a_small_quota_is_never_spare(provider: Provider) ->
     two.enqueue("a")
     two.call()
     assert len(two.started) == 1
-
-
-def test_spare_budget_is_returned_for_waiting_requests(provider: Provider) -> None:
-    one, two = processes(provider, 2, requests=8, tokens=80_000)
-    one.call(spares=8)
-    assert one.budget.requests.spare == 4
-    two.enqueue("b", 5_000, count=8)
-    two.call()
-    assert len(two.started) == 4
-    one.scarce = True  # from a message
-    one.call()
-    two.call()
-    assert len(two.started) == 8
-    assert (one.budget.requests.spare, one.budget.tokens.spare) == (0, 0)
 
 
 def test_a_request_that_needs_many_tokens_stays_first(provider: Provider) -> None:
@@ -230,14 +195,6 @@ def test_keys_expire(provider: Provider) -> None:
     one.call()
     for key in QUOTA_KEYS:
         assert 0 < provider.client.ttl(key) <= 3 * LEASE + WINDOW
-
-
-def test_without_a_quota_calls_and_keys_leave_it_out(provider: Provider) -> None:
-    call = LeaseCall(1, 1, 0, 0, 0, 1, 0.0)
-    answer, _ = provider.call("p", call, {"a": (1, 1)})
-    assert answer is not None
-    assert answer.budget is None
-    assert not provider.client.exists("{provider}:quota", "{provider}:spent")
 
 
 @pytest.mark.parametrize("seed", [1, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 2, 3, 4))])

@@ -42,22 +42,6 @@ def test_a_lost_reservation_is_booked_from_its_record(scripts: Scripts, cost: in
     assert scripts.spend(DAY) == (booked, 0)
 
 
-def test_a_lost_reservation_is_booked_on_its_own_day(scripts: Scripts) -> None:
-    scripts.set_clock(at("2026-11-22T00:00:01"))
-    midnight = at("2026-11-22T00:00:00") // 1000
-    assert scripts.end("r", 40, ReservationRecord("acc", DAY, 100, midnight + 300_000, "app"))[0] == "recovered"
-    assert scripts.spends() == {("acc", DAY): (40, 0)}
-
-
-@pytest.mark.parametrize("first", [40, -1])
-def test_a_settlement_after_the_end_books_nothing(scripts: Scripts, first: int) -> None:
-    """It may be a repetition after a lost answer, or come after a monitors worker settled at the maximum cost."""
-    scripts.admit(100, reservation="r")
-    assert scripts.end("r", first)[0] == "settled"
-    assert scripts.end("r", 7, RECORD) == ("ended", 0)
-    assert scripts.spend(DAY) == (100 if first < 0 else first, 0)
-
-
 def test_a_record_counts_no_longer_than_the_tombstone(client: Any, scripts: Scripts) -> None:
     scripts.end("r", 40, RECORD)
     tombstone = f"{TAG}:settled:r"

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from gateway.accounts.records import JwksAuth
 from gateway.accounts.vault import Vault
 from gateway.errors import AppBackendUnreachable, TokenInvalid
-from gateway.inference.auth import key_sets
 from gateway.inference.auth.shared_key_sets import MAX_BYTES, WAIT_SECONDS
 from gateway.inference.auth.users import Users
 from gateway.keys import key_set_keys
@@ -27,12 +25,6 @@ from tests.support.tcp_proxy import Proxy
 
 HOST = "victim.apps.example"
 APP = an_app(auth=JwksAuth())
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    async with opened(redis_url) as store:
-        yield store
 
 
 @pytest.fixture
@@ -109,20 +101,6 @@ async def test_a_copy_is_as_old_as_its_fetch(hosts: Hosts, store: Store, proxy: 
     await two.verify(APP, token(hosts.keys[HOST], "ben", HOST))
     assert hosts.fetched == [HOST]
     assert key_set(two).fresh_until <= key_set(one).fresh_until
-
-
-async def test_stale_keys_are_not_used(hosts: Hosts, store: Store) -> None:
-    """No process uses a withdrawn key for longer than if it had fetched the keys itself."""
-    one, two = process(hosts, store), process(hosts, store)
-    old = hosts.keys[HOST]
-    await one.verify(APP, token(old, "ana", HOST))
-    await shared(one)
-    hosts.keys[HOST] = private_key("ES256")
-    assert 0 < await store.client.ttl(key_set_keys(APP.account, APP.id)[0]) <= key_sets.REFRESH_SECONDS
-    await age_copy(store, 301)
-    with pytest.raises(TokenInvalid):
-        await two.verify(APP, token(old, "ben", HOST))
-    assert len(hosts.fetched) == 2
 
 
 async def test_a_rotated_key_is_found_at_once(hosts: Hosts, store: Store) -> None:
@@ -245,12 +223,3 @@ async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:
         for n in range(2):
             assert await process(hosts, away).verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
         assert hosts.fetched == [HOST, HOST]
-
-
-async def test_keys_are_refreshed_once_for_all(hosts: Hosts, store: Store) -> None:
-    users = await with_keys(hosts, store, 4, 301)
-    await store.client.delete(key_set_keys(APP.account, APP.id)[0])  # it has expired
-    for each in users:
-        await each.verify(APP, token(hosts.keys[HOST], "ben", HOST))
-    await wait_until(lambda: all(key_set(each).fresh_until > time.monotonic() for each in users))
-    assert hosts.fetched == [HOST, HOST]

@@ -28,9 +28,9 @@ def unsigned(alg: Any, signature: str = "", **changes: Any) -> str:
     return f"{b64({'alg': alg, 'typ': 'JWT'})}.{b64(claims(**changes))}.{signature}"
 
 
-def hmacked(backend: FakeAppBackend, secret: bytes, alg: str = "ES256") -> str:
+def hmacked(backend: FakeAppBackend, secret: bytes) -> str:
     """Signs with HS256 and public data as the secret, under the `kid` of the public key."""
-    signed = f"{b64({'alg': 'HS256', 'typ': 'JWT', **kid_of(backend, alg)})}.{b64(claims())}"
+    signed = f"{b64({'alg': 'HS256', 'typ': 'JWT', **kid_of(backend)})}.{b64(claims())}"
     return f"{signed}.{b64(hmac.digest(secret, signed.encode(), hashlib.sha256))}"
 
 
@@ -63,28 +63,17 @@ Attack = Callable[[FakeAppBackend], str]
 ATTACKS: dict[TokenFault, dict[str, Attack]] = {
     "algorithm": {
         "none": lambda b: unsigned("none"),
-        "None": lambda b: unsigned("None"),
         "nOnE": lambda b: unsigned("nOnE"),
-        "NONE with a signature": lambda b: unsigned("NONE", "c2ln"),
-        "none and expired": lambda b: unsigned("none", exp=5),
         "unknown alg": lambda b: unsigned("XS256", "c2ln"),
         "HS256 with the PEM": lambda b: hmacked(b, public_pem(b.keys["ES256"][1])),
-        "HS256 with the RSA PEM": lambda b: hmacked(b, public_pem(b.keys["RS256"][1]), "RS256"),
-        "HS256 with the PEM, no newline": lambda b: hmacked(b, public_pem(b.keys["ES256"][1]).strip()),
         "HS256 with the DER": lambda b: hmacked(b, der(b.keys["ES256"][1])),
         "HS256 with the JWK": lambda b: hmacked(b, json.dumps(jwk("ES256", b.keys["ES256"][1], "k")).encode()),
-        "HS256 with nothing": lambda b: hmacked(b, b""),
         "RSA under the kid of EC": lambda b: b.token(alg="RS256", headers=kid_of(b)),
-        "EC under the kid of RSA": lambda b: b.token(headers=kid_of(b, "RS256")),
-        "EdDSA under the kid of EC": lambda b: b.token(alg="EdDSA", headers=kid_of(b)),
         "another curve": lambda b: b.token(alg="ES384", key=private_key("ES384"), headers=kid_of(b)),
     },
     "unknown-key": {
         "another's key": lambda b: MALLORY.token(),
-        "another's key and expired": lambda b: MALLORY.token(expires=-60),
         "kid is a path": lambda b: MALLORY.token(headers={"kid": "../../../../dev/null"}),
-        "kid is an address": lambda b: MALLORY.token(headers={"kid": "http://127.0.0.1:1/jwks.json"}),
-        "kid is a query": lambda b: MALLORY.token(headers={"kid": "' UNION SELECT 'x"}),
         "kid is long": lambda b: MALLORY.token(headers={"kid": "k" * 5000}),
         "kid has a newline": lambda b: MALLORY.token(headers={"kid": "a\r\nb\0c"}),
     },
@@ -100,45 +89,32 @@ ATTACKS: dict[TokenFault, dict[str, Attack]] = {
         ),
         "signature of zeros": lambda b: b.token().rpartition(".")[0] + "." + b64(bytes(64)),
         "no signature": lambda b: b.token().rpartition(".")[0] + ".",
-        "cut signature": lambda b: b.token()[:-6],
         "signature of another token": lambda b: b.token("x").rpartition(".")[0] + b.token("y")[-87:],
         "expired, with another's signature": lambda b: resigned(b.token(expires=-60)),
-        "another user": lambda b: tampered(b.token(), sub="ben"),
         "a longer life": lambda b: tampered(b.token(expires=-60), exp=2**33),
     },
     "expired": {
         "expired": lambda b: b.token(expires=-15),
         "exp is zero": lambda b: b.token(expires=None, exp=0),
-        "exp is negative": lambda b: b.token(expires=None, exp=-1),
     },
     "not-yet": {"not yet": lambda b: b.token(nbf=int(time.time()) + 60)},
     "malformed": {
         "no exp": lambda b: b.token(expires=None),
         "exp is null": lambda b: b.token(expires=None, exp=None),
         "exp is text": lambda b: b.token(expires=None, exp="tomorrow"),
-        "exp is a list": lambda b: b.token(expires=None, exp=[2**33]),
-        "exp is an object": lambda b: b.token(expires=None, exp={"a": 1}),
         "no alg": lambda b: f"{b64({'typ': 'JWT'})}.{b64(claims())}.c2ln",
         "alg is no text": lambda b: unsigned(5, "c2ln"),
-        "alg is a list": lambda b: unsigned(["ES256", "none"]),
         "critical extensions": lambda b: b.token(headers={"crit": ["cormorant"], "cormorant": True}),
-        "critical claims": lambda b: b.token(headers={"kid": None, "crit": ["exp"]}),
         "kid of another type": lambda b: sign(b, claims(), kid=5),
-        "kid is a list": lambda b: sign(b, claims(), kid=[b.keys["ES256"][0]]),
-        "kid is an object": lambda b: sign(b, claims(), kid={"a": 1}),
         "two parts": lambda b: b.token().rpartition(".")[0],
         "four parts": lambda b: b.token() + ".x",
-        "five parts": lambda b: "eyJhbGciOiJSU0EtT0FFUCIsImVuYyI6IkEyNTZHQ00ifQ.a.b.c.d",
         "dots": lambda b: "..",
-        "one word": lambda b: "cormorant",
         "not base64": lambda b: "!!!.???.***",
         "payload is no object": lambda b: sign(b, b'["ana"]'),
         "payload is no JSON": lambda b: sign(b, b"ana"),
         "payload is not UTF-8": lambda b: sign(b, b'{"sub":"\xff"}'),
         "payload is deep": lambda b: sign(b, b'{"a":' * 900 + b"1" + b"}" * 900),
-        "header is no object": lambda b: f"{b64(b'[]')}.{b64(claims())}.c2ln",
         "header is deep": lambda b: f"{b64(b'[' * 4000)}.{b64(claims())}.c2ln",
-        "a token in a token": lambda b: sign(b, b.token().encode()),
         "huge": lambda b: tampered(b.token(), padding="x" * 20_000),
     },
 }
@@ -195,10 +171,10 @@ async def test_a_token_for_one_audience_at_an_app_with_another(verifier: Verifie
 
 async def test_leeway_and_memory_end_with_the_token(app: App) -> None:
     """The leeway is ten seconds, and the cache does not extend it."""
-    token = app.token(expires=-3)
+    token = app.token(expires=-8)
     assert (await app.ask("x", token=token)).status_code == 200
 
     async def over() -> bool:
         return (await app.ask("x", token=token)).status_code == 401
 
-    await wait_until(over, 12, 0.5)
+    await wait_until(over, 12, 0.3)

@@ -9,44 +9,18 @@ from gateway.accounts.jose import jwt
 from gateway.errors import TokenInvalid
 from gateway.inference.auth.users import TOKEN_SECONDS, UserLimits, Users
 from tests.fakes import FakeAppBackend
-from tests.fakes.backend import jwk, private_key
+from tests.fakes.backend import private_key
 from tests.fakes.server import answer
 from tests.gateway.inference.key_hosts import Hosts, age, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def status(app: App, token: str | None = None) -> int:
     return (await app.ask("x", token=token)).status_code
-
-
-@pytest.mark.parametrize("kid", ["same", None])
-async def test_a_key_that_is_replaced_under_its_kid_is_found(brisk: Gateway, kid: str | None) -> None:
-    """It is found within the interval between two fetches, also in a key set without `kid`."""
-    async with FakeAppBackend() as backend:
-
-        def replace() -> str:
-            key = private_key("ES256")
-            backend.keys["ES256"] = (kid or "", key)
-            public = {name: value for name, value in jwk("ES256", key, kid or "").items() if kid or name != "kid"}
-            backend.jwks = answer(200, {"keys": [public]})
-            return backend.token("ana", headers={"kid": kid})
-
-        app = await brisk.app(backend)
-        old = replace()
-        assert await status(app, old) == 200
-        new = replace()
-
-        async def new_passes() -> bool:
-            return await status(app, new) == 200
-
-        await wait_until(new_passes, 10, 0.2)
-        assert backend.fetches == 2
-        refused(await app.ask("x", token=old), 401, "TOKEN_INVALID")
 
 
 @pytest.fixture

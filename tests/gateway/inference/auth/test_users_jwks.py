@@ -65,23 +65,19 @@ async def test_keys_outlive_their_backend(gw: Gateway) -> None:
 # What the backend answers instead of its keys, and why tokens are then refused.
 BROKEN: dict[str, tuple[Script, str]] = {
     "500": (answer(500), "503 backend-status"),
-    "404": (answer(404), "503 backend-status"),
-    "204": ([Head(204, {})], "503 backend-status"),
     "closed": ([CLOSE], "503 backend-unreachable"),
     "cut": (
         [Head(200, {"Content-Type": "application/json", "Content-Length": "100"}), b'{"keys"', CLOSE],
         "503 backend-unreachable",
     ),
-    "not JSON": (answer(200, b"<html>"), "503 keys-unreadable"),
     "not a key set": (answer(200, {"message": "hello"}), "503 keys-unreadable"),
-    "a list": (answer(200, []), "503 keys-unreadable"),
     "deep nesting": (answer(200, b"[" * 100_000), "503 keys-unreadable"),
-    "megabytes": (
-        [Head(200, {"Content-Type": "application/json"}), *[b" " * 65536] * 256, b'{"keys":[]}'],
-        "503 keys-unreadable",
-    ),
     "a compressed bomb": (
         answer(200, gzip.compress(b'{"keys":[' + b" " * 20_000_000 + b"]}"), {"Content-Encoding": "gzip"}),
+        "503 keys-unreadable",
+    ),
+    "megabytes": (
+        [Head(200, {"Content-Type": "application/json"}), *[b" " * 65536] * 256, b'{"keys":[]}'],
         "503 keys-unreadable",
     ),
     "no keys": (answer(200, {"keys": []}), "401 keys-unreadable"),

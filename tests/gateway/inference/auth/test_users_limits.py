@@ -114,15 +114,6 @@ async def test_one_token_that_fails_does_not_block_others(gw: Gateway) -> None:
             bad.cancel()
 
 
-async def test_many_users_at_once_wait_for_their_backend(gw: Gateway) -> None:
-    async with asked_app(gw) as app:
-        app.backend.gate.clear()
-        asks = asyncio.create_task(ask_many(app, 25))
-        await wait_until(lambda: app.backend.refreshes == 8)
-        app.backend.gate.set()
-        assert {response.status_code for response in await asks} == {200}
-
-
 async def test_requests_that_wait_for_keys_are_limited() -> None:
     async with FakeAppBackend() as backend, Client(allow_private=True) as http:
         backend.gate.clear()

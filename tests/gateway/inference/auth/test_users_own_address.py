@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.server import Head
-from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.responses import refused
@@ -51,12 +49,16 @@ async def test_other_addresses_stay_refused(strict: Gateway, apps: FakeAppBacken
         assert "auth.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_a_redirect_is_not_followed(strict: Gateway, apps: FakeAppBackend) -> None:
-    async with FakeAppBackend() as other:
-        apps.jwks = [Head(302, {"Location": other.jwks_url, "Content-Length": "0"})]
-        try:
-            app: App = await strict.app(apps, auth=KEYS)
-            refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
-        finally:
-            apps.jwks = None
-        assert other.fetches == 0
+@pytest.mark.parametrize("kind", ["jwks", "backend"])
+async def test_an_address_that_is_not_public_is_saved_and_named(
+    strict: Gateway, backend: FakeAppBackend, kind: str
+) -> None:
+    app = await strict.app(backend, auth={"kind": "jwks"})
+    fetches = backend.fetches
+    for url in ("https://169.254.169.254/keys", "https://[::1]/", "https://keys.internal/", backend.jwks_url):
+        auth = {"kind": kind, "url": url}
+        saved = (await app.account.call("PATCH", f"/account/apps/{app.name}", {"auth": auth})).json()
+        assert saved["auth"] == auth
+        assert "not public" in saved["authCheck"]["problem"]
+    refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
+    assert backend.fetches == fetches

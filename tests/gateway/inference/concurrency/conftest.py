@@ -1,20 +1,14 @@
-"""Processes that share permits, on a real Redis and in virtual time."""
+"""Processes that share permits, in virtual time."""
 
-from collections.abc import AsyncIterator, Iterator
+import random
+from collections.abc import Iterator
 
 import pytest
 import redis
 
-from tests.gateway.inference.permit_processes import Processes, SimulatedRedis, real_processes
+from tests.gateway.inference.permit_processes import SimulatedRedis
 from tests.lua.leases import MESSAGES
 from tests.lua.scripts import CLOCK
-
-
-@pytest.fixture
-async def processes(redis_url: str) -> AsyncIterator[Processes]:
-    processes = real_processes(redis_url)
-    yield processes
-    await processes.kill_all()
 
 
 @pytest.fixture
@@ -23,3 +17,8 @@ def simulated(redis_url: str) -> Iterator[SimulatedRedis]:
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         yield SimulatedRedis(client)
         client.delete(CLOCK, MESSAGES)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    random.seed(1)

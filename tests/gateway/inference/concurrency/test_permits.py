@@ -15,7 +15,6 @@ from gateway.settings import ProviderRate
 from tests.gateway.inference.permit_processes import (
     LATENCY_SECONDS,
     Process,
-    Processes,
     Provider,
     SimulatedRedis,
     now,
@@ -27,15 +26,6 @@ from tests.support.polling import wait_until
 from tests.support.virtual_time import virtual_time
 
 ROUND_TRIP = 2 * LATENCY_SECONDS
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    random.seed(1)
-
-
-async def cancel_all(tasks: list[asyncio.Task[Permit]]) -> None:
-    await cancel(*tasks)
 
 
 # -- without contention ----------------------------------------------------------------------------------------
@@ -99,27 +89,6 @@ async def test_without_a_limit_redis_is_not_needed() -> None:
 
 
 @virtual_time
-async def test_the_limit_holds_and_permits_are_used(simulated: SimulatedRedis) -> None:
-    """All eight processes have waiting requests, for two seconds."""
-    provider, limit = Provider(), 40
-    processes = [simulated.start(limit=limit) for _ in range(8)]
-    end = now() + 2
-
-    async def ask(permits: Process, account: str) -> None:
-        while now() < end:
-            await provider.request(permits, account, random.uniform(0.1, 0.3))
-
-    tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(10)]
-    await wait_until(lambda: provider.running == limit)
-    began, busy = now(), provider.busy
-    await asyncio.sleep(end - now())
-    share = (provider.busy - busy) / (limit * (now() - began))
-    await asyncio.gather(*tasks)
-    assert provider.most == limit
-    assert share > 0.95
-
-
-@virtual_time
 async def test_a_freed_permit_is_used_at_once_in_another_process(simulated: SimulatedRedis) -> None:
     one, two = simulated.start(limit=5), simulated.start(limit=5)
     held = await take(one, 5)
@@ -130,18 +99,6 @@ async def test_a_freed_permit_is_used_at_once_in_another_process(simulated: Simu
         one.release(permit)
         await waiting
         assert now() - began <= ROUND_TRIP, "the call of one process, and the message to the other"
-
-
-@virtual_time
-async def test_a_burst_beyond_the_free_permits_waits_within_its_limit(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=100)
-    await take(permits, 1)
-    asked = [asyncio.create_task(permits.wait_for_permit("acc", "app", 1)) for _ in range(500)]
-    await asyncio.sleep(1)
-    done = [task for task in asked if task.done()]
-    refused = [task for task in done if isinstance(task.exception(), ProviderQuotaExhausted)]
-    assert (len(done), len(refused), permits.waiting) == (440, 341, 60)
-    await cancel_all(asked)
 
 
 @virtual_time
@@ -165,7 +122,7 @@ async def test_a_request_that_leaves_loses_nothing(
 ) -> None:
     """Neither a permit nor a request of the quota is lost."""
     one, two = simulated.start(limit=3, rate=rate), simulated.start(limit=3, rate=rate)
-    for _ in range(30):
+    for _ in range(12):
         held = await take(one, 3)
         waiters = [two.ask("acc", "app", 1) for _ in range(4)]
         waiting = [asyncio.create_task(waiter.wait(10)) for waiter in waiters]
@@ -254,7 +211,7 @@ async def test_at_most_sixty_requests_of_an_account_wait_in_all_processes(simula
     assert len(refused) == 30
     assert all(isinstance(error, ProviderQuotaExhausted) for error in refused)
     assert not any(task.done() for task in others)
-    await cancel_all([*waiting, *others])
+    await cancel(*waiting, *others)
     for permit in held:
         processes[0].release(permit)
 
@@ -288,14 +245,12 @@ async def test_a_429_halves_the_limit_and_it_grows_back(simulated: SimulatedRedi
     assert now() - cut == pytest.approx(1, abs=0.1), "the limit is 3 again, and the waiting process called by itself"
 
 
-async def test_the_share_that_operators_see(processes: Processes) -> None:
-    one, two = processes.start(limit=2), processes.start(limit=2)
+@virtual_time
+async def test_the_share_that_operators_see(simulated: SimulatedRedis) -> None:
+    one, two = simulated.start(limit=2), simulated.start(limit=2)
     await take(one, 2)
     waiting = [asyncio.create_task(p.wait_for_permit(a, "app", 1)) for p in (one, two) for a in ("x", "y")]
-
-    async def shown() -> bool:
-        share = await processes.share(one)
-        return (share.held, share.used, share.waiting) == (2, 2, {"x": 2, "y": 2})
-
-    await wait_until(shown)
-    await cancel_all(waiting)
+    await asyncio.sleep(1)
+    share = await simulated.share(one)
+    assert (share.held, share.used, share.waiting) == (2, 2, {"x": 2, "y": 2})
+    await cancel(*waiting)

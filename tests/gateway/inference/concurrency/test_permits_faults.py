@@ -19,11 +19,6 @@ from tests.gateway.inference.permit_processes import (
 from tests.support.virtual_time import virtual_time
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    random.seed(1)
-
-
 @virtual_time
 async def test_the_permits_of_a_killed_process_are_free_after_its_lease(simulated: SimulatedRedis) -> None:
     one, two = simulated.start(limit=6, max_wait=60), simulated.start(limit=6, max_wait=60)
@@ -82,7 +77,7 @@ async def test_redis_away_for_a_while(simulated: SimulatedRedis) -> None:
     """Freed permits go to the process's own waiting requests. The limit holds before, during and after the outage."""
     provider, limit = Provider(), 12
     processes = [simulated.start(limit=limit) for _ in range(3)]
-    end = now() + 12
+    end = now() + 7
 
     async def ask(permits: Process, account: str) -> None:
         while now() < end:
@@ -97,10 +92,10 @@ async def test_redis_away_for_a_while(simulated: SimulatedRedis) -> None:
     await asyncio.sleep(1)
     simulated.freeze()
     await asyncio.sleep(0.5)
-    used_meanwhile = await measure_use(5)
+    used_meanwhile = await measure_use(3)
     simulated.thaw()
     await asyncio.sleep(1)
-    used_afterwards = await measure_use(3)
+    used_afterwards = await measure_use(1)
     await asyncio.gather(*tasks)
     assert provider.most == limit
     assert used_meanwhile > 0.6

@@ -27,49 +27,44 @@ from tests.support.virtual_time import virtual_time
 SHORT_WINDOW = 1.5  # seconds, in real time
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    random.seed(1)
-
-
 @virtual_time
 async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: SimulatedRedis) -> None:
-    rate, quota, seconds = ProviderRate(requests=200), Quota(), 130
-    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(5)]
+    rate, quota, seconds = ProviderRate(requests=60), Quota(), 130
+    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
     end = now() + seconds
 
     async def ask(permits: Process, account: str) -> None:
         while now() < end:
             await quota.request(permits, account, random.uniform(0, 12))
 
-    await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(8)))
-    assert quota.most() <= 200
-    assert len(quota.starts) > 0.9 * 200 * seconds / quota.window
+    await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(5)))
+    assert quota.most() <= 60
+    assert len(quota.starts) > 0.9 * 60 * seconds / quota.window
 
 
 @virtual_time
 async def test_tokens_of_any_minute_are_within_the_quota(simulated: SimulatedRedis) -> None:
     rate, quota = ProviderRate(tokens=100_000), Quota()
-    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
-    end = now() + 200
+    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(2)]
+    end = now() + 130
 
     async def ask(permits: Process, account: str) -> None:
         while now() < end:
             tokens = random.randrange(500, 20_000)
             await quota.request(permits, account, random.uniform(0, 8), tokens, random.randrange(tokens // 4))
 
-    await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(5)))
+    await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(3)))
     assert quota.most_tokens() <= 100_000
-    assert len(quota.starts) > 110, "with all reserved tokens spent they would be 40"
+    assert len(quota.starts) > 90, "with all reserved tokens spent they would be 26"
 
 
 @virtual_time
 async def test_a_flood_does_not_reduce_the_share_of_others(simulated: SimulatedRedis) -> None:
-    rate, quota = ProviderRate(requests=120), Quota()
+    rate, quota = ProviderRate(requests=60), Quota()
     processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
-    for _ in range(120):  # from then on, one request becomes free every half second
+    for _ in range(60):  # from then on, one request becomes free every second
         await quota.request(processes[0], "first")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
 
     async def ask(permits: Process, account: str) -> None:
         while True:
@@ -78,12 +73,12 @@ async def test_a_flood_does_not_reduce_the_share_of_others(simulated: SimulatedR
             except ProviderQuotaExhausted:
                 await asyncio.sleep(2)
 
-    flood = [ask(p, "flood") for p in processes for _ in range(30)]
-    others = [ask(p, "other") for p in processes for _ in range(12)]
+    flood = [ask(p, "flood") for p in processes for _ in range(22)]
+    others = [ask(p, "other") for p in processes for _ in range(8)]
     await asyncio.wait(map(asyncio.create_task, [*flood, *others]), timeout=100)
     counts = collections.Counter(account for _, account in quota.starts)
     assert counts["other"] == pytest.approx(counts["flood"], abs=2)
-    assert quota.most() <= 120
+    assert quota.most() <= 60
 
 
 @virtual_time
@@ -121,6 +116,7 @@ async def test_a_quota_without_a_limit_of_permits(simulated: SimulatedRedis) -> 
     await cancel(*asks)
 
 
+@pytest.mark.long
 async def test_the_limit_and_the_quota_hold_across_a_failover() -> None:
     """One node of Redis Cluster has all permits, and its replica may lack the last calls.
 

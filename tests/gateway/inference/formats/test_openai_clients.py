@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser import packages
 from tests.fakes import FakeProvider
-from tests.fakes.provider import COMPLETIONS, DONE, call_part, calls, chunk, tokens
+from tests.fakes.provider import COMPLETIONS, call_part, calls, tokens
 from tests.gateway.inference.formats.chat import MODEL, sdk
 from tests.support.accounts import App
 from tests.support.prices import cost
@@ -27,34 +27,9 @@ class Question(NamedTuple):
     result: str  # of the tool
 
 
-def part(arguments: str, **members: Any) -> bytes:
-    return chunk(tool_calls=[{**members, "function": {"name": "weather", "arguments": arguments}}])
-
-
-# Some ways in which providers send the parts of one call (docs/providers.md). The gateway sends all in the same form.
-DIALECTS = {
-    "plain": [
-        call_part(0, id="call_1", name="weather", arguments=""),
-        call_part(0, arguments='{"city": '),
-        call_part(0, arguments='"Zürich"}'),
-    ],
-    "no index": [
-        chunk(tool_calls=[{"id": "call_1", "function": {"name": "weather", "arguments": '{"city": '}}]),
-        chunk(tool_calls=[{"function": {"arguments": '"Zürich"}'}}]),
-    ],
-    "from 1": [
-        call_part(1, id="call_1", name="weather", arguments='{"city": '),
-        call_part(1, arguments='"Zürich"}'),
-    ],
-    "all in each part": [
-        part('{"city": ', index=0, id="call_1", type="function"),
-        part('"Zürich"}', index=0, id="call_1", type="function"),
-    ],
-}
-
-
-def question(provider: FakeProvider, dialect: str = "plain") -> Question:
-    prompt = provider.plays(calls(*DIALECTS[dialect]))
+def question(provider: FakeProvider) -> Question:
+    begin = call_part(0, id="call_1", name="weather", arguments="")
+    prompt = provider.plays(calls(begin, call_part(0, arguments='{"city": '), call_part(0, arguments='"Zürich"}')))
     return Question(prompt, provider.plays(tokens("It", " rains.")))
 
 
@@ -84,10 +59,9 @@ PARAMETERS = {
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_openai_python(app: App, provider: FakeProvider, dialect: str) -> None:
+async def test_openai_python(app: App, provider: FakeProvider) -> None:
     """It repeats the model's message with a null in each field that was absent."""
-    whole, streamed = question(provider, dialect), question(provider, dialect)
+    whole, streamed = question(provider), question(provider)
     async with sdk(app) as client:
 
         async def ask(messages: list[Any], stream: bool) -> Any:
@@ -106,6 +80,7 @@ async def test_openai_python(app: App, provider: FakeProvider, dialect: str) -> 
     await completed(app, provider, whole, streamed)
 
 
+@pytest.mark.long
 async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -127,6 +102,7 @@ async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
     await completed(app, provider, whole, streamed)
 
 
+@pytest.mark.long
 async def test_langchain(app: App, provider: FakeProvider) -> None:
     from langchain_openai import ChatOpenAI
 
@@ -159,22 +135,6 @@ async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
     """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default."""
     ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
     questions = {way: question(provider) for way in ways}
-    report = await ask_with_sdks_of_npm(app, questions)
-    assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
-    [step] = report["hint"]["steps"]
-    assert (step["model"]["provider"], step["content"][0]["text"]) == ("openai.responses", "".join(COMPLETIONS))
-    await completed(app, provider, *questions.values(), more=cost(7, 3))
-
-
-async def test_a_call_without_its_arguments_is_not_run(app: App, provider: FakeProvider) -> None:
-    """OpenAI's SDK for Node runs any call whose arguments are JSON, even after `length`."""
-    cut = [call_part(0, id="call_1", name="weather", arguments=""), chunk(finish="length"), DONE]
-    report = await ask_with_sdks_of_npm(app, {"openai, stream": Question(provider.plays(cut), "")})
-    assert report["answers"]["openai, stream"]["cities"] == []
-
-
-async def ask_with_sdks_of_npm(app: App, questions: dict[str, Question]) -> Any:
-    """Returns what tools.mjs reports about the questions, which are by the way of asking."""
     packages.require("ai/package.json")
     process = await asyncio.create_subprocess_exec(
         "node",
@@ -195,4 +155,8 @@ async def ask_with_sdks_of_npm(app: App, questions: dict[str, Question]) -> Any:
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0
-    return json.loads(printed)
+    report = json.loads(printed)
+    assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
+    [step] = report["hint"]["steps"]
+    assert (step["model"]["provider"], step["content"][0]["text"]) == ("openai.responses", "".join(COMPLETIONS))
+    await completed(app, provider, *questions.values(), more=cost(7, 3))

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
+from tests.fakes.provider import DONE, ROLE, call_part, chunk, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.inference.formats.chat import MODEL, PATH, json_bytes, sdk, user
 from tests.support.accounts import App
 from tests.support.prices import cost, max_cost
-from tests.support.responses import answered, refused
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -19,30 +19,8 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Says
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
 
 
-TWO_CALLS = calls(
-    call_part(0, id="call_1", name="weather", arguments=""),
-    call_part(0, arguments='{"city": "Z'),
-    call_part(0, arguments='ürich"}'),
-    call_part(1, id="call_2", name="weather", arguments='{"city": "Bern"}'),
-)
-
-
-async def test_calls_of_a_stream_arrive_in_pieces(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(TWO_CALLS)
-    async with sdk(app) as client:
-        stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), tools=[TOOL], stream=True)
-        choices = [c.choices[0] async for c in stream]
-    assert [c.finish_reason for c in choices if c.finish_reason] == ["tool_calls"]
-    assert choices[0].delta.role == "assistant"
-    parts = [part for c in choices for part in c.delta.tool_calls or []]
-    assert [p.index for p in parts] == [0, 0, 0, 1]
-    assert [p.function.arguments for p in parts] == ["", '{"city": "Z', 'ürich"}', '{"city": "Bern"}']
-    assert [p.id for p in parts] == ["call_1", None, None, "call_2"]
-    assert await app.account.settled() == cost(9, 4)
-
-
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize(("finish", "arguments"), [("length", ""), ("content_filter", ""), ("tool_calls", "{}")])
+@pytest.mark.parametrize(("finish", "arguments"), [("length", ""), ("tool_calls", "{}")])
 async def test_a_call_that_was_cut_before_its_arguments(
     app: App, provider: FakeProvider, finish: str, arguments: str, stream: bool
 ) -> None:
@@ -61,17 +39,6 @@ async def test_a_call_that_was_cut_before_its_arguments(
     assert "".join(part.function.arguments for part in received) == arguments
     assert end == finish
     assert await app.account.settled() == cost(9, 4)
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_the_end_of_an_answer_that_calls_nothing_is_a_stop(
-    app: App, provider: FakeProvider, stream: bool
-) -> None:
-    """A client that waits for calls would otherwise find none."""
-    prompt = provider.plays(tokens("It", " rains.", finish="tool_calls"))
-    response = await app.post({"messages": user(prompt), "tools": [TOOL], "stream": stream}, path=PATH)
-    assert '"finish_reason":"stop"' in response.text
-    assert '"tool_calls"' not in response.text
 
 
 async def test_text_and_calls_in_one_answer(app: App, provider: FakeProvider) -> None:
@@ -125,7 +92,7 @@ async def test_a_whole_history_is_forwarded_and_priced(app: App, provider: FakeP
     assert await app.account.settled() == max_cost(texts + "x" * priced, 10, messages=10)
 
 
-@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+@pytest.mark.parametrize("choice", ["none", "required"])
 async def test_choices_are_forwarded(app: App, provider: FakeProvider, choice: str) -> None:
     prompt = provider.plays(tokens("x"))
     body = {"messages": user(prompt), "tools": [TOOL], "tool_choice": choice}
@@ -145,12 +112,9 @@ async def test_an_empty_list_of_tools_is_ignored(app: App, provider: FakeProvide
 
 REFUSED: dict[str, dict[str, Any]] = {
     "a choice without tools": {"tool_choice": "auto"},
-    "a choice of no tools": {"tools": [], "tool_choice": "none"},
     "an unknown choice": {"tools": [TOOL], "tool_choice": "cormorant"},
     "a choice without a name": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}},
-    "tools that are no list": {"tools": TOOL},
     "a tool of another type": {"tools": [{"type": "custom", "custom": {"name": "cormorant"}}]},
-    "a tool without a function": {"tools": [{"type": "function"}]},
     "a tool without a name": {"tools": [{"type": "function", "function": {"description": "cormorant"}}]},
     "a schema that is text": {"tools": [{"type": "function", "function": {"name": "f", "parameters": "cormorant"}}]},
     "parallel calls of another type": {"tools": [TOOL], "parallel_tool_calls": "cormorant"},
@@ -179,33 +143,20 @@ async def test_a_part_of_a_call_costs_the_maximum_after_a_cut(app: App, provider
     assert await app.account.settled() == max_cost(prompt + "x" * json_bytes([TOOL]))
 
 
-async def test_unrequested_calls_are_not_relayed_in_the_native_format(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(TWO_CALLS)
-    answer = answered(await app.ask(prompt))
-    assert (answer["text"], answer["finishReason"]) == ("", "stop")
-    assert (await app.events(prompt))[-1].json()["finishReason"] == "stop"
-    assert await app.account.settled() == 2 * cost(9, 4)
-
-
 DEEP = '{"x":' * 9_000 + "1" + "}" * 9_000
 # Arguments in a history, and what is sent, because chat templates parse it.
 SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({}, "{}"),
-    "null": ({"arguments": None}, "{}"),
     "empty": ({"arguments": ""}, "{}"),
     "plain": ({"arguments": ' {"x": 1.50, "y": "é"}'}, ' {"x": 1.50, "y": "é"}'),
     "cut": ({"arguments": '{"contents": "abc'}, "{}"),
-    "two objects": ({"arguments": "{}{}"}, "{}"),
     "not JSON": ({"arguments": "city=Bern"}, "{}"),
     "a list as text": ({"arguments": "[]"}, "{}"),
-    "a number as text": ({"arguments": "1"}, "{}"),
     "deep": ({"arguments": DEEP}, "{}"),
     "an object": ({"arguments": {"city": "Zürich", "days": [1, 2.5]}}, '{"city":"Zürich","days":[1,2.5]}'),
     "an object with half a character": ({"arguments": {"x": "a\ud83d"}}, '{"x":"a\ufffd"}'),
     "half a character as an escape": ({"arguments": '{"x": "a\\ud83d"}'}, '{"x": "a\\ufffd"}'),
     "a list": ({"arguments": ["x"]}, "{}"),
-    "a number": ({"arguments": 1}, "{}"),
-    "true": ({"arguments": True}, "{}"),
 }
 
 

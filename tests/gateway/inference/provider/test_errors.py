@@ -27,12 +27,10 @@ AZURE = (
 )
 GOOGLE = "Quota exceeded for quota metric 'Generate requests' and limit 'per minute'. See https://example.com/billing"
 RATE_LIMITS: dict[str, Any] = {
-    "Azure": {"error": {"code": "429", "message": AZURE}},
     "Azure, newer": {"error": {"code": "RateLimitReached", "message": AZURE}},
     "Google": {"error": {"code": 429, "message": GOOGLE, "status": "RESOURCE_EXHAUSTED"}},
     "OpenAI": {"error": {"code": "rate_limit_exceeded", "type": "tokens", "message": "add a payment method"}},
     "a type that names a quota": {"error": {"code": "rate_limit_exceeded", "type": "insufficient_quota"}},
-    "no capacity": {"error": {"code": "insufficient_capacity", "message": "x"}},
     "a text": {"error": "You exceeded your current quota"},
     "names of other types": {"error": {"code": ["quota"], "type": {"quota": "billing"}, "message": "x"}},
     "a member of another name": {"error": {"message": "x"}, "quota": {"billing": "credit"}},
@@ -114,7 +112,6 @@ def test_an_error_status_of_any_size(code: str) -> None:
     [
         ('"code":"insufficient_quota"', ProviderSignal.QUOTA),
         ('"code":null,"type":"billing_error"', ProviderSignal.QUOTA),
-        ('"code":"rate_limited"', ProviderSignal.CONGESTED),
         ('"code":"rate_limit_exceeded","type":"insufficient_quota"', ProviderSignal.CONGESTED),
         ('"code":"insufficient_credits"', ProviderSignal.QUOTA),
         ('"code":"server_error"', ProviderSignal.FAILED),

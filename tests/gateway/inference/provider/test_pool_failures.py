@@ -8,19 +8,16 @@ import asyncio
 
 import pytest
 
-from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
-from tests.fakes.server import CLOSE, RESET, Head, Raw, Script
-from tests.gateway.conftest import Launch
+from tests.fakes.server import CLOSE, Head, Raw, Script
 from tests.support.accounts import App
 from tests.support.prices import cost, max_cost
-from tests.support.redis_servers import free_port
 from tests.support.responses import failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NESTED = {"error": {"message": "kaputt, cormorant", "type": "server_error", "code": 500}}
-FLAT = {"object": "error", "message": "kaputt, cormorant", "type": "InternalServerError", "code": 500}
 QUOTA = {"error": {"message": "You exceeded your current quota, check your billing", "code": "insufficient_quota"}}
 REFUSED, ERROR, UNREACHABLE, EXHAUSTED = (
     (400, "PROVIDER_REFUSED"),
@@ -30,19 +27,16 @@ REFUSED, ERROR, UNREACHABLE, EXHAUSTED = (
 )
 
 BEFORE: dict[str, tuple[Script, tuple[int, str]]] = {
-    **{f"status {s}": (answer(s, NESTED), REFUSED) for s in (400, 413, 422)},
-    **{f"status {s}": (answer(s, NESTED), ERROR) for s in (403, 404, 416, 500, 503, 504)},
-    "flat error": (answer(500, FLAT), ERROR),
+    **{f"status {s}": (answer(s, NESTED), REFUSED) for s in (400, 422)},
+    **{f"status {s}": (answer(s, NESTED), ERROR) for s in (403, 404, 500)},
     "error page": (answer(500, b"<html>oops</html>", {"Content-Type": "text/html"}), ERROR),
     "redirect": (answer(302, b"", {"Location": "http://127.0.0.1:1/"}), ERROR),
     "no content": ([Head(204, {})], ERROR),
-    "payment": (answer(402, NESTED), EXHAUSTED),
     "quota": (answer(429, QUOTA), EXHAUSTED),
     "rate": (answer(429, {"error": {"message": "Rate limit reached"}}), EXHAUSTED),
     "not HTTP": ([Raw(b"\x16\x03\x01 nonsense\r\n\r\n"), CLOSE], ERROR),
     "a page instead of a stream": (answer(200, b"<html>hello</html>", {"Content-Type": "text/html"}), ERROR),
     "closed before an answer": ([CLOSE], UNREACHABLE),
-    "reset before an answer": ([RESET], UNREACHABLE),
     "cut after the head": ([ROLE, CLOSE], ERROR),
     "cut after a usage": ([ROLE, chunk(usage=(5, 5)), CLOSE], ERROR),
     "nested error inside the stream": ([ROLE, event(NESTED), DONE], ERROR),
@@ -70,7 +64,6 @@ async def test_before_a_token(app: App, provider: FakeProvider, case: str, strea
 AFTER: dict[str, Script] = {
     "cut": [CLOSE],
     "nested error": [event(NESTED), DONE],
-    "error with a status": [event({"error": {"message": "m", "code": 429}}), CLOSE],
     "not JSON": [b"data: {nonsense\n\n", DONE],
     "ended without a finish": [],
 }
@@ -81,11 +74,11 @@ async def test_after_a_token(app: App, provider: FakeProvider, case: str) -> Non
     prompt = provider.plays(ROLE, chunk("Gu"), chunk("ten"), *AFTER[case])
     events = await app.events(prompt)
     assert text_of(events) == "Guten"
-    assert failed(events) in {"PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED"}
+    assert failed(events) == "PROVIDER_ERROR"
     assert await app.account.settled() == max_cost(prompt)
     # A whole answer that cannot be completed has the status of its failure, and no part of the text.
     response = await app.ask(prompt)
-    assert response.status_code in (502, 503)
+    assert response.status_code == 502
     assert "Guten" not in response.text
     assert await app.account.settled() == 2 * max_cost(prompt)
     assert len(provider.asked(prompt)) == 2
@@ -97,10 +90,9 @@ async def test_usage_before_a_cut_is_charged(app: App, provider: FakeProvider) -
     assert await app.account.settled() == cost(5, 2)
 
 
-@pytest.mark.parametrize("tokens_reported", [10**400, 2**64, 10**9 + 1], ids=["10^400", "2^64", "10^9"])
-async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider, tokens_reported: int) -> None:
+async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider) -> None:
     """This holds even for a usage of 10^400, which no float can represent."""
-    prompt = provider.plays(tokens("a", usage=(tokens_reported, 1)))
+    prompt = provider.plays(tokens("a", usage=(10**400, 1)))
     for stream in (False, True):
         before = await app.account.settled()
         response = await app.ask(prompt, stream=stream)
@@ -134,12 +126,3 @@ async def test_a_refused_request_is_logged_with_the_providers_status(app: App, p
         assert logged["provider_status"] == (400 if script is overflow else 503)
     metrics = (await app.gateway.http.get("/metrics")).text
     assert 'gateway_provider_errors_total{code="PROVIDER_REFUSED"' not in metrics, "the provider works"
-
-
-async def test_no_connection(launch: Launch, backend: FakeAppBackend) -> None:
-    dead = f"http://127.0.0.1:{free_port()}/v1"
-    async with launch(GATEWAY_PROVIDER_URL=dead) as gw:
-        app = await gw.app(backend)
-        for stream in (True, False):
-            refused(await app.ask("Anyone?", stream=stream), 502, "PROVIDER_UNREACHABLE")
-        assert await app.account.settled() == 0

@@ -4,17 +4,18 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from gateway.inference.provider.pool import pause_between_sweeps
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import DONE, MODEL, ROLE, chunk, tokens
+from tests.fakes.provider import MODEL, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.polling import PATIENCE_SECONDS, wait_until
+from tests.support.polling import PATIENCE_SECONDS
 from tests.support.prices import cost, max_cost
 from tests.support.responses import failed, refused, text_of
 
@@ -24,18 +25,10 @@ OTHER = "qwen3.6-35b-a3b"  # the provider answers with it, and it has a price
 
 
 @module_fixture
-async def hasty(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    timeouts = "connect=1,first=1.5,idle=2,total=4"
-    folder = tmp_path_factory.mktemp("hasty")
-    async with gateway_with_redis(provider, folder, GATEWAY_PROVIDER_TIMEOUTS=timeouts) as gw:
-        yield gw
-
-
-@module_fixture
 async def lively(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     settings = {
         "GATEWAY_KEEP_ALIVE": "0.3",
-        "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=2.5,idle=2.5,total=10",
+        "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=2,idle=2,total=10",
     }
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("lively"), **settings) as gw:
         yield gw
@@ -57,33 +50,18 @@ async def lines(app: App, prompt: str, path: str = "", *, gate: asyncio.Event | 
     return got
 
 
-async def test_an_answer_that_arrived_while_the_gateway_stood_still_is_relayed_and_charged(
-    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app = await hasty.app(backend)
-    gate = asyncio.Event()
-    prompt = provider.plays(ROLE, gate, tokens("Gu", "ten", usage=(7, 2)))
-    asking = asyncio.create_task(app.ask(prompt))
-    await wait_until(lambda: provider.asked(prompt))
-    with hasty.paused():
-        gate.set()
-        await asyncio.sleep(4.5)  # longer than a whole answer may take
-    assert (await asking).json()["text"] == "Guten"
-    assert await app.account.settled() == cost(7, 2)
+async def test_no_token_in_time(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    """A stream then has had keep-alives, so that its failure is an event."""
+    app = await lively.app(backend)
 
-
-async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    app = await hasty.app(backend)
-
-    async def too_late(head: list, stream: bool) -> None:
+    async def too_late(*head: Any) -> None:
         prompt = provider.plays(*head, HANG)
         started = time.monotonic()
-        refused(await app.ask(prompt, stream=stream), 504, "PROVIDER_TIMEOUT")
-        assert 1 < time.monotonic() - started < 3.5, "before the limit of a whole answer"
+        refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+        assert 1.5 < time.monotonic() - started < 8, "before the limit of a whole answer"
         await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), PATIENCE_SECONDS)
 
-    heads: list[list] = [[], [Head()], [ROLE]]
-    await asyncio.gather(*(too_late(head, stream) for head in heads for stream in (True, False)))
+    await asyncio.gather(too_late(), too_late(Head()), too_late(ROLE))
     assert await app.account.settled() == 0
 
 
@@ -110,16 +88,6 @@ async def test_keep_alives_while_waiting_for_the_first_token(
     assert 3 <= got.count(": keep-alive") <= (time.monotonic() - began) / 0.3 + 1
     assert next(line for line in got if line.startswith("data")) == 'data: {"token":"late"}'
     assert await app.account.settled() == cost(2, 2)
-
-
-async def test_keep_alives_between_tokens(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    app = await lively.app(backend)
-    prompt = provider.plays(ROLE, chunk("a"), 1.0, chunk("b"), chunk("c"), chunk(finish="stop"), DONE)
-    got = await lines(app, prompt)
-    first, second, third = (got.index(f'data: {{"token":"{w}"}}') for w in "abc")
-    assert 1 <= second - first - 1 <= 4
-    assert set(got[first + 1 : second]) == {": keep-alive"}
-    assert third == second + 1
 
 
 async def test_keep_alives_during_reasoning(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:

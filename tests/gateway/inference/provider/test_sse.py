@@ -17,7 +17,7 @@ from gateway.inference.formats.native import NATIVE
 from gateway.inference.formats.openai import OpenAI
 from gateway.inference.provider.chunks import Delta
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.sse import EVENT_BYTES, MAX_REPORTED_TOKENS, AnswerReader
+from gateway.inference.provider.sse import EVENT_BYTES, AnswerReader
 from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, event, token
 from tests.support.selection import with_more_in_test_all
@@ -124,7 +124,7 @@ EVENTS = st.one_of(
 )
 
 
-@with_more_in_test_all("examples", 80, 400)
+@with_more_in_test_all("examples", 40, 400)
 def test_a_frame_does_not_change_the_text(examples: int) -> None:
     @given(st.lists(EVENTS, max_size=12))
     @example([framed(literal) for literal in ('"a"', '"b"', '"\\ud800"', '"c"')])  # half of a surrogate pair is held
@@ -157,56 +157,10 @@ def test_another_field_of_the_same_length_is_not_in_the_frame() -> None:
     assert (text, reader.failure) == ("abc", None)
 
 
-def test_an_event_is_held_until_its_end_arrives() -> None:
-    reader = AnswerReader([])
-    reader.received.append(token("a")[:-1])
-    assert (reader.read(), reader.complete) == ([], False)
-    reader.received.append(b"\n")
-    assert [delta.content for delta in reader.read()] == ["a"]
-
-
 def test_reasoning_counts_as_output_but_not_as_content() -> None:
     for field in ("reasoning", "reasoning_content"):
         text, reader = read(event(choices=[{"delta": {field: "Hmm"}}]), DONE)
         assert (text, reader.produced) == ("", 3)
-
-
-def test_the_last_usage_counts_and_an_invalid_one_is_ignored() -> None:
-    def usage(*reports: object) -> Usage | None:
-        return read(*(event(choices=[], usage=report) for report in reports), DONE)[1].usage
-
-    good = {"prompt_tokens": 1, "completion_tokens": 2}
-    assert usage(good, None) == Usage(1, 2)
-    assert usage(good, {"prompt_tokens": 5, "completion_tokens": 6}) == Usage(5, 6)
-    for bad in (
-        {"prompt_tokens": -1, "completion_tokens": 2},
-        {"prompt_tokens": 1.5, "completion_tokens": 2},
-        {},
-        "x",
-        7,
-    ):
-        assert usage(good, bad) == Usage(1, 2)
-        assert usage(bad) is None
-    assert usage({"prompt_tokens": True, "completion_tokens": 2}) is None
-
-
-HUGE_REPORTS = [b"1" + b"0" * 400, b"9" * 4_299, b"9" * 100_000, b"1e400", b"1e300", b"18446744073709551616"]
-
-
-@pytest.mark.parametrize("number", HUGE_REPORTS, ids=lambda number: f"{number[:4].decode()}-{len(number)}")
-def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
-    """This holds even for a usage of 10^400, which no float can represent."""
-    for report in (
-        b'{"prompt_tokens":%b,"completion_tokens":2}' % number,
-        b'{"prompt_tokens":2,"completion_tokens":%b}' % number,
-        b'{"prompt_tokens":2.0,"completion_tokens":2.0,"total_tokens":%b}' % number,
-    ):
-        _, reader = read(token("a"), b'data: {"choices":[],"usage":%b}\n\n' % report, DONE)
-        usage = reader.usage
-        assert reader.complete
-        assert usage is None or (
-            max(usage.input, usage.output) <= MAX_REPORTED_TOKENS and json.dumps([usage.input, usage.output])
-        )
 
 
 def test_a_usage_of_zero_after_output_is_invalid() -> None:
@@ -229,12 +183,6 @@ def test_a_leading_byte_order_mark_is_skipped(newline: bytes) -> None:
     assert read(token("a") + b"\xef\xbb\xbf" + token("ghost") + DONE)[0] == "a", "only the first is a mark"
 
 
-def test_an_answer_without_an_end_is_truncated() -> None:
-    text, reader = read(token("a"))
-    assert (text, type(reader.failure), reader.signal) == ("a", ProviderFailed, ProviderSignal.FAILED)
-    assert not reader.complete
-
-
 def test_an_answer_ends_once() -> None:
     _, complete = read(DONE)
     complete.fail(ProviderFailed(), ProviderSignal.FAILED)
@@ -247,23 +195,12 @@ def test_an_answer_ends_once() -> None:
     assert (type(failed.failure), failed.signal) == (ProviderQuotaExhausted, ProviderSignal.QUOTA)
 
 
-def test_the_body_of_an_error_status() -> None:
-    reader = AnswerReader([])
-    for part in (b'{"error":{"code":"insuffi', b'cient_quota"}}'):
-        reader.received.append(part)
-    reader.refuse(429, None)
-    assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         ({"error": {"message": "x", "code": 500}}, ProviderSignal.FAILED),
         ({"error": "x"}, ProviderSignal.FAILED),
-        ({"object": "error", "message": "x", "code": 503}, ProviderSignal.FAILED),
         ({"message": "x", "status": "429"}, ProviderSignal.CONGESTED),
-        ({"error": {"message": "quota exceeded", "code": 429}}, ProviderSignal.CONGESTED),
-        ({"error": {"message": "x", "type": "insufficient_quota", "code": 429}}, ProviderSignal.QUOTA),
         ({"error": {"code": 402}}, ProviderSignal.QUOTA),
     ],
 )
@@ -276,7 +213,6 @@ def test_errors_inside_the_stream(error: dict[str, object], expected: ProviderSi
 
 
 UNREADABLE = {
-    "not JSON": b"data: {]\n\n",
     "not an object": b"data: [1]\n\n",
     "not UTF-8": b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
     "nested too deeply": b'data: {"choices":[{"delta":{"tool_calls":%b}}]}\n\n' % (b"[" * 100_000),
@@ -297,10 +233,8 @@ def test_what_cannot_be_read_is_a_failure_of_the_provider(name: str, begun: bool
 HALF = "\udc00"
 SURROGATES = {
     "content": {"content": f"a{HALF}"},
-    "reasoning": {"reasoning": HALF},
     "reasoning_content": {"reasoning_content": HALF},
     "refusal": {"refusal": HALF},
-    "the id of a call": {"tool_calls": [{"index": 0, "id": HALF, "function": {"name": "f", "arguments": "{}"}}]},
     "the name of a call": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": HALF, "arguments": "{}"}}]},
     "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": HALF}}]},
     "arguments as an object": {
@@ -399,7 +333,7 @@ ERRORS = members(message=STRINGS, code=st.one_of(STRINGS, NUMBERS), status=NUMBE
 ANSWERS = members(model=STRINGS, choices=st.lists(CHOICES, max_size=2), usage=USAGES, error=ERRORS, message=STRINGS)
 
 
-@with_more_in_test_all("examples", 150, 1_000)
+@with_more_in_test_all("examples", 50, 1_000)
 def test_whatever_json_a_provider_sends_is_read_or_fails(examples: int) -> None:
     """Nothing that JSON allows crashes the reader, or what encodes its deltas."""
 

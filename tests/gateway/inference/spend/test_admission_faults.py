@@ -5,45 +5,21 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.errors import BackboneUnavailable, NotReplicated, SpendCapReached
-from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock, Reservation
+from gateway.errors import BackboneUnavailable, NotReplicated
+from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock
 from gateway.keys import partition_tag
 from gateway.redis import client as store_module
-from gateway.settings.prices import TARIFFS
-from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
+from tests.gateway.inference.admissions import EVALSHA, AdmissionProcess, Books, admission_process
 from tests.support.polling import wait_until
-from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
+from tests.support.redis_servers import RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
 
 
-async def test_a_redis_that_does_not_answer(remote: AdmissionProcess, proxy: Proxy, books: Books) -> None:
+async def test_a_lost_admission_holds_no_money(proxy: Proxy, remote: AdmissionProcess, books: Books) -> None:
     await remote.admit(0)
-    proxy.swallowing = True
-    began = asyncio.get_running_loop().time()
-    answers = await asyncio.gather(*[remote.admit(1000) for _ in range(20)], return_exceptions=True)
-    assert all(isinstance(each, BackboneUnavailable) for each in answers)
-    assert asyncio.get_running_loop().time() - began < 2
-    proxy.swallowing = False
-    proxy.cut()
-    await wait_until(lambda: remote.retries() >= 20)
-    assert await books.closed()
-
-
-@pytest.mark.parametrize("lost", ["answer", "request"])
-async def test_a_lost_admission_holds_no_money(proxy: Proxy, remote: AdmissionProcess, books: Books, lost: str) -> None:
-    await remote.admit(0)
-    if lost == "answer":
-        proxy.lose_answer = EVALSHA
-        with pytest.raises(BackboneUnavailable):
-            await remote.admit(1000)
-    else:
-        proxy.hold_requests = EVALSHA
-        asking = asyncio.create_task(remote.admit(1000))
-        await wait_until(lambda: proxy.held)
-        proxy.cut()
-        with pytest.raises(BackboneUnavailable):
-            await asking
-        proxy.let_go()
+    proxy.lose_answer = EVALSHA
+    with pytest.raises(BackboneUnavailable):
+        await remote.admit(1000)
     await wait_until(lambda: remote.retries() >= 1)
     await wait_until(books.closed)
     assert await books.spend() == (0, 0)
@@ -112,17 +88,6 @@ async def test_settlements_wait_for_redis(proxy: Proxy, remote: AdmissionProcess
     assert remote.retries() >= 5
 
 
-async def test_a_settlement_with_a_lost_answer_counts_once(
-    proxy: Proxy, remote: AdmissionProcess, books: Books
-) -> None:
-    reservation, other = await remote.reserve(1000), await remote.reserve(500)
-    proxy.lose_answer = EVALSHA
-    await remote.settle(reservation, 400)
-    await wait_until(lambda: remote.retries() >= 1 and not remote.admission.pending)
-    assert await books.spend() == (400, 500)
-    await remote.settle(other, 0)
-
-
 @pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "while connecting"])
 async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess, books: Books, moment: str) -> None:
     reservation = await remote.reserve(1000)
@@ -146,14 +111,6 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess
     assert await books.spend() == (400, 0)
 
 
-async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(
-    process: AdmissionProcess, books: Books
-) -> None:
-    await process.settle(Reservation("never-answered", "acc_one", 1000, TARIFFS[0]), 0)
-    assert not await books.client.keys("*")
-    assert process.counted("gateway_reservations_lost_total") == 0
-
-
 @pytest.mark.parametrize("admission_options", [{"max_pending": 3}], ids=["3"])
 async def test_the_number_of_pending_settlements_is_limited(
     proxy: Proxy, remote: AdmissionProcess, books: Books
@@ -173,13 +130,12 @@ async def test_the_number_of_pending_settlements_is_limited(
     assert await books.spend() == (2030, 0)
 
 
-@pytest.mark.parametrize("stuck", [1, 30])
 async def test_a_partition_that_refuses_does_not_delay_the_others(
-    proxy: Proxy, remote: AdmissionProcess, books: Books, stuck: int
+    proxy: Proxy, remote: AdmissionProcess, books: Books
 ) -> None:
     """This happens while one node of a cluster is down. The settlements of other nodes are written."""
     assert partition_tag("acc_one") != partition_tag("acc_other")
-    waiting = [await remote.reserve(1000) for _ in range(stuck)]
+    waiting = [await remote.reserve(1000) for _ in range(30)]
     fine = await remote.reserve(1000, app="blog", account="acc_other")
     proxy.go_down()
     for reservation in waiting:
@@ -195,7 +151,7 @@ async def test_a_partition_that_refuses_does_not_delay_the_others(
     finally:
         await books.client.rename("aside", key)
     await wait_until(books.closed)
-    assert await books.spend() == (10 * stuck, 0)
+    assert await books.spend() == (300, 0)
 
 
 @pytest.mark.parametrize("admission_options", [{"max_pending": 2}], ids=["2"])
@@ -222,8 +178,6 @@ async def test_an_overflow_during_a_repetition_does_not_stop_the_queue(
 
 # -- a failover, in which a replica that lacks the latest writes takes over ---------------------------------------
 
-on_redis = pytest.mark.parametrize("servers", ["redis"], indirect=True)  # a Valkey replica needs a second to start
-
 
 class Pair:
     """A primary and its replica. A test may disturb the network between them, and the gateway's network to them."""
@@ -245,9 +199,9 @@ class Pair:
         self.gateway.cut()
 
 
-@pytest.fixture(scope="module", params=BINARIES)
-def servers(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
-    primary, replica = RedisServer(request.param), RedisServer(request.param)
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
+    primary, replica = RedisServer("redis"), RedisServer("redis")  # a Valkey replica needs a second to start
     yield primary, replica
     primary.stop()
     replica.stop()
@@ -311,7 +265,6 @@ async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: Ad
     assert await books.spend() == (0, 30_000)
 
 
-@on_redis
 @pytest.mark.parametrize("fault", ["away", "frozen", "behind"])
 async def test_a_reservation_that_no_replica_has_is_refused_and_released(
     pair: Pair, careful: AdmissionProcess, fault: str
@@ -345,15 +298,6 @@ async def test_a_reservation_that_no_replica_has_is_refused_and_released(
         await wait_until(passes)
 
 
-@on_redis
-async def test_without_a_replica_a_full_cap_is_still_the_reason_of_a_refusal(
-    pair: Pair, careful: AdmissionProcess
-) -> None:
-    pair.replica.kill()
-    assert isinstance(await careful.refusal(CAP + 1), SpendCapReached)
-
-
-@on_redis
 async def test_without_the_setting_no_command_waits_for_replicas(pair: Pair, paired: AdmissionProcess) -> None:
     """No extra command is sent, whatever the replica does."""
     pair.replica.freeze()

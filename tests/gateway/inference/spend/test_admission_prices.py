@@ -48,8 +48,8 @@ async def requests_of(app: App) -> list[dict[str, Any]]:
 async def test_each_request_is_booked_at_the_price_of_its_own_time(
     tmp_path: Path, provider: FakeProvider, backend: FakeAppBackend
 ) -> None:
-    change = time.time() + 12
-    settings = write_prices(tmp_path, (MODEL, 1.5, 6, change))
+    change = time.time() + 10
+    settings = write_prices(tmp_path, (MODEL, 1.5, 6, change), ("small-1", 0.002, 2.5, change + 9_000))
     async with gateway_with_redis(provider, tmp_path, **settings) as gw:
         app = await gw.app(backend)
         hold = asyncio.Event()
@@ -65,20 +65,19 @@ async def test_each_request_is_booked_at_the_price_of_its_own_time(
         answered(await running)
         assert await spent(app) == 11 * cost(100, 10), "the request in flight keeps its price"
         assert f"<code>{MODEL}</code><td class=number>€1.50<td class=number>€6.00" in (await gw.http.get("/")).text
+        await check_a_model_only_in_the_file(app, provider)
 
 
-async def test_a_model_only_in_the_file(tmp_path: Path, provider: FakeProvider, backend: FakeAppBackend) -> None:
-    settings = write_prices(tmp_path, ("small-1", 0.002, 2.5, time.time() + 9_000))
-    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
-        app = await gw.app(backend)
-        prompt = provider.plays(tokens("x", usage=(100, 10), model="small-1"))
-        assert answered(await app.ask(prompt, model="small-1", maxTokens=50))["model"] == "small-1"
-        assert provider.asked(prompt)[0].json["model"] == "small-1"
-        assert await spent(app) == 100 * 2 + 10 * 2_500, "before its first time, its first price holds"
-        listing = (await gw.http.get(f"{app.path}/models", headers=app.headers())).json()
-        assert [each["id"] for each in listing["data"]] == [*PRICES, "small-1"]
-        assert (await gw.http.get(f"{app.path}/models/small-1", headers=app.headers())).status_code == 200
-        assert (await app.account.get("/capabilities")).json()["models"] == [*PRICES, "small-1"]
-        assert "<code>small-1</code><td class=number>€0.002<td class=number>€2.50" in (await gw.http.get("/")).text
-        (row,) = await wait_until(lambda: requests_of(app))
-        assert (row["model"], row["nanoEuro"]) == ("small-1", 25_200)
+async def check_a_model_only_in_the_file(app: App, provider: FakeProvider) -> None:
+    gw, before = app.gateway, await spent(app)
+    prompt = provider.plays(tokens("x", usage=(100, 10), model="small-1"))
+    assert answered(await app.ask(prompt, model="small-1", maxTokens=50))["model"] == "small-1"
+    assert provider.asked(prompt)[0].json["model"] == "small-1"
+    assert await spent(app) - before == 25_200, "before its first time, its first price holds"
+    listing = (await gw.http.get(f"{app.path}/models", headers=app.headers())).json()
+    assert [each["id"] for each in listing["data"]] == [*PRICES, "small-1"]
+    assert (await gw.http.get(f"{app.path}/models/small-1", headers=app.headers())).status_code == 200
+    assert (await app.account.get("/capabilities")).json()["models"] == [*PRICES, "small-1"]
+    assert "<code>small-1</code><td class=number>€0.002<td class=number>€2.50" in (await gw.http.get("/")).text
+    rows = await wait_until(lambda: requests_of(app), holds=lambda rows: len(rows) == 3)
+    assert (rows[0]["model"], rows[0]["nanoEuro"]) == ("small-1", 25_200)

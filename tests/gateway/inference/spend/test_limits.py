@@ -13,7 +13,7 @@ from tests.support import accounts
 from tests.support.gateway_process import Gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
-from tests.support.responses import answered, counted, refused
+from tests.support.responses import answered, refused
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -98,16 +98,3 @@ async def test_an_app_and_a_user_have_caps_of_their_own(
     spend = (await account.get(f"/account/apps/{app.name}/spend")).json()
     assert (spend["settled"], spend["reserved"], spend["cap"]) == (3 * price, 0, worst + 2 * price)
     assert (await account.get(f"/account/apps/{other.name}/spend")).json()["settled"] == price
-
-
-@session
-async def test_rates_of_an_app_and_its_users(app: accounts.App) -> None:
-    await set_limits(app, requestsPerMinute=3, userRequestsPerMinute=2)
-    assert [counted(await app.ask("x"))[:2] for _ in range(2)] == [(2, 1), (2, 0)]
-    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
-    assert counted(await app.ask("x", token=app.token("ben")))[:2] == (3, 0)
-    refused(await app.ask("x", token=app.token("eve")), 429, "APP_RATE_LIMITED")
-    await set_limits(app, requestsPerMinute=0, userRequestsPerMinute=None)
-    response = await app.ask("x")
-    refused(response, 429, "APP_RATE_LIMITED")
-    assert counted(response)[:2] == (0, 0)
