@@ -29,8 +29,8 @@ from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
 from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
-from tests.fakes.jwks import LEFT_OUT, READ, publish
-from tests.fakes.server import CLOSE, Head, Script, answer
+from tests.fakes.jwks import LEFT_OUT
+from tests.fakes.server import Head, Script, answer
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
@@ -151,22 +151,10 @@ FAULTS: dict[str, dict[str, Any]] = {
     "of the future": {"iat": int(time.time()) + 3600},
     "no subject": {"sub": ...},
     "a subject that is a number": {"sub": 7},
-    "an empty subject": {"sub": ""},
     "no audience": {"aud": ...},
-    "audiences with a number": {"aud": [CLIENT_ID, 5], "azp": CLIENT_ID},
     "no issuer": {"iss": ...},
     "no iat": {"iat": ...},
-    "nonce is null": {"nonce": None},
-    "exp is null": {"exp": None},
-    "several audiences and azp is null": {"aud": [CLIENT_ID, "another"], "azp": None},
-    "not valid yet": {"nbf": int(time.time()) + 3600},
     "exp is a text": {"exp": str(int(time.time()) + 60)},
-    "exp is true": {"exp": True},
-    "exp is no number": {"exp": float("nan")},
-    "exp is infinite": {"exp": float("inf")},
-    "iat is a text": {"iat": str(int(time.time()))},
-    "nbf is a text": {"nbf": str(int(time.time()))},
-    "a list of nonces": {"nonce": ["another"]},
     "azp is a list": {"azp": [CLIENT_ID]},
     "no signature": {"alg": "none"},
     "signed with the client's secret": {"alg": "HS256", "key": CLIENT_SECRET.ljust(64, "0")},
@@ -180,7 +168,7 @@ async def test_an_id_token_that_is_wrong(visitor: Visitor, idp: FakeIdentityProv
     assert_page(response, 400)
 
 
-@pytest.mark.parametrize("text", ["", "x", "a.b", "a.b.c", "e30.e30.", "\xe9.e30.e30", 5, None])
+@pytest.mark.parametrize("text", ["", "a.b.c", "\xe9.e30.e30", 5])
 async def test_what_is_no_id_token(visitor: Visitor, idp: FakeIdentityProvider, text: Any) -> None:
     idp.token_answer = {"id_token": text}
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
@@ -255,8 +243,9 @@ async def test_only_own_tickets_reach_the_provider(visitor: Visitor, idp: FakeId
     for forged in (unsigned, f"{unsigned}.{signature}", f"{unsigned}.{random}", f"{unsigned}.", changed, f"{own}="):
         visitor.http.cookies.set(TICKET, forged)
         assert_page(await come_back(visitor, {"code": random, "state": _derive(forged, "state")}), 400, "expired")
-    assert len(idp.forms) == asked
     visitor.http.cookies.set(TICKET, own)
+    assert_page(await come_back(visitor, {"code": random, "state": "of another site"}), 400)
+    assert len(idp.forms) == asked
     assert_page(await come_back(visitor, {"code": random, "state": _derive(own, "state")}), 400)
     assert len(idp.forms) == asked + 1
 
@@ -267,13 +256,6 @@ async def test_a_refusal_of_the_provider_counts_as_a_failed_log_in(visitor: Visi
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
     idp.faults.clear()
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 429)
-
-
-async def test_another_site_uses_up_no_attempts(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    await leave_one_attempt(visitor)
-    answer = idp.grant(await begin(visitor), new_email())
-    assert_page(await come_back(visitor, {"code": secrets.token_hex(8), "state": "of another site"}), 400)
-    assert (await come_back(visitor, answer)).status_code == 302
 
 
 async def test_a_callback_counts_once(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -317,12 +299,6 @@ async def test_an_issuer_that_is_announced_must_be_there() -> None:
             await openid.complete(ticket, answer)
 
 
-async def test_another_provider_answers_at_the_issuers_address() -> None:
-    async with FakeIdentityProvider() as idp, make_openid(idp.address + "/") as openid:
-        with pytest.raises(SignInUnavailable):
-            await openid.begin("dashboard")
-
-
 @contextlib.asynccontextmanager
 async def make_openid(issuer: str) -> AsyncIterator[OpenId]:
     """Makes one that refuses or fails before it needs Redis."""
@@ -331,7 +307,7 @@ async def make_openid(issuer: str) -> AsyncIterator[OpenId]:
         yield OpenId(settings, cast(Store, None), http)
 
 
-@pytest.mark.parametrize("page", ["https://evil.example", "//evil.example", "/ops", "dashboard.evil", ""])
+@pytest.mark.parametrize("page", ["//evil.example", "dashboard.evil", ""])
 async def test_no_open_redirect(visitor: Visitor, page: str) -> None:
     response = await visitor.http.get("/dashboard/sign-in", params={"page": page}, headers=visitor.headers)
     refused(response, 400, "REQUEST_MALFORMED")
@@ -344,15 +320,6 @@ async def test_new_keys_of_the_provider(visitor: Visitor, idp: FakeIdentityProvi
     await begin(visitor)
     idp.key, idp.kid = private_key("ES256"), "two"
     await sign_in(visitor, idp, new_email())
-
-
-@pytest.mark.parametrize("name", READ)
-async def test_a_key_that_is_read(visitor: Visitor, idp: FakeIdentityProvider, name: str) -> None:
-    """Keys that are left out do no harm, nor does another one of the same `kid`."""
-    published = publish(name)
-    idp.jwks = published.document
-    idp.kid = published.kid
-    await sign_in(visitor, idp, new_email(), alg=published.alg, key=published.private)
 
 
 async def test_members_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -375,11 +342,7 @@ async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdenti
     assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [[], [5], [*LEFT_OUT.values()], None, {}],
-    ids=["no key", "a number", "keys that are left out", "null", "an object"],
-)
+@pytest.mark.parametrize("keys", [[*LEFT_OUT.values()], None], ids=["keys that are left out", "null"])
 async def test_a_provider_without_a_usable_key(keys: Any) -> None:
     async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
         idp.jwks = {"keys": keys}
@@ -389,7 +352,6 @@ async def test_a_provider_without_a_usable_key(keys: Any) -> None:
 
 # The address of a person, by default a new one, and further claims.
 PEOPLE: dict[str, tuple[str, dict[str, Any], int]] = {
-    "no group": ("", {}, 401),
     "a group with a similar name": ("", {"groups": "capsule"}, 401),
     "one of the groups": ("", {"groups": ["staff", "capsule-operators"]}, 200),
     "an address": ("root@EXAMPLE.com", {}, 200),
@@ -539,19 +501,19 @@ async def test_without_a_provider_nothing_changes(gw: Gateway) -> None:
         assert (response.status_code, response.content) == (404, (await gw.http.get("/nothing")).content)
 
 
-async def test_a_provider_that_is_away() -> None:
-    async with make_openid("http://127.0.0.1:9") as openid:
-        for _ in range(3):
-            with pytest.raises(SignInUnavailable):
-                await openid.begin("dashboard")
+async def test_a_provider_that_is_away_or_another_one() -> None:
+    async with FakeIdentityProvider() as idp:
+        for issuer in ("http://127.0.0.1:9", f"{idp.address}/"):
+            async with make_openid(issuer) as openid:
+                for _ in range(2):
+                    with pytest.raises(SignInUnavailable):
+                        await openid.begin("dashboard")
 
 
 # -- what providers send -------------------------------------------------------------------------------------
 
 
 VERIFIED: dict[str, dict[str, Any]] = {
-    "as a text": {"email_verified": "true"},
-    "Entra ID, version 2": {"email_verified": ..., "xms_edov": True},
     "Entra ID, version 1": {"email_verified": ..., "xms_edov": "1"},
     "Entra ID, a number": {"email_verified": ..., "xms_edov": 1},
     "Entra ID, a text": {"email_verified": None, "xms_edov": "true"},
@@ -571,20 +533,12 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "null": ({"email": None}, {"email": None, "email_verified": True}, "no-email"),
     "no userinfo": ({"email_verified": ...}, None, "no-userinfo"),
     "empty": ({"email": ""}, {}, "email-malformed"),
-    "no domain": ({"email": "ada"}, {}, "email-malformed"),
     "a slash": ({"email": "a/b@example.com"}, {}, "email-malformed"),
-    "a question mark": ({"email": "a?b@example.com"}, {}, "email-malformed"),
-    "two at signs": ({"email": "ada@@example.com"}, {}, "email-malformed"),
-    "a space": ({"email": "a b@example.com"}, {}, "email-malformed"),
     "a number": ({"email": 7}, {}, "email-malformed"),
-    "a list": ({"email": ["ada@example.com"]}, {}, "email-malformed"),
     "a Kelvin sign, whose lower case is k": ({"email": "ada@exam\u212ale.com"}, {}, "email-not-ascii"),
-    "other letters": ({"email": "ad\xe4@example.com"}, {}, "email-not-ascii"),
     "not said": ({"email_verified": ...}, {"email": "ada@example.com"}, "no-verification"),
     "said of another one": ({"email_verified": ...}, {"email_verified": True}, "no-verification"),
-    "null in place of true": ({"email_verified": None}, {}, "no-verification"),
     "false": ({"email_verified": False}, {}, "not-verified"),
-    "the text false": ({"email_verified": "false"}, {}, "not-verified"),
     "another text": ({"email_verified": "True"}, {}, "not-verified"),
     "1": ({"email_verified": 1}, {}, "not-verified"),
     "false in place of Entra ID's": ({"email_verified": False, "xms_edov": True}, {}, "not-verified"),
@@ -657,11 +611,8 @@ SIGNED_USERINFO: dict[str, tuple[Any, ...]] = {
     "without what is optional": ({"iss": ..., "aud": ...}, True),
     "of another issuer": ({"iss": "https://evil.example"}, False),
     "for another client": ({"aud": "another"}, False),
-    "expired": ({"exp": int(time.time()) - 60}, False),
     "of somebody else": ({"sub": "somebody else"}, False),
-    "not verified": ({"email_verified": ...}, False),
     "signed by somebody else": ({}, False, "ES256", private_key("ES256")),
-    "signed with the client's secret": ({}, False, "HS256", CLIENT_SECRET.ljust(64, "0")),
     "not signed": ({}, False, "none", None),
 }
 
@@ -682,10 +633,8 @@ async def test_userinfo_that_is_signed(visitor: Visitor, idp: FakeIdentityProvid
 
 PROVIDER_FAULTS: dict[str, tuple[str, Script]] = {
     "503": ("/token", [Head(503, {"Content-Length": "0"})]),
-    "connection lost": ("/token", [CLOSE]),
     "a wrong secret": ("/token", answer(401, {"error": "invalid_client"})),
     "a wrong secret at Cognito": ("/token", answer(400, {"error": "invalid_client"})),
-    "a client without rights": ("/token", answer(400, {"error": "unauthorized_client"})),
     "userinfo refuses its own access token": ("/userinfo", answer(403, {"error": "insufficient_scope"})),
 }
 
@@ -760,8 +709,6 @@ async def test_a_provider_that_refuses_the_prompt(visitor: Visitor, idp: FakeIde
     ("announced", "sent"),
     [
         (None, "select_account"),
-        ([], "select_account"),
-        (["none", "login", "consent", "select_account"], "select_account"),
         (["none", "login", "consent"], "login"),
         (["none", "consent"], None),
     ],

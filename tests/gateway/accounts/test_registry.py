@@ -5,12 +5,11 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.errors import NotFound
 from gateway.keys import app_key
 from tests.support.key_leaks import find_keys
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import KEY, an_app
-from tests.support.stores import change_plan, opened
+from tests.support.stores import opened
 
 
 async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, valkey: RedisServer) -> None:
@@ -26,19 +25,7 @@ async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, valkey: Redi
         assert await local.api_keys.identify(wrong) is None
 
 
-async def test_every_account_has_a_key_of_its_own(local: Registry) -> None:
-    made = [await local.create_account("Same name", "free") for _ in range(20)]
-    assert len({account.id for account, _ in made}) == len({key for _, key in made}) == 20
-    for account, key in made:
-        assert (await local.api_keys.identify(key)).account == account.id
-
-
-async def test_the_plan_of_an_unknown_account(local: Registry) -> None:
-    with pytest.raises(NotFound):
-        await change_plan(local, "acc_none", "max")
-
-
-@pytest.mark.parametrize("name", ["", "..", "Shop", "shop:x", "sh--op", "-shop", "shöp", "a" * 64, "*", "shop\n"])
+@pytest.mark.parametrize("name", ["", "..", "shop:x", "a" * 64, "*", "shop\n"])
 async def test_an_invalid_name_is_never_looked_up(redis_url: str, name: str) -> None:
     async with opened("redis://127.0.0.1:1/0") as store:
         assert await Registry(store, Vault(KEY)).find_app(name) is None

@@ -24,8 +24,8 @@ async def test_an_account_renames_itself(gw: Gateway) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{}, *({"name": name} for name in ("", " \n", "a\0", "x" * 201, None, 1)), {"name": "x", "plan": "max"}, [], "x"],
-    ids=["nothing", "empty", "blank", "control", "long", "null", "number", "plan", "list", "text"],
+    [{}, *({"name": name} for name in (" \n", "a\0", "x" * 201, None)), {"name": "x", "plan": "max"}, []],
+    ids=["nothing", "blank", "control", "long", "null", "plan", "list"],
 )
 async def test_nothing_else_can_be_changed(gw: Gateway, body: Any) -> None:
     account = await gw.account()

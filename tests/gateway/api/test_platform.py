@@ -4,14 +4,16 @@ import json
 import re
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.app import create_app
 from gateway.redis.client import Store
+from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
-from tests.gateway.conftest import Launch
 from tests.support.accounts import DOMAIN, App
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import wait_until
@@ -22,14 +24,18 @@ from tests.support.responses import answered, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_without_an_operator_token_the_api_is_closed(launch: Launch) -> None:
-    async with launch(GATEWAY_OPERATOR_TOKEN="") as gw:
-        for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}", "Bearer null"):
+async def test_without_an_operator_token_the_api_is_closed() -> None:
+    application = create_app(Settings())
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        await application({**scope, "state": {}}, receive, send)
+
+    transport = httpx.ASGITransport(serve)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", verify=False) as http:
+        for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}"):
             headers = {"Authorization": authorization.strip()}
-            response = await gw.http.post("/platform/accounts", json={"name": "x", "plan": "free"}, headers=headers)
-            assert response.status_code in (401, 403, 404)
-            response = await gw.http.get("/capabilities", headers=headers)
-            refused(response, 401, "UNAUTHORIZED")
+            body = {"name": "x", "plan": "free"}
+            refused(await http.post("/platform/accounts", json=body, headers=headers), 401, "UNAUTHORIZED")
 
 
 async def test_an_account(gw: Gateway) -> None:
@@ -67,8 +73,6 @@ async def test_an_account(gw: Gateway) -> None:
         ({"plan": "free"}, "name"),
         ({"name": "x", "plan": "gold"}, "plan"),
         ({"name": "x", "plan": None}, "plan"),
-        ({"name": 5, "plan": "free"}, "name"),
-        ({"name": "", "plan": "free"}, "name"),
         ({"name": "\t", "plan": "free"}, "name"),
     ],
 )
@@ -113,16 +117,6 @@ async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:
     assert (await account.get("/account/apps")).json() == []
 
 
-@pytest.mark.parametrize(
-    "name", ["Shop", "a--b", "-a", "a-", "a.b", "a_b", "a" * 64, "caf%C3%A9", "%2e%2e", "a%2fb", "a%20b", "a:b"]
-)
-async def test_invalid_names(gw: Gateway, backend: FakeAppBackend, name: str) -> None:
-    body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
-    response = await gw.platform("PUT", f"apps/{name}", body)
-    assert response.status_code in (400, 404)
-    assert (await gw.http.get("/health")).status_code == 200
-
-
 async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
     """Otherwise the other's preview could serve the keys of an app named `<other>-preview`."""
     body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
@@ -139,11 +133,8 @@ async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend
     [
         {"kind": "magic"},
         {"kind": "jwks", "url": "nonsense"},
-        {"kind": "jwks", "url": "file:///etc/passwd"},
-        {"kind": "jwks", "url": 5},
         {"kind": "secret"},
         {"kind": "backend"},
-        {"kind": "backend", "url": "ftp://x/y"},
         {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"},
         {"url": "http://127.0.0.1/x", "issuer": 5, "kind": "jwks"},
         "jwks",
@@ -157,24 +148,19 @@ async def test_malformed_auths(gw: Gateway, auth: Any) -> None:
 
 
 async def test_apps_of_unknown_accounts(gw: Gateway) -> None:
-    for body in ({}, {"account": "acc_nobody"}, {"account": 5}, {"account": None}, []):
-        response = await gw.platform("PUT", "apps/of-nobody", body)
-        assert response.status_code in (400, 404)
+    for body in ({}, {"account": "acc_nobody"}, []):
+        assert (await gw.platform("PUT", "apps/of-nobody", body)).status_code in (400, 404)
     refused(await gw.platform("GET", "apps/of-nobody"), 404, "NOT_FOUND")
     refused(await gw.platform("DELETE", "apps/of-nobody"), 404, "NOT_FOUND")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff", b"[" * 50_000])
-async def test_malformed_bodies(gw: Gateway, content: bytes) -> None:
+async def test_malformed_bodies(gw: Gateway) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
-    for method, path in (("POST", "accounts"), ("PUT", "apps/no-body"), ("PUT", "inference")):
-        response = await gw.http.request(method, f"/platform/{path}", content=content, headers=headers)
+    for content in (b"", b"{", b"null", b"\xff", b"[" * 50_000):
+        response = await gw.http.put("/platform/inference", content=content, headers=headers)
         message = refused(response, 400, "REQUEST_MALFORMED")["message"]
         assert message.startswith(("body: ", "The body is nested too deeply."))
         assert content or message == "body: must not be empty"
-
-
-async def test_a_body_that_is_too_large(gw: Gateway) -> None:
     response = await gw.platform("POST", "accounts", {"name": "x" * 1_050_000, "plan": "free"})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"] == "body: must have at most 1,024 KiB."
 
@@ -194,22 +180,12 @@ async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
     refused(await gw.platform("GET", "apps/second-come"), 404, "NOT_FOUND")
 
 
-async def test_health_and_readiness(gw: Gateway) -> None:
-    for path in ("/health", "/ready"):
-        response = await gw.http.get(path)
-        assert response.status_code == 200
-        assert response.headers["X-Request-Id"]
-
-
 async def test_metrics(gw: Gateway, app: App) -> None:
     answered(await app.ask("x"))
     refused(await app.ask(""), 400, "REQUEST_MALFORMED")
     response = await gw.http.get("/metrics")
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert response.status_code == 200
-    assert response.headers["Content-Type"].startswith("text/plain")
     text = response.text
-    assert "# TYPE" in text
     assert "REQUEST_MALFORMED" in text
     assert "gen_ai_" in text
     assert not [secret for secret in gw.secrets if secret in text]
