@@ -16,11 +16,12 @@ import httpx
 import jwt
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
-from gateway.accounts.openid import SIGN_IN_SECONDS, OpenId, _derive
+from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId, _derive
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.sign_in import TICKET
-from gateway.errors import SignInFailed, SignInUnavailable
+from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable
 from gateway.keys import REGISTRATIONS_KEY, members_key
 from gateway.outbound.client import Client
 from gateway.redis.client import Store
@@ -35,6 +36,7 @@ from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.stores import opened
 from tests.support.visitor import Visitor
 
 OPERATORS = "Root@example.com, groups=capsule-operators, teams=ops@example.com, email=boss@example.com"
@@ -65,6 +67,13 @@ async def oidc(
     async with gateway_with_redis(provider, folder, fast, GATEWAY_REGISTRATIONS_PER_DAY="1000", **operators) as running:
         running.confidential.add(CLIENT_SECRET)
         yield running
+
+
+@module_fixture
+async def openid(oidc: Gateway, shared_idp: FakeIdentityProvider) -> AsyncIterator[OpenId]:
+    """What the gateway signs people in with, in this process."""
+    async with opened(oidc.redis.url) as store, make_openid(shared_idp.address, store) as openid:
+        yield openid
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -163,38 +172,33 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_an_id_token_that_is_wrong(visitor: Visitor, idp: FakeIdentityProvider, fault: str) -> None:
-    response = await come_back(visitor, idp.grant(await begin(visitor), new_email(), **FAULTS[fault]))
-    assert_page(response, 400)
+async def test_an_id_token_that_is_wrong(openid: OpenId, idp: FakeIdentityProvider, fault: str) -> None:
+    with pytest.raises(SignInFailed):
+        await complete(openid, idp, **FAULTS[fault])
 
 
-@pytest.mark.parametrize("text", ["", "a.b.c", "\xe9.e30.e30", 5])
-async def test_what_is_no_id_token(visitor: Visitor, idp: FakeIdentityProvider, text: Any) -> None:
-    idp.token_answer = {"id_token": text}
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
+async def test_what_is_no_id_token(openid: OpenId, idp: FakeIdentityProvider) -> None:
+    for text in ("", "a.b.c", "\xe9.e30.e30", 5):
+        idp.token_answer = {"id_token": text}
+        with pytest.raises(SignInFailed):
+            await complete(openid, idp)
     idp.faults = {"/token": [b"<html>"]}
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
+    with pytest.raises(SignInFailed):
+        await complete(openid, idp)
 
 
-# What userinfo says of `ada`, beside the address, and the status.
-USERINFO: dict[str, tuple[dict[str, Any], int]] = {
-    "of the person": ({"sub": "ada", "email_verified": True}, 302),
-    "as a text": ({"sub": "ada", "email_verified": "true", "phone_number": None}, 302),
-    "of somebody else": ({"sub": "bob", "email_verified": True}, 400),
-    "without a verification": ({"sub": "ada"}, 403),
-}
-
-
-@pytest.mark.parametrize("case", USERINFO)
-async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+async def test_the_address_at_userinfo(openid: OpenId, idp: FakeIdentityProvider) -> None:
     """An address of the token without its verification does not borrow that of userinfo."""
-    userinfo, status = USERINFO[case]
-    email = new_email()
-    idp.userinfo = {**userinfo, "email": email}
-    unverified = {"sub": "ada", "email": "victim@example.com", "email_verified": ...}
-    assert (await come_back(visitor, idp.grant(await begin(visitor), **unverified))).status_code == status
-    session = await visitor.call("GET", "/dashboard/session")
-    assert session.json().get("email") == (email if status == 302 else None)
+    token, email = {"sub": "ada", "email": "victim@example.com", "email_verified": ...}, new_email()
+    idp.userinfo = {"sub": "ada", "email": email, "email_verified": "true", "phone_number": None}
+    assert (await complete(openid, idp, **token)).email == email
+    for userinfo, refusal in (
+        ({"sub": "bob", "email_verified": True}, SignInFailed),
+        ({"sub": "ada"}, AddressNotVerified),
+    ):
+        idp.userinfo = {**userinfo, "email": email}
+        with pytest.raises(refusal):
+            await complete(openid, idp, **token)
 
 
 # What differs in the browser's answer, and a word of the page.
@@ -300,11 +304,18 @@ async def test_an_issuer_that_is_announced_must_be_there() -> None:
 
 
 @contextlib.asynccontextmanager
-async def make_openid(issuer: str) -> AsyncIterator[OpenId]:
-    """Makes one that refuses or fails before it needs Redis."""
-    settings = Settings(oidc_issuer=issuer, oidc_client_id=CLIENT_ID, oidc_client_secret=CLIENT_SECRET)
+async def make_openid(issuer: str, store: Store | None = None, *, trusting: bool = False) -> AsyncIterator[OpenId]:
+    """Makes one in this process. Without a store, it must refuse or fail before it needs Redis."""
+    settings = Settings(
+        oidc_issuer=issuer, oidc_client_id=CLIENT_ID, oidc_client_secret=CLIENT_SECRET, oidc_trust_email=trusting
+    )
     async with Client(allow_private=True, own=True) as http:
-        yield OpenId(settings, cast(Store, None), http)
+        yield OpenId(settings, cast(Store, store), http)
+
+
+async def complete(openid: OpenId, idp: FakeIdentityProvider, email: str = "", /, **claims: Any) -> Identity:
+    ticket, location = await openid.begin("dashboard")
+    return await openid.complete(ticket, idp.grant(location, email or new_email(), **claims))
 
 
 @pytest.mark.parametrize("page", ["//evil.example", "dashboard.evil", ""])
@@ -334,12 +345,11 @@ async def test_members_that_are_null_are_absent(visitor: Visitor, idp: FakeIdent
     await sign_in(visitor, idp, new_email())
 
 
-async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+async def test_claims_that_are_null_are_absent(openid: OpenId, idp: FakeIdentityProvider) -> None:
     email = new_email()
     idp.userinfo = {"sub": email, "email": email, "email_verified": True, "groups": ["staff"]}
     nulls = dict.fromkeys(["nbf", "jti", "azp", "email_verified", "groups"])
-    await sign_in(visitor, idp, email, **nulls)
-    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+    assert (await complete(openid, idp, email, **nulls)).claims["groups"] == ["staff"]
 
 
 @pytest.mark.parametrize("keys", [[*LEFT_OUT.values()], None], ids=["keys that are left out", "null"])
@@ -520,11 +530,10 @@ VERIFIED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", VERIFIED)
-async def test_forms_of_a_verification(visitor: Visitor, idp: FakeIdentityProvider, form: str) -> None:
-    email = new_email()
-    await sign_in(visitor, idp, email, **VERIFIED[form])
-    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+async def test_forms_of_a_verification(openid: OpenId, idp: FakeIdentityProvider) -> None:
+    for form, claims in VERIFIED.items():
+        email = new_email()
+        assert (await complete(openid, idp, email, **claims)).email == email, form
 
 
 # What the ID token and userinfo say, and the reason in the log.
@@ -553,17 +562,22 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
 
 
 @pytest.mark.parametrize("case", REASONS)
-async def test_the_log_says_what_is_wrong_with_an_address(
-    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider, case: str
-) -> None:
+async def test_the_log_says_what_is_wrong_with_an_address(openid: OpenId, idp: FakeIdentityProvider, case: str) -> None:
     claims, userinfo, reason = REASONS[case]
-    email, before = new_email(), len(refusals(oidc))
+    # The person can do something about it only in one case.
+    advice = "verify your address there" if reason == "not-verified" else "tell the operator"
+    with capture_logs() as log, pytest.raises(AddressNotVerified, match=advice):
+        await complete_with(openid, idp, claims, userinfo)
+    assert [(line["reason"], line["detail"]) for line in log] == [(reason, None)]
+
+
+async def complete_with(
+    openid: OpenId, idp: FakeIdentityProvider, claims: dict[str, Any], userinfo: dict[str, Any] | None
+) -> Identity:
+    email = new_email()
     idp.userinfo = {"sub": email, **(userinfo or {})}
     idp.token_answer = {"access_token": None} if userinfo is None else {}
-    response = await come_back(visitor, idp.grant(await begin(visitor), email, **claims))
-    # The person can do something about it only in one case.
-    assert_page(response, 403, "verify your address there" if reason == "not-verified" else "tell the operator")
-    assert await wait_until(lambda: refusals(oidc)[before:]) == [(reason, None)]
+    return await complete(openid, idp, email, **claims)
 
 
 def refusals(gw: Gateway) -> list[tuple[str, str | None]]:
@@ -584,25 +598,14 @@ async def test_the_log_says_what_else_is_wrong(oidc: Gateway, visitor: Visitor, 
     assert refusals(oidc)[before:] == [*expected, ("token", "nonce")]
 
 
-async def test_addresses_that_the_operator_trusts(
-    provider: FakeProvider, idp: FakeIdentityProvider, tmp_path: Path
-) -> None:
-    trusting = idp.settings(TRUST_EMAIL="true")
-    async with gateway_with_redis(provider, tmp_path, **trusting) as gw, (visitor := Visitor(gw)).http:
-        gw.confidential.add(CLIENT_SECRET)
-        trusted = [each for each in REASONS.values() if each[-1] in ("no-verification", "no-userinfo")]
-        refused_ones = {each[-1]: each for each in REASONS.values() if each not in trusted}  # each takes an attempt
-        for claims, userinfo, reason in (*trusted, *refused_ones.values()):
-            email = new_email()
-            idp.userinfo = {"sub": email, **(userinfo or {})}
-            idp.token_answer = {"access_token": None} if userinfo is None else {}
-            visitor.http.cookies.clear()
-            response = await come_back(visitor, idp.grant(await begin(visitor), email, **claims))
+async def test_addresses_that_the_operator_trusts(oidc: Gateway, idp: FakeIdentityProvider) -> None:
+    async with opened(oidc.redis.url) as store, make_openid(idp.address, store, trusting=True) as openid:
+        for claims, userinfo, reason in REASONS.values():
             if reason in ("no-verification", "no-userinfo"):
-                assert response.status_code == 302, claims
-                assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+                assert (await complete_with(openid, idp, claims, userinfo)).email.endswith("@example.com"), claims
             else:
-                assert_page(response, 403)
+                with pytest.raises(AddressNotVerified):
+                    await complete_with(openid, idp, claims, userinfo)
 
 
 # What differs in a signed userinfo, whether it is accepted, and the algorithm and key of another signer.
@@ -618,17 +621,15 @@ SIGNED_USERINFO: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", SIGNED_USERINFO)
-async def test_userinfo_that_is_signed(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+async def test_userinfo_that_is_signed(openid: OpenId, idp: FakeIdentityProvider, case: str) -> None:
     (changes, accepted, *signer), email = SIGNED_USERINFO[case], new_email()
     alg, key = signer or ("ES256", idp.key)
     claims = {"iss": idp.address, "aud": CLIENT_ID, "sub": email, "email": email, "email_verified": True, **changes}
     kept = {name: value for name, value in claims.items() if value is not ...}
     text = jwt.encode(kept, key, algorithm=alg, headers={"kid": idp.kid})
     idp.faults["/userinfo"] = [Head(200, {"Content-Type": "application/jwt; charset=utf-8"}), text.encode()]
-    response = await come_back(visitor, idp.grant(await begin(visitor), email, email=..., email_verified=...))
-    assert response.status_code in ((302,) if accepted else (400, 403)), response.text
-    session = (await visitor.call("GET", "/dashboard/session")).json()
-    assert session.get("email") == (email if accepted else None)
+    with contextlib.nullcontext() if accepted else pytest.raises(SignInFailed):
+        assert (await complete(openid, idp, email, email=..., email_verified=...)).email == email
 
 
 PROVIDER_FAULTS: dict[str, tuple[str, Script]] = {

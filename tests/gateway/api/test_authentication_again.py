@@ -71,7 +71,7 @@ def bearer(account: Account) -> str:
 
 
 async def test_a_revoked_key_finishes_nothing(gw: Gateway, app: App) -> None:
-    """Neither a change nor a call of a tool."""
+    """Neither a change nor a call of a tool. The bodies of many requests are held at once."""
     calls = [
         (method, path.replace("/apps/x", f"/apps/{app.name}"), describe_body(path), BODY)
         for method, path, accepted in CHANGES
@@ -81,7 +81,7 @@ async def test_a_revoked_key_finishes_nothing(gw: Gateway, app: App) -> None:
     for some in batched(calls):
         other = await app.account.add_key()
         held = [await Held.open(gw, method, path, bearer(other), *more, body=body) for method, path, more, body in some]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         await revoke(app.account, other)
         for each, (method, path, *_) in zip(held, some, strict=True):
             assert code_of(await each.finish()) == (401, "UNAUTHORIZED"), (method, path)
@@ -118,7 +118,7 @@ async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: A
             for method, path in some:
                 path = path.replace("/apps/x", f"/apps/{app.name}")
                 held.append(await Held.open(gw, method, path, *headers, *describe_body(path)))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
             assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
             for each, call in zip(held, some, strict=True):
                 assert code_of(await each.finish()) == (401, "UNAUTHORIZED"), call
