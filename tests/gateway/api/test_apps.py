@@ -16,7 +16,7 @@ from gateway.keys import partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.deployment import packed
-from tests.support.deploys import report_phases
+from tests.support.deploys import an_app, report_phases
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.key_leaks import find_keys
 from tests.support.responses import answered, refused
@@ -28,9 +28,9 @@ TRIED = CHANGES.limit
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hosting(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway at an address under the apps' domain. The test is its external engine."""
+    """A gateway at an address under the apps' domain, which refuses private ones. The test is its external engine."""
     settings = {"GATEWAY_BASE_URL": "http://api.apps.localhost", "GATEWAY_API_URL": "http://hooks.apps.localhost"}
-    settings["GATEWAY_DEPLOY_ENGINE"] = "external"
+    settings |= {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "false"}
     folder = tmp_path_factory.mktemp("hosting")
     async with gateway_with_redis(provider, folder, **settings) as running:
         yield running
@@ -214,12 +214,12 @@ async def test_other_fields_cannot_be_set(gw: Gateway, app: App, body: Any) -> N
     assert (await gw.platform("GET", f"apps/{app.name}")).json() == before
 
 
-@pytest.mark.parametrize("url", ["https://169.254.169.254/", "https://[::1]/"])
-async def test_addresses_inside_the_services_network(strict: Gateway, url: str) -> None:
-    account = await strict.account()
+async def test_addresses_inside_the_services_network(hosting: Gateway) -> None:
+    account = await hosting.account()
     name = await created(account)
-    answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
-    assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+    for url in ("https://169.254.169.254/", "https://[::1]/"):
+        answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
+        assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
 async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> None:
@@ -244,11 +244,10 @@ async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> No
 # -- deleting ------------------------------------------------------------------------------------------------
 
 
-async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBackend) -> None:
+async def test_a_deletion_leaves_nothing(hosting: Gateway) -> None:
     """No hook, variable, source or deploy remains, of an own app or of an operator's."""
     gw, account = hosting, await hosting.account()
-    operators = await account.app(backend)
-    for name, made in ((await created(account), "POST"), (operators.name, "PUT")):
+    for name, made in ((await created(account), "POST"), (await an_app(account), "PUT")):
         app_id = next(app["id"] for app in (await call(account, "GET", "")).json() if app["name"] == name)
         hook = (await call(account, "POST", f"/{name}/hooks", {"name": "ci"})).json()["url"]
         gw.confidential.add(hook.rpartition("/")[2])

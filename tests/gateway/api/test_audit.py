@@ -124,20 +124,19 @@ async def with_reason(gw: Gateway, *reasons: str, path: str = "inference", metho
 
 # What the header has, and the reason in the record.
 REASONS = {
-    "ASCII": ("Load test is over", "Load test is over"),
-    "encoded": ("%C3%9Cberlastung%3A%20100%25", "Überlastung: 100%"),
-    "a plain percent sign": ("100% sure", "100% sure"),
-    "the longest, encoded": ("%C3%A9" * 500, "é" * 500),
+    "Load test is over": "Load test is over",
+    "%C3%9Cberlastung%3A%20100%25": "Überlastung: 100%",
+    "100% sure": "100% sure",
+    "%C3%A9" * 500: "é" * 500,
 }
 
 
-@pytest.mark.parametrize("form", REASONS)
-async def test_a_reason_is_recorded(gw: Gateway, form: str) -> None:
-    header, reason = REASONS[form]
-    answer = await with_reason(gw, header)
-    assert answer.status_code == 200, answer.text
-    (record, *_) = await trail(gw)
-    assert (record["requestId"], record["reason"]) == (answer.headers["X-Request-Id"], reason)
+async def test_a_reason_is_recorded(gw: Gateway) -> None:
+    for header, reason in REASONS.items():
+        answer = await with_reason(gw, header)
+        assert answer.status_code == 200, answer.text
+        (record, *_) = await trail(gw)
+        assert (record["requestId"], record["reason"]) == (answer.headers["X-Request-Id"], reason)
 
 
 INVALID_REASONS = {

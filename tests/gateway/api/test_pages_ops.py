@@ -87,8 +87,24 @@ async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, vis
 # -- what is told --------------------------------------------------------------------------------------------
 
 
-async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch(COUNTED_SOON) as gw:
+async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """On Kubernetes, they have the report of the pods."""
+    at = "2026-11-28T09:00:00.000Z"
+    report = PodReport(
+        at,
+        total=3,
+        states=PodStates(running=1, failing=1, waitingForRoom=1),
+        failures={"CrashLoopBackOff": 1},
+        nodes=[NodeLoad("node-1", 2, 400_000_000, 1_600_000_000)],
+        waiting=[WaitingPod("app_1", "dep_1", at, "0/1 nodes are available: 1 Insufficient memory.")],
+    )
+    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}"}
+    async with launch(COUNTED_SOON, **settings) as gw:
+        assert (await snapshot(gw))["pods"] == msgspec.to_builtins(PodReport())
+        async with opened(gw.redis.url) as store:
+            await write_pod_report(store, report)
+            await wait_until(lambda: snapshot(gw), holds=lambda seen: seen["pods"] == msgspec.to_builtins(report))
+            await store.client.delete(PODS_KEY)  # as when it expires
         app = await gw.app(backend)
         for _ in range(20):
             await app.events("x")
@@ -97,6 +113,7 @@ async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend
         seen = await wait_until(
             lambda: snapshot(gw), holds=lambda seen: sum(minute["requests"] for minute in seen["minutes"]) == 21
         )
+        assert seen["pods"]["at"] is None
         assert sum(minute["codes"].get("USER_RATE_LIMITED", 0) for minute in seen["minutes"]) == 1
         assert sum(minute["streams"] for minute in seen["minutes"]) == 20
         assert 0 < seen["firstToken"]["p50"] <= seen["firstToken"]["p99"]
@@ -119,25 +136,6 @@ async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend
 
         async with Worker(gw.redis.url, gw.folder):
             await wait_until(dropped)
-
-
-async def test_on_kubernetes_the_figures_have_the_report_of_the_pods(launch: Launch, tmp_path: Path) -> None:
-    at = "2026-11-28T09:00:00.000Z"
-    report = PodReport(
-        at,
-        total=3,
-        states=PodStates(running=1, failing=1, waitingForRoom=1),
-        failures={"CrashLoopBackOff": 1},
-        nodes=[NodeLoad("node-1", 2, 400_000_000, 1_600_000_000)],
-        waiting=[WaitingPod("app_1", "dep_1", at, "0/1 nodes are available: 1 Insufficient memory.")],
-    )
-    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}"}
-    async with launch(COUNTED_SOON, **settings) as gw, opened(gw.redis.url) as store:
-        assert (await snapshot(gw))["pods"] == msgspec.to_builtins(PodReport())
-        await write_pod_report(store, report)
-        await wait_until(lambda: snapshot(gw), holds=lambda seen: seen["pods"] == msgspec.to_builtins(report))
-        await store.client.delete(PODS_KEY)  # as when it expires
-        await wait_until(lambda: snapshot(gw), holds=lambda seen: seen["pods"]["at"] is None)
 
 
 async def test_the_number_of_viewers_is_limited_and_a_drain_ends_their_streams(launch: Launch) -> None:

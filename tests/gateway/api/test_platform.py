@@ -67,50 +67,36 @@ async def test_an_account(gw: Gateway) -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"plan": "free"}, "name"),
-        ({"name": "x", "plan": "gold"}, "plan"),
-        ({"name": "x", "plan": None}, "plan"),
-        ({"name": "\t", "plan": "free"}, "name"),
-    ],
-)
-async def test_malformed_accounts(gw: Gateway, body: dict[str, Any], field: str) -> None:
-    error = refused(await gw.platform("POST", "accounts", body), 400, "REQUEST_MALFORMED")
-    assert field in error["message"]
-    if field == "plan":
-        account = await gw.account()
-        changed = await gw.platform("PATCH", f"accounts/{account.id}", {"plan": body["plan"]})
-        assert field in refused(changed, 400, "REQUEST_MALFORMED")["message"]
+async def test_malformed_accounts(gw: Gateway) -> None:
+    account = await gw.account()
+    for method, path, body, field in (
+        ("POST", "", {"plan": "free"}, "name"),
+        ("POST", "", {"name": "\t", "plan": "free"}, "name"),
+        ("POST", "", {"name": "x", "plan": "gold"}, "plan"),
+        ("PATCH", f"/{account.id}", {"plan": "gold"}, "plan"),
+        ("PATCH", f"/{account.id}", {"plan": None}, "plan"),
+    ):
+        answer = await gw.platform(method, f"accounts{path}", body)
+        assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_an_app(gw: Gateway) -> None:
     account = await gw.account()
     body = {
         "account": account.id,
         "auth": {"kind": "secret", "secret": "a secret of more than thirty-two bytes"},
         "customDomain": "shop-one.example.org",
         "customDomainVerified": True,
-        "repository": {"url": "https://git.example.org/shop.git", "branch": "main"},
-        "build": {"command": "npm run build", "output": "dist"},
     }
     gw.confidential.add(body["auth"]["secret"])
     stored = await gw.platform("PUT", "apps/shop-one", body)
     assert stored.status_code in (200, 201)
     response = await gw.platform("GET", "apps/shop-one")
-    assert response.status_code == 200
     app = response.json()
-    assert app["name"] == "shop-one"
-    assert app["id"]
-    for field in ("account", "customDomain", "customDomainVerified"):
-        assert app[field] == body[field]
-    assert app["repository"]["url"] == body["repository"]["url"]
-    assert app["auth"]["kind"] == "secret"
-    assert body["auth"]["secret"] not in response.text + stored.text
+    assert {name: app[name] for name in body} == {**body, "auth": {"kind": "secret"}}
+    assert body["auth"]["secret"] not in stored.text
     (mine,) = (await account.get("/account/apps")).json()
-    assert mine["name"] == "shop-one"
-    assert f"shop-one.{DOMAIN}" in json.dumps(mine)
+    assert mine["url"] == f"https://shop-one.{DOMAIN}"
     assert (await (await gw.account()).get("/account/apps")).json() == []
     assert (await gw.platform("DELETE", "apps/shop-one")).status_code == 204
     refused(await gw.platform("GET", "apps/shop-one"), 404, "NOT_FOUND")
@@ -128,23 +114,15 @@ async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend
     refused(await gw.platform("PUT", "apps/preview", body | {"name": "a-preview"}), 400, "REQUEST_MALFORMED")
 
 
-@pytest.mark.parametrize(
-    "auth",
-    [
-        {"kind": "magic"},
-        {"kind": "jwks", "url": "nonsense"},
-        {"kind": "secret"},
-        {"kind": "backend"},
+async def test_malformed_auths(gw: Gateway) -> None:
+    account = await gw.account()
+    for auth in (
+        *({"kind": "magic"}, {"kind": "jwks", "url": "nonsense"}, {"kind": "secret"}, {"kind": "backend"}, "jwks"),
         {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"},
-        {"url": "http://127.0.0.1/x", "issuer": 5, "kind": "jwks"},
-        "jwks",
-        [],
-    ],
-)
-async def test_malformed_auths(gw: Gateway, auth: Any) -> None:
-    body = {"account": (await gw.account()).id, "auth": auth}
-    error = refused(await gw.platform("PUT", "apps/odd-auth", body), 400, "REQUEST_MALFORMED")
-    assert "auth" in error["message"]
+        {"kind": "jwks", "url": "http://127.0.0.1/x", "issuer": 5},
+    ):
+        answer = await gw.platform("PUT", "apps/odd-auth", {"account": account.id, "auth": auth})
+        assert "auth" in refused(answer, 400, "REQUEST_MALFORMED")["message"], auth
 
 
 async def test_apps_of_unknown_accounts(gw: Gateway) -> None:

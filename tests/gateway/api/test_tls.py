@@ -88,9 +88,9 @@ async def test_verified_custom_domains(app: App, gw: Gateway, backend: FakeAppBa
         assert not await is_allowed(gw, name)
 
 
-async def test_the_services_own_names(launch: Launch) -> None:
+async def test_the_services_own_names_and_the_limit_of_new_ones(launch: Launch, backend: FakeAppBackend) -> None:
     urls = {"GATEWAY_BASE_URL": "https://api.service.example", "GATEWAY_API_URL": "https://hooks.service.example:8443"}
-    async with launch(GATEWAY_APPS_DOMAIN="apps.service.example:8443", **urls) as gw:
+    async with launch(GATEWAY_APP_LIMITS="free=1", GATEWAY_APPS_DOMAIN="apps.service.example:8443", **urls) as gw:
         for name in ("api.service.example", "HOOKS.service.example", "hooks.service.example."):
             assert await is_allowed(gw, name)
         for name in ("service.example", "www.service.example", "apps.service.example"):
@@ -98,6 +98,21 @@ async def test_the_services_own_names(launch: Launch) -> None:
         account = await gw.account()
         assert (await account.call("POST", "/account/apps", {"name": "shop"})).status_code == 201
         assert await is_allowed(gw, "shop.apps.service.example")
+        # New names of an account are limited.
+        account = await gw.account("free")
+        apps = [await account.app(backend) for _ in range(23)]
+        names = [f"{app.name}.apps.service.example" for app in apps]
+        assert [await is_allowed(gw, name) for name in names] == [True] * 21 + [False] * 2
+        assert [await is_allowed(gw, name) for name in names] == [True] * 21 + [False] * 2, "a known name is not new"
+        other = await gw.app(backend)
+        assert await is_allowed(gw, f"{other.name}.apps.service.example"), "other accounts have their own limit"
+        key = certified_names_key(account.id)
+        with gw.redis.client() as client:
+            assert client.zcard(key) == 21
+            assert 0 < client.ttl(key) <= 90 * 86_400
+            for name in names[:21]:  # a week later
+                client.zincrby(key, -7 * 86_400, name)
+        assert [await is_allowed(gw, name) for name in names] == [True] * 23
         # Without Redis, nothing is allowed that it would have to confirm.
         gw.redis.stop()
         assert await is_allowed(gw, "api.service.example")
@@ -132,21 +147,3 @@ async def test_only_clients_on_this_host() -> None:
 async def test_other_methods_and_missing_names(gw: Gateway) -> None:
     assert (await gw.http.get(PATH)).status_code == 400
     assert (await gw.http.post(PATH)).status_code in (404, 405)
-
-
-async def test_new_names_of_an_account_are_limited(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch(GATEWAY_APP_LIMITS="free=1") as gw:
-        account = await gw.account("free")
-        apps = [await account.app(backend) for _ in range(23)]
-        names = [f"{app.name}.{DOMAIN}" for app in apps]
-        assert [await is_allowed(gw, name) for name in names] == [True] * 21 + [False] * 2
-        assert [await is_allowed(gw, name) for name in names] == [True] * 21 + [False] * 2, "a known name is not new"
-        other = await gw.app(backend)
-        assert await is_allowed(gw, f"{other.name}.{DOMAIN}"), "other accounts have their own limit"
-        key = certified_names_key(account.id)
-        with gw.redis.client() as client:
-            assert client.zcard(key) == 21
-            assert 0 < client.ttl(key) <= 90 * 86_400
-            for name in names[:21]:  # a week later
-                client.zincrby(key, -7 * 86_400, name)
-        assert [await is_allowed(gw, name) for name in names] == [True] * 23
