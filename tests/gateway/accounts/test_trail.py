@@ -15,9 +15,6 @@ from gateway.redis.client import Store
 from tests.support.accounts import Account, App
 from tests.support.agents import call, over_http
 from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
-from tests.support.redis_monitor import Wiretap
-from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 from tests.support.stores import opened
 from tests.support.visitor import Visitor
@@ -213,15 +210,6 @@ async def test_a_filter_finds_what_is_far_back(kept: AccountTrail) -> None:
         found = await kept.list("acc_1", 15, None, TrailFilter(actor))
         assert [each.target for each in found] == ["dep_1", "first"]
     assert await kept.list("acc_1", 15, None, TrailFilter("key_1", "create_key")) == []
-
-
-async def test_each_write_is_one_round_trip(kept: AccountTrail, valkey: RedisServer) -> None:
-    await kept.forget(CI, await kept.begin(CI, "publish", "first"))  # loads the scripts
-    async with Wiretap(valkey) as tap:
-        written = await kept.begin(CI, "publish", "notes")
-        await kept.forget(CI, written)
-        await wait_until(lambda: len(tap.commands()) >= 2)
-        assert [command.partition(" ")[0] for command in tap.commands()] == ["EVALSHA"] * 2
 
 
 async def test_entries_expire(store: Store) -> None:

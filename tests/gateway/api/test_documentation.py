@@ -1,18 +1,15 @@
 """The documentation's pages: what they link to, whose address they show, and their sizes."""
 
-import gzip
 import re
 
 import pytest
 
-from gateway.api.assets import bundles
 from gateway.api.documentation import menu, render_document, sources
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ADDRESSES = [*sources(), "/docs/reference"]
-MOST = 300_000  # bytes that a visit with a search transfers
 
 
 async def test_each_page(gw: Gateway) -> None:
@@ -73,17 +70,6 @@ async def test_the_first_page_is_for_account_holders(gw: Gateway) -> None:
 
 async def test_a_document_cannot_hold_markup() -> None:
     assert "<script" not in render_document("docs/security.md").content
-
-
-async def test_a_visit_with_a_search_is_small(gw: Gateway) -> None:
-    """The font and the picture are transferred as they are; everything else is compressed."""
-    search = gzip.compress((await gw.http.get("/docs/search.json")).content)
-    for address in ADDRESSES:
-        page = (await gw.http.get(address)).text
-        files = [bundles().files[name] for name in {*re.findall(r'"/pages/([\w.-]+)"', page)}]
-        font = [asset for name, asset in bundles().files.items() if re.fullmatch(r"inter\.\w{12}\.woff2", name)]
-        sizes = [len(asset.compressed or asset.body) for asset in (*files, *font)]
-        assert len(gzip.compress(page.encode())) + len(search) + sum(sizes) < MOST, address
 
 
 async def test_the_first_page_is_not_sent_again_to_a_browser_that_has_it(gw: Gateway) -> None:

@@ -7,14 +7,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
 
-import msgspec
 import pytest
 import pytest_asyncio
 from litestar import Litestar
-from litestar.routes import HTTPRoute
 
 from gateway.api import openapi
 from gateway.app import create_app
@@ -163,23 +159,6 @@ async def test_each_pattern_of_a_parameter_is_explained(app: Litestar) -> None:
     faults = {explain(f"Expected `str` matching regex {pattern!r}", None) for pattern in patterns}
     assert len(faults) == len(patterns) >= 5
     assert not [fault for fault in faults if "required format" in fault]
-
-
-def is_struct(answer: Any) -> bool:
-    """Returns whether it is a struct, a list of structs, or a union of these."""
-    if isinstance(answer, UnionType):
-        return all(map(is_struct, get_args(answer)))
-    (kind,) = get_args(answer) if get_origin(answer) is list else [answer]
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-async def test_every_json_response_is_a_struct(app: Litestar) -> None:
-    described = app.openapi_schema.to_schema()["paths"]
-    routes = [route for route in app.routes if isinstance(route, HTTPRoute) and route.path_format in described]
-    handlers = [each for route in routes for each in route.route_handlers if "OPTIONS" not in each.http_methods]
-    answers = [answer for handler in handlers if (answer := openapi.response_type(handler)) is not None]
-    assert len(answers) > 25
-    assert [answer for answer in answers if not is_struct(answer)] == []
 
 
 async def test_the_schema_of_manifests_is_public(gw: Gateway) -> None:

@@ -143,12 +143,6 @@ async def test_malformed_bodies(gw: Gateway) -> None:
     assert refused(response, 400, "REQUEST_MALFORMED")["message"] == "body: must have at most 1,024 KiB."
 
 
-async def test_a_wrong_parameter_has_its_name_in_the_address(gw: Gateway) -> None:
-    for path in ("deploys?state=live", "apps?health=ill"):
-        name = path.partition("?")[2].partition("=")[0]
-        assert refused(await gw.platform("GET", path), 400, "REQUEST_MALFORMED")["message"].startswith(f"{name}: ")
-
-
 async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
     body = {"account": (await gw.account()).id, "customDomain": "taken.example", "customDomainVerified": True}
     assert (await gw.platform("PUT", "apps/first-come", body)).is_success
