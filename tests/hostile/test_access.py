@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from gateway.accounts.access import CALLS, TOOL_CALLS
 from gateway.accounts.sessions import ACCOUNT
@@ -24,7 +23,7 @@ from tests.support.accounts import Account, App
 from tests.support.agents import over_http
 from tests.support.deploys import publish
 from tests.support.fixtures import module_fixture
-from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused
 from tests.support.stores import opened
@@ -244,12 +243,6 @@ async def make_target(app: App) -> Target:
     )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def twin(scene: Scene, provider: FakeProvider) -> AsyncIterator[Gateway]:
-    async with gateway(scene.gw.redis.url, provider, scene.gw.folder) as running:
-        yield running
-
-
 # -- the matrix ----------------------------------------------------------------------------------------------
 
 
@@ -441,44 +434,6 @@ async def test_a_session_may_do_no_more_than_its_key(scene: Scene) -> None:
         assert (await browser.get("/account/apps")).status_code == 200
         refused(await browser.post("/account/keys", json={"name": "x"}, headers=own), 403, "NOT_PERMITTED")
         refused(await browser.delete(f"/account/apps/{scene.targets['own'].app}", headers=own), 403, "NOT_PERMITTED")
-
-
-async def test_a_scope_holds_at_once_in_every_process(scene: Scene, twin: Gateway) -> None:
-    for scope in ("deploy", "read"):
-        made = (await scene.account.call("POST", "/account/keys", {"name": scope, "scope": scope})).json()
-        scene.gw.confidential.add(made["key"])
-        twin.confidential.add(made["key"])
-        headers = {"Authorization": f"Bearer {made['key']}"}
-        refused(await twin.http.post("/account/keys", json={"name": "x"}, headers=headers), 403, "NOT_PERMITTED")
-        assert (await twin.http.get("/account/deploys", headers=headers)).status_code == 200
-        await scene.account.call("DELETE", f"/account/keys/{made['id']}")
-        refused(await twin.http.get("/account/deploys", headers=headers), 401, "UNAUTHORIZED")
-
-
-async def test_the_scope_costs_no_read(scene: Scene) -> None:
-    """A key's record carries it, and the record is read in any case."""
-
-    async def count_commands(kind: str) -> int:
-        await scene.get(kind, "/account/hooks")
-        before = len(scene.gw.wiretap.heard)
-        await scene.get(kind, "/account/hooks")
-        reads = [each for each in scene.gw.wiretap.commands(before) if re.search(r" key:|:keys:", each)]
-        return len(reads)
-
-    assert [await count_commands(kind) for kind in ("full", "read", "read one")] == [2, 2, 2]
-
-
-async def test_a_key_outlives_its_app_without_any_right(scene: Scene, backend: FakeAppBackend) -> None:
-    app = await scene.account.app(backend)
-    body = {"name": "short", "scope": "read", "app": app.name}
-    made = (await scene.account.call("POST", "/account/keys", body)).json()
-    scene.gw.confidential.add(made["key"])
-    headers = {"Authorization": f"Bearer {made['key']}"}
-    assert (await scene.gw.http.get(f"/account/apps/{app.name}", headers=headers)).status_code == 200
-    await scene.gw.platform("DELETE", f"apps/{app.name}")
-    for path in ("/account/apps", f"/account/apps/{app.name}", "/account/deploys", "/capabilities"):
-        refused(await scene.gw.http.get(path, headers=headers), 403, "NOT_PERMITTED")
-    assert (await scene.account.call("DELETE", f"/account/keys/{made['id']}")).status_code == 204
 
 
 async def test_a_key_in_a_path_leaks_nowhere(scene: Scene) -> None:

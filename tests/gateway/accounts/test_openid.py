@@ -16,11 +16,12 @@ import httpx
 import jwt
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
-from gateway.accounts.openid import SIGN_IN_SECONDS, OpenId, _derive
+from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId, _derive
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.sign_in import TICKET
-from gateway.errors import SignInFailed, SignInUnavailable
+from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable
 from gateway.keys import REGISTRATIONS_KEY, members_key
 from gateway.outbound.client import Client
 from gateway.redis.client import Store
@@ -29,12 +30,13 @@ from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
 from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
-from tests.fakes.jwks import LEFT_OUT, READ, publish
-from tests.fakes.server import CLOSE, Head, Script, answer
+from tests.fakes.jwks import LEFT_OUT
+from tests.fakes.server import Head, Script, answer
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.stores import opened
 from tests.support.visitor import Visitor
 
 OPERATORS = "Root@example.com, groups=capsule-operators, teams=ops@example.com, email=boss@example.com"
@@ -65,6 +67,13 @@ async def oidc(
     async with gateway_with_redis(provider, folder, fast, GATEWAY_REGISTRATIONS_PER_DAY="1000", **operators) as running:
         running.confidential.add(CLIENT_SECRET)
         yield running
+
+
+@module_fixture
+async def openid(oidc: Gateway, shared_idp: FakeIdentityProvider) -> AsyncIterator[OpenId]:
+    """What the gateway signs people in with, in this process."""
+    async with opened(oidc.redis.url) as store, make_openid(shared_idp.address, store) as openid:
+        yield openid
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -151,22 +160,10 @@ FAULTS: dict[str, dict[str, Any]] = {
     "of the future": {"iat": int(time.time()) + 3600},
     "no subject": {"sub": ...},
     "a subject that is a number": {"sub": 7},
-    "an empty subject": {"sub": ""},
     "no audience": {"aud": ...},
-    "audiences with a number": {"aud": [CLIENT_ID, 5], "azp": CLIENT_ID},
     "no issuer": {"iss": ...},
     "no iat": {"iat": ...},
-    "nonce is null": {"nonce": None},
-    "exp is null": {"exp": None},
-    "several audiences and azp is null": {"aud": [CLIENT_ID, "another"], "azp": None},
-    "not valid yet": {"nbf": int(time.time()) + 3600},
     "exp is a text": {"exp": str(int(time.time()) + 60)},
-    "exp is true": {"exp": True},
-    "exp is no number": {"exp": float("nan")},
-    "exp is infinite": {"exp": float("inf")},
-    "iat is a text": {"iat": str(int(time.time()))},
-    "nbf is a text": {"nbf": str(int(time.time()))},
-    "a list of nonces": {"nonce": ["another"]},
     "azp is a list": {"azp": [CLIENT_ID]},
     "no signature": {"alg": "none"},
     "signed with the client's secret": {"alg": "HS256", "key": CLIENT_SECRET.ljust(64, "0")},
@@ -175,38 +172,33 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_an_id_token_that_is_wrong(visitor: Visitor, idp: FakeIdentityProvider, fault: str) -> None:
-    response = await come_back(visitor, idp.grant(await begin(visitor), new_email(), **FAULTS[fault]))
-    assert_page(response, 400)
+async def test_an_id_token_that_is_wrong(openid: OpenId, idp: FakeIdentityProvider, fault: str) -> None:
+    with pytest.raises(SignInFailed):
+        await complete(openid, idp, **FAULTS[fault])
 
 
-@pytest.mark.parametrize("text", ["", "x", "a.b", "a.b.c", "e30.e30.", "\xe9.e30.e30", 5, None])
-async def test_what_is_no_id_token(visitor: Visitor, idp: FakeIdentityProvider, text: Any) -> None:
-    idp.token_answer = {"id_token": text}
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
+async def test_what_is_no_id_token(openid: OpenId, idp: FakeIdentityProvider) -> None:
+    for text in ("", "a.b.c", "\xe9.e30.e30", 5):
+        idp.token_answer = {"id_token": text}
+        with pytest.raises(SignInFailed):
+            await complete(openid, idp)
     idp.faults = {"/token": [b"<html>"]}
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
+    with pytest.raises(SignInFailed):
+        await complete(openid, idp)
 
 
-# What userinfo says of `ada`, beside the address, and the status.
-USERINFO: dict[str, tuple[dict[str, Any], int]] = {
-    "of the person": ({"sub": "ada", "email_verified": True}, 302),
-    "as a text": ({"sub": "ada", "email_verified": "true", "phone_number": None}, 302),
-    "of somebody else": ({"sub": "bob", "email_verified": True}, 400),
-    "without a verification": ({"sub": "ada"}, 403),
-}
-
-
-@pytest.mark.parametrize("case", USERINFO)
-async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+async def test_the_address_at_userinfo(openid: OpenId, idp: FakeIdentityProvider) -> None:
     """An address of the token without its verification does not borrow that of userinfo."""
-    userinfo, status = USERINFO[case]
-    email = new_email()
-    idp.userinfo = {**userinfo, "email": email}
-    unverified = {"sub": "ada", "email": "victim@example.com", "email_verified": ...}
-    assert (await come_back(visitor, idp.grant(await begin(visitor), **unverified))).status_code == status
-    session = await visitor.call("GET", "/dashboard/session")
-    assert session.json().get("email") == (email if status == 302 else None)
+    token, email = {"sub": "ada", "email": "victim@example.com", "email_verified": ...}, new_email()
+    idp.userinfo = {"sub": "ada", "email": email, "email_verified": "true", "phone_number": None}
+    assert (await complete(openid, idp, **token)).email == email
+    for userinfo, refusal in (
+        ({"sub": "bob", "email_verified": True}, SignInFailed),
+        ({"sub": "ada"}, AddressNotVerified),
+    ):
+        idp.userinfo = {**userinfo, "email": email}
+        with pytest.raises(refusal):
+            await complete(openid, idp, **token)
 
 
 # What differs in the browser's answer, and a word of the page.
@@ -255,25 +247,14 @@ async def test_only_own_tickets_reach_the_provider(visitor: Visitor, idp: FakeId
     for forged in (unsigned, f"{unsigned}.{signature}", f"{unsigned}.{random}", f"{unsigned}.", changed, f"{own}="):
         visitor.http.cookies.set(TICKET, forged)
         assert_page(await come_back(visitor, {"code": random, "state": _derive(forged, "state")}), 400, "expired")
-    assert len(idp.forms) == asked
     visitor.http.cookies.set(TICKET, own)
+    assert_page(await come_back(visitor, {"code": random, "state": "of another site"}), 400)
+    assert len(idp.forms) == asked
     assert_page(await come_back(visitor, {"code": random, "state": _derive(own, "state")}), 400)
     assert len(idp.forms) == asked + 1
-
-
-async def test_a_refusal_of_the_provider_counts_as_a_failed_log_in(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    await leave_one_attempt(visitor)
-    idp.faults["/token"] = [Head(400, {"Content-Length": "0"})]
-    assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 400)
-    idp.faults.clear()
+    # What the provider refuses counts as a failed log-in.
+    visitor.http.cookies.clear()
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), new_email())), 429)
-
-
-async def test_another_site_uses_up_no_attempts(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    await leave_one_attempt(visitor)
-    answer = idp.grant(await begin(visitor), new_email())
-    assert_page(await come_back(visitor, {"code": secrets.token_hex(8), "state": "of another site"}), 400)
-    assert (await come_back(visitor, answer)).status_code == 302
 
 
 async def test_a_callback_counts_once(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -317,21 +298,22 @@ async def test_an_issuer_that_is_announced_must_be_there() -> None:
             await openid.complete(ticket, answer)
 
 
-async def test_another_provider_answers_at_the_issuers_address() -> None:
-    async with FakeIdentityProvider() as idp, make_openid(idp.address + "/") as openid:
-        with pytest.raises(SignInUnavailable):
-            await openid.begin("dashboard")
-
-
 @contextlib.asynccontextmanager
-async def make_openid(issuer: str) -> AsyncIterator[OpenId]:
-    """Makes one that refuses or fails before it needs Redis."""
-    settings = Settings(oidc_issuer=issuer, oidc_client_id=CLIENT_ID, oidc_client_secret=CLIENT_SECRET)
+async def make_openid(issuer: str, store: Store | None = None, *, trusting: bool = False) -> AsyncIterator[OpenId]:
+    """Makes one in this process. Without a store, it must refuse or fail before it needs Redis."""
+    settings = Settings(
+        oidc_issuer=issuer, oidc_client_id=CLIENT_ID, oidc_client_secret=CLIENT_SECRET, oidc_trust_email=trusting
+    )
     async with Client(allow_private=True, own=True) as http:
-        yield OpenId(settings, cast(Store, None), http)
+        yield OpenId(settings, cast(Store, store), http)
 
 
-@pytest.mark.parametrize("page", ["https://evil.example", "//evil.example", "/ops", "dashboard.evil", ""])
+async def complete(openid: OpenId, idp: FakeIdentityProvider, email: str = "", /, **claims: Any) -> Identity:
+    ticket, location = await openid.begin("dashboard")
+    return await openid.complete(ticket, idp.grant(location, email or new_email(), **claims))
+
+
+@pytest.mark.parametrize("page", ["//evil.example", "dashboard.evil", ""])
 async def test_no_open_redirect(visitor: Visitor, page: str) -> None:
     response = await visitor.http.get("/dashboard/sign-in", params={"page": page}, headers=visitor.headers)
     refused(response, 400, "REQUEST_MALFORMED")
@@ -346,40 +328,21 @@ async def test_new_keys_of_the_provider(visitor: Visitor, idp: FakeIdentityProvi
     await sign_in(visitor, idp, new_email())
 
 
-@pytest.mark.parametrize("name", READ)
-async def test_a_key_that_is_read(visitor: Visitor, idp: FakeIdentityProvider, name: str) -> None:
-    """Keys that are left out do no harm, nor does another one of the same `kid`."""
-    published = publish(name)
-    idp.jwks = published.document
-    idp.kid = published.kid
-    await sign_in(visitor, idp, new_email(), alg=published.alg, key=published.private)
-
-
-async def test_members_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider) -> None:
-    nulls = "userinfo_endpoint token_endpoint_auth_methods_supported authorization_response_iss_parameter_supported"
-    idp.metadata = dict.fromkeys([*nulls.split(), "end_session_endpoint"])
-    idp.token_answer = dict.fromkeys(["access_token", "refresh_token", "expires_in"])
-    await sign_in(visitor, idp, new_email())  # reads the metadata again, because the key is a new one
-    # Without userinfo, the address is that of the token.
-    answer = idp.grant(await begin(visitor), new_email(), email_verified=...)
-    assert_page(await come_back(visitor, answer), 403)
-    idp.behave()
-    await sign_in(visitor, idp, new_email())
-
-
-async def test_claims_that_are_null_are_absent(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+async def test_what_is_null_is_absent(openid: OpenId, idp: FakeIdentityProvider) -> None:
     email = new_email()
     idp.userinfo = {"sub": email, "email": email, "email_verified": True, "groups": ["staff"]}
-    nulls = dict.fromkeys(["nbf", "jti", "azp", "email_verified", "groups"])
-    await sign_in(visitor, idp, email, **nulls)
-    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+    absent = dict.fromkeys(["nbf", "jti", "azp", "email_verified", "groups"])
+    assert (await complete(openid, idp, email, **absent)).claims["groups"] == ["staff"]
+    idp.token_answer = dict.fromkeys(["access_token", "refresh_token", "expires_in"])
+    nulls = "userinfo_endpoint token_endpoint_auth_methods_supported authorization_response_iss_parameter_supported"
+    idp.metadata = dict.fromkeys([*nulls.split(), "end_session_endpoint"])
+    idp.key = private_key("ES256")  # so that the metadata are read again
+    assert (await complete(openid, idp, email)).email == email
+    with pytest.raises(AddressNotVerified):  # without userinfo, the address is that of the token
+        await complete(openid, idp, email, email_verified=...)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [[], [5], [*LEFT_OUT.values()], None, {}],
-    ids=["no key", "a number", "keys that are left out", "null", "an object"],
-)
+@pytest.mark.parametrize("keys", [[*LEFT_OUT.values()], None], ids=["keys that are left out", "null"])
 async def test_a_provider_without_a_usable_key(keys: Any) -> None:
     async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
         idp.jwks = {"keys": keys}
@@ -389,7 +352,6 @@ async def test_a_provider_without_a_usable_key(keys: Any) -> None:
 
 # The address of a person, by default a new one, and further claims.
 PEOPLE: dict[str, tuple[str, dict[str, Any], int]] = {
-    "no group": ("", {}, 401),
     "a group with a similar name": ("", {"groups": "capsule"}, 401),
     "one of the groups": ("", {"groups": ["staff", "capsule-operators"]}, 200),
     "an address": ("root@EXAMPLE.com", {}, 200),
@@ -539,30 +501,29 @@ async def test_without_a_provider_nothing_changes(gw: Gateway) -> None:
         assert (response.status_code, response.content) == (404, (await gw.http.get("/nothing")).content)
 
 
-async def test_a_provider_that_is_away() -> None:
-    async with make_openid("http://127.0.0.1:9") as openid:
-        for _ in range(3):
-            with pytest.raises(SignInUnavailable):
-                await openid.begin("dashboard")
+async def test_a_provider_that_is_away_or_another_one() -> None:
+    async with FakeIdentityProvider() as idp:
+        for issuer in ("http://127.0.0.1:9", f"{idp.address}/"):
+            async with make_openid(issuer) as openid:
+                for _ in range(2):
+                    with pytest.raises(SignInUnavailable):
+                        await openid.begin("dashboard")
 
 
 # -- what providers send -------------------------------------------------------------------------------------
 
 
 VERIFIED: dict[str, dict[str, Any]] = {
-    "as a text": {"email_verified": "true"},
-    "Entra ID, version 2": {"email_verified": ..., "xms_edov": True},
     "Entra ID, version 1": {"email_verified": ..., "xms_edov": "1"},
     "Entra ID, a number": {"email_verified": ..., "xms_edov": 1},
     "Entra ID, a text": {"email_verified": None, "xms_edov": "true"},
 }
 
 
-@pytest.mark.parametrize("form", VERIFIED)
-async def test_forms_of_a_verification(visitor: Visitor, idp: FakeIdentityProvider, form: str) -> None:
-    email = new_email()
-    await sign_in(visitor, idp, email, **VERIFIED[form])
-    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+async def test_forms_of_a_verification(openid: OpenId, idp: FakeIdentityProvider) -> None:
+    for form, claims in VERIFIED.items():
+        email = new_email()
+        assert (await complete(openid, idp, email, **claims)).email == email, form
 
 
 # What the ID token and userinfo say, and the reason in the log.
@@ -571,20 +532,12 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "null": ({"email": None}, {"email": None, "email_verified": True}, "no-email"),
     "no userinfo": ({"email_verified": ...}, None, "no-userinfo"),
     "empty": ({"email": ""}, {}, "email-malformed"),
-    "no domain": ({"email": "ada"}, {}, "email-malformed"),
     "a slash": ({"email": "a/b@example.com"}, {}, "email-malformed"),
-    "a question mark": ({"email": "a?b@example.com"}, {}, "email-malformed"),
-    "two at signs": ({"email": "ada@@example.com"}, {}, "email-malformed"),
-    "a space": ({"email": "a b@example.com"}, {}, "email-malformed"),
     "a number": ({"email": 7}, {}, "email-malformed"),
-    "a list": ({"email": ["ada@example.com"]}, {}, "email-malformed"),
     "a Kelvin sign, whose lower case is k": ({"email": "ada@exam\u212ale.com"}, {}, "email-not-ascii"),
-    "other letters": ({"email": "ad\xe4@example.com"}, {}, "email-not-ascii"),
     "not said": ({"email_verified": ...}, {"email": "ada@example.com"}, "no-verification"),
     "said of another one": ({"email_verified": ...}, {"email_verified": True}, "no-verification"),
-    "null in place of true": ({"email_verified": None}, {}, "no-verification"),
     "false": ({"email_verified": False}, {}, "not-verified"),
-    "the text false": ({"email_verified": "false"}, {}, "not-verified"),
     "another text": ({"email_verified": "True"}, {}, "not-verified"),
     "1": ({"email_verified": 1}, {}, "not-verified"),
     "false in place of Entra ID's": ({"email_verified": False, "xms_edov": True}, {}, "not-verified"),
@@ -599,17 +552,22 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
 
 
 @pytest.mark.parametrize("case", REASONS)
-async def test_the_log_says_what_is_wrong_with_an_address(
-    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider, case: str
-) -> None:
+async def test_the_log_says_what_is_wrong_with_an_address(openid: OpenId, idp: FakeIdentityProvider, case: str) -> None:
     claims, userinfo, reason = REASONS[case]
-    email, before = new_email(), len(refusals(oidc))
+    # The person can do something about it only in one case.
+    advice = "verify your address there" if reason == "not-verified" else "tell the operator"
+    with capture_logs() as log, pytest.raises(AddressNotVerified, match=advice):
+        await complete_with(openid, idp, claims, userinfo)
+    assert [(line["reason"], line["detail"]) for line in log] == [(reason, None)]
+
+
+async def complete_with(
+    openid: OpenId, idp: FakeIdentityProvider, claims: dict[str, Any], userinfo: dict[str, Any] | None
+) -> Identity:
+    email = new_email()
     idp.userinfo = {"sub": email, **(userinfo or {})}
     idp.token_answer = {"access_token": None} if userinfo is None else {}
-    response = await come_back(visitor, idp.grant(await begin(visitor), email, **claims))
-    # The person can do something about it only in one case.
-    assert_page(response, 403, "verify your address there" if reason == "not-verified" else "tell the operator")
-    assert await wait_until(lambda: refusals(oidc)[before:]) == [(reason, None)]
+    return await complete(openid, idp, email, **claims)
 
 
 def refusals(gw: Gateway) -> list[tuple[str, str | None]]:
@@ -630,25 +588,14 @@ async def test_the_log_says_what_else_is_wrong(oidc: Gateway, visitor: Visitor, 
     assert refusals(oidc)[before:] == [*expected, ("token", "nonce")]
 
 
-async def test_addresses_that_the_operator_trusts(
-    provider: FakeProvider, idp: FakeIdentityProvider, tmp_path: Path
-) -> None:
-    trusting = idp.settings(TRUST_EMAIL="true")
-    async with gateway_with_redis(provider, tmp_path, **trusting) as gw, (visitor := Visitor(gw)).http:
-        gw.confidential.add(CLIENT_SECRET)
-        trusted = [each for each in REASONS.values() if each[-1] in ("no-verification", "no-userinfo")]
-        refused_ones = {each[-1]: each for each in REASONS.values() if each not in trusted}  # each takes an attempt
-        for claims, userinfo, reason in (*trusted, *refused_ones.values()):
-            email = new_email()
-            idp.userinfo = {"sub": email, **(userinfo or {})}
-            idp.token_answer = {"access_token": None} if userinfo is None else {}
-            visitor.http.cookies.clear()
-            response = await come_back(visitor, idp.grant(await begin(visitor), email, **claims))
+async def test_addresses_that_the_operator_trusts(oidc: Gateway, idp: FakeIdentityProvider) -> None:
+    async with opened(oidc.redis.url) as store, make_openid(idp.address, store, trusting=True) as openid:
+        for claims, userinfo, reason in REASONS.values():
             if reason in ("no-verification", "no-userinfo"):
-                assert response.status_code == 302, claims
-                assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+                assert (await complete_with(openid, idp, claims, userinfo)).email.endswith("@example.com"), claims
             else:
-                assert_page(response, 403)
+                with pytest.raises(AddressNotVerified):
+                    await complete_with(openid, idp, claims, userinfo)
 
 
 # What differs in a signed userinfo, whether it is accepted, and the algorithm and key of another signer.
@@ -657,35 +604,28 @@ SIGNED_USERINFO: dict[str, tuple[Any, ...]] = {
     "without what is optional": ({"iss": ..., "aud": ...}, True),
     "of another issuer": ({"iss": "https://evil.example"}, False),
     "for another client": ({"aud": "another"}, False),
-    "expired": ({"exp": int(time.time()) - 60}, False),
     "of somebody else": ({"sub": "somebody else"}, False),
-    "not verified": ({"email_verified": ...}, False),
     "signed by somebody else": ({}, False, "ES256", private_key("ES256")),
-    "signed with the client's secret": ({}, False, "HS256", CLIENT_SECRET.ljust(64, "0")),
     "not signed": ({}, False, "none", None),
 }
 
 
 @pytest.mark.parametrize("case", SIGNED_USERINFO)
-async def test_userinfo_that_is_signed(visitor: Visitor, idp: FakeIdentityProvider, case: str) -> None:
+async def test_userinfo_that_is_signed(openid: OpenId, idp: FakeIdentityProvider, case: str) -> None:
     (changes, accepted, *signer), email = SIGNED_USERINFO[case], new_email()
     alg, key = signer or ("ES256", idp.key)
     claims = {"iss": idp.address, "aud": CLIENT_ID, "sub": email, "email": email, "email_verified": True, **changes}
     kept = {name: value for name, value in claims.items() if value is not ...}
     text = jwt.encode(kept, key, algorithm=alg, headers={"kid": idp.kid})
     idp.faults["/userinfo"] = [Head(200, {"Content-Type": "application/jwt; charset=utf-8"}), text.encode()]
-    response = await come_back(visitor, idp.grant(await begin(visitor), email, email=..., email_verified=...))
-    assert response.status_code in ((302,) if accepted else (400, 403)), response.text
-    session = (await visitor.call("GET", "/dashboard/session")).json()
-    assert session.get("email") == (email if accepted else None)
+    with contextlib.nullcontext() if accepted else pytest.raises(SignInFailed):
+        assert (await complete(openid, idp, email, email=..., email_verified=...)).email == email
 
 
 PROVIDER_FAULTS: dict[str, tuple[str, Script]] = {
     "503": ("/token", [Head(503, {"Content-Length": "0"})]),
-    "connection lost": ("/token", [CLOSE]),
     "a wrong secret": ("/token", answer(401, {"error": "invalid_client"})),
     "a wrong secret at Cognito": ("/token", answer(400, {"error": "invalid_client"})),
-    "a client without rights": ("/token", answer(400, {"error": "unauthorized_client"})),
     "userinfo refuses its own access token": ("/userinfo", answer(403, {"error": "insufficient_scope"})),
 }
 
@@ -743,8 +683,8 @@ async def test_who_is_refused_may_select_an_account(visitor: Visitor, idp: FakeI
     assert prompt(await begin(visitor)) == "select_account"
 
 
-@pytest.mark.parametrize("error", ["invalid_request", "account_selection_required"])
-async def test_a_provider_that_refuses_the_prompt(visitor: Visitor, idp: FakeIdentityProvider, error: str) -> None:
+async def test_a_provider_that_refuses_the_prompt(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    error = "account_selection_required"
     await sign_in(visitor, idp, new_email())
     assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
     state = idp.grant(await begin(visitor, "?page=ops"), "x")["state"]
@@ -760,8 +700,6 @@ async def test_a_provider_that_refuses_the_prompt(visitor: Visitor, idp: FakeIde
     ("announced", "sent"),
     [
         (None, "select_account"),
-        ([], "select_account"),
-        (["none", "login", "consent", "select_account"], "select_account"),
         (["none", "login", "consent"], "login"),
         (["none", "consent"], None),
     ],

@@ -29,6 +29,8 @@ async def test_two_at_a_time_and_in_order() -> None:
     await asyncio.sleep(0.01)
     assert admitted == [0, 1]
     await admit(paces, "ben", {})
+    for _ in range(5):  # long requests hold no slot
+        await asyncio.wait_for(admit(paces, "ben", {}, paced=False), 1)
     requests[2].cancel()
     leave_lane(states[0])
     leave_lane(states[0])
@@ -37,12 +39,6 @@ async def test_two_at_a_time_and_in_order() -> None:
     leave_lane(states[1])
     await asyncio.wait(requests)
     assert admitted == [0, 1, 3, 4]
-
-
-async def test_long_requests_hold_no_slot() -> None:
-    paces = Pacing()
-    for _ in range(5):
-        await asyncio.wait_for(admit(paces, "ana", {}, paced=False), 1)
 
 
 @virtual_time
@@ -133,15 +129,6 @@ async def test_the_time_of_a_request_is_charged_to_its_account() -> None:
     await admit(paces, "ben", {})
 
 
-async def test_idle_lanes_are_dropped() -> None:
-    paces = Pacing()
-    for number in range(pacing.MAX_LANES + 10):
-        state: dict[str, Any] = {}
-        await admit(paces, f"acc_{number}", state)
-        leave_lane(state)
-    assert len(paces._lanes) < 20
-
-
 async def test_callers_take_turns() -> None:
     """One that sends more requests than all others delays each of them by one request."""
     paces, admitted = Pacing(), list[str]()
@@ -220,10 +207,12 @@ async def test_large_bodies_of_an_account_are_limited(size: int | None) -> None:
     await send("another", size)
 
 
-async def test_idle_callers_are_dropped() -> None:
+async def test_idle_lanes_and_callers_are_dropped() -> None:
     paces = Pacing()
-    for number in range(100):
+    lanes = [(f"acc_{number}", "key") for number in range(pacing.MAX_LANES + 10)]
+    for account, caller in (*lanes, *(("ana", f"{number}") for number in range(100))):
         state: dict[str, Any] = {}
-        await admit(paces, "ana", state, caller=str(number))
+        await admit(paces, account, state, caller=caller)
         leave_lane(state)
+    assert len(paces._lanes) < 20
     assert len(state[METER]._lane._callers) < 20

@@ -89,19 +89,15 @@ async def test_a_process_sees_its_own_change_at_once(local: Registry, proxy: Pro
 
 
 async def test_the_number_of_copies_is_limited(local: Registry) -> None:
+    """Names that do not exist have none."""
     cache = RecordCache(local.store, max_copies=3)
     for n in range(6):
         await local.put_app(an_app(f"app-{n}"), None)
-    for _ in range(2):
-        for n in range(6):
-            assert (await cache.read(app_key(f"app-{n}"), App)) == an_app(f"app-{n}")
-            assert len(cache._copies) <= 3
-
-
-async def test_names_that_do_not_exist_are_not_cached(local: Registry) -> None:
-    for n in range(50):
-        assert await local.app(f"no-{n}") is None
-    assert not local.cache._copies
+    for n in (*range(6), *range(6)):
+        assert (await cache.read(app_key(f"app-{n}"), App)) == an_app(f"app-{n}")
+        assert await cache.read(app_key(f"no-{n}"), App) is None
+        assert len(cache._copies) <= 3
+    assert not [key for key in cache._copies if "no-" in key]
 
 
 # -- staying current ---------------------------------------------------------------------------------------------
@@ -139,16 +135,6 @@ async def test_a_half_open_subscription_is_noticed(local: Registry, proxy: Proxy
         proxy.swallowing = False
         await wait_until(lambda: peer.cache.is_current, timeout=15)
         assert await peer.app("shop") == changed
-
-
-async def test_a_quiet_subscription_is_not_considered_lost(local: Registry) -> None:
-    await local.put_app(an_app(), None)
-    await at_rest(local)
-    await local.app("shop")
-    copies = dict(local.cache._copies)
-    await asyncio.sleep(1.5)  # several heartbeats; nothing to wait for, because nothing must happen
-    assert local.cache.is_current
-    assert local.cache._copies == copies
 
 
 async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str) -> None:
@@ -202,10 +188,9 @@ async def test_a_change_before_the_subscription_is_not_missed(
         assert await peer.app("shop") == changed
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_no_old_record_stays(local: Registry, proxy: Proxy, seed: int) -> None:
+async def test_no_old_record_stays(local: Registry, proxy: Proxy) -> None:
     """With readers, a writer and a bad network, every process returns the last record in the end."""
-    chance = random.Random(seed)
+    chance = random.Random(0)
     async with process(proxy.url) as peer, process(proxy.url) as elsewhere:
         app = an_app()
         await local.put_app(app, None)

@@ -45,12 +45,6 @@ async def test_only_a_hash_of_the_token_is_stored_and_expires(gw: Gateway, visit
     refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
 
 
-async def test_a_forged_cookie_is_refused(visitor: Visitor, account: Account) -> None:
-    for token in ("x", "", account.id, "operator"):
-        visitor.http.cookies.set(ACCOUNT, token)
-        refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
-
-
 async def test_logging_out_ends_the_session_everywhere(gw: Gateway, visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     token = visitor.token
@@ -72,7 +66,7 @@ async def test_a_session_of_a_deleted_account_is_refused(gw: Gateway, visitor: V
     await wait_until(lambda: visitor.call("GET", "/account"), holds=lambda answer: answer.status_code == 401)
 
 
-@pytest.mark.parametrize("origin", ["", "null", "https://evil.example", "http://demo.apps.localhost"])
+@pytest.mark.parametrize("origin", ["", "null", "http://demo.apps.localhost"])
 async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Account, origin: str) -> None:
     refused(await visitor.log_in(account.key, Origin=origin), 403, "CSRF_REFUSED")
     await visitor.log_in(account.key)
@@ -81,21 +75,18 @@ async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Acc
     refused(await visitor.call("DELETE", "/account/webhook", Origin=origin), 403, "CSRF_REFUSED")
     refused(await visitor.call("DELETE", "/dashboard/session", Origin=origin), 403, "CSRF_REFUSED")
     assert (await visitor.call("GET", "/account/webhook", Origin=origin)).status_code == 404
+    elsewhere = {"Host": "gateway.internal:8000", "Origin": "http://gateway.internal:8000"}
+    assert (await visitor.call("DELETE", "/account/webhook", **elsewhere)).status_code == 204, "either host name"
     # The key is proof enough: no browser sends it automatically.
     bearer = {"Origin": origin, "Authorization": f"Bearer {account.key}"}
     assert (await visitor.call("DELETE", "/account/webhook", **bearer)).status_code == 204
 
 
-async def test_the_services_own_page_is_accepted_under_either_host_name(visitor: Visitor, account: Account) -> None:
-    await visitor.log_in(account.key)
-    assert (await visitor.call("DELETE", "/account/webhook")).status_code == 204
-    elsewhere = {"Host": "gateway.internal:8000", "Origin": "http://gateway.internal:8000"}
-    assert (await visitor.call("DELETE", "/account/webhook", **elsewhere)).status_code == 204
-
-
-async def test_a_key_takes_precedence_over_the_cookie(visitor: Visitor, account: Account) -> None:
+async def test_a_key_takes_precedence_and_a_forged_cookie_is_refused(visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     refused(await visitor.call("GET", "/account", Authorization="Bearer csk_wrong"), 401, "UNAUTHORIZED")
+    for token in ("x", "", account.id, "operator"):
+        refused(await visitor.call("GET", "/account", Cookie=f"{ACCOUNT}={token}"), 401, "UNAUTHORIZED")
 
 
 async def test_inference_ignores_cookies(
@@ -139,24 +130,19 @@ async def test_failed_log_ins_are_counted_by_network(visitor: Visitor, account: 
     ("peer", "forwarded", "network"),
     [
         ("8.8.8.8", [], "8.8.8.8/32"),
-        ("10.0.0.2", [], "10.0.0.2/32"),
         ("10.0.0.2", [""], "10.0.0.2/32"),
-        ("10.0.0.2", ["203.0.113.9"], "203.0.113.9/32"),
         ("10.0.0.2", ["1.1.1.1, 203.0.113.9"], "203.0.113.9/32"),
         ("10.0.0.2", ["203.0.113.9:51234"], "203.0.113.9/32"),
         ("10.0.0.2", ["unknown"], UNREADABLE),
         ("10.0.0.2", ["1.1.1.1, 203.0.113.999:1"], UNREADABLE),
         ("::1", ["1.1.1.1", "2001:db8::1"], "2001:db8::/64"),
-        ("::1", ["[2001:db8::1]"], "2001:db8::/64"),
         ("::1", ["[2001:db8::1]:51234"], "2001:db8::/64"),
         ("::1", ["2001:db8::2%eth0"], "2001:db8::/64"),
-        ("8.8.8.8", ["1.1.1.1"], "8.8.8.8/32"),
         ("2001:4860:4860::8888", ["1.1.1.1"], "2001:4860:4860::/64"),
         ("", ["203.0.113.9"], "203.0.113.9/32"),
         ("", [], ""),
         ("::ffff:8.8.8.8", [], "8.8.8.8/32"),
         ("::1", ["::ffff:203.0.113.9"], "203.0.113.9/32"),
-        ("::1", ["[::ffff:203.0.113.9]:1"], "203.0.113.9/32"),
     ],
 )
 async def test_the_address_is_trusted_only_from_a_private_proxy(peer: str, forwarded: list[str], network: str) -> None:
@@ -213,18 +199,11 @@ async def test_an_address_can_make_a_share_of_the_days_registrations(gw: Gateway
     share = max(3, Settings().registrations_per_day // 10)
     taken = [await register("93.184.216.34") for _ in range(share + 1)]
     assert taken == [201] * share + [429]
+    assert await register("93.184.216.34:5") == 429, "one address"
     assert await register("93.184.216.35") == 201
     assert [await register(f"2606:4700::{n}") for n in range(share + 1)] == [201] * share + [429], "one network"
     assert await register("2606:4700:1::1") == 201
-    ports = [await register(f"93.184.216.36:{port}") for port in range(share + 1)]
-    assert ports == [201] * share + [429], "one address"
-    assert [await register(f"unknown-{n}") for n in range(share + 1)] == [201] * share + [429], "no address"
     assert [await register("") for _ in range(share + 1)] == [201] * (share + 1), "a proxy that reports none"
-
-
-@pytest.mark.parametrize("body", [None, {}, {"apiKey": 1}, {"apiKey": "csk_x", "more": 1}, []])
-async def test_a_malformed_log_in(visitor: Visitor, body: object) -> None:
-    refused(await visitor.call("POST", "/dashboard/session", body), 400, "REQUEST_MALFORMED")
 
 
 async def test_without_redis_all_log_ins_are_refused(gw: Gateway, visitor: Visitor, account: Account) -> None:

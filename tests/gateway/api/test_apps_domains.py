@@ -1,4 +1,4 @@
-"""The custom domains of an app, one of which is the primary."""
+"""The custom domains of an app, one of which is the primary, against a DNS server over UDP."""
 
 import asyncio
 import json
@@ -6,15 +6,21 @@ import secrets
 from typing import Any
 from urllib.parse import quote
 
+import dns.rcode
 import httpx
 import pytest
 
-from gateway.accounts.domain_observations import Certificate, write_certificates
-from gateway.keys import app_key, certificate_key, domain_key, partition_tag
+from gateway.accounts.domain_names import check_own_domain
+from gateway.accounts.domain_observations import Certificate, write_certificates, write_missing
+from gateway.errors import RequestMalformed
+from gateway.ids import now_iso
+from gateway.keys import app_key, certificate_key, domain_check_key, domain_key, partition_tag
+from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
-from tests.support.accounts import App
+from tests.support.accounts import DOMAIN, App
 from tests.support.dns_server import DnsServer
 from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -62,6 +68,31 @@ async def is_certified(gw: Gateway, domain: str) -> bool:
     return (await gw.http.get("/platform/tls/allow", params={"domain": domain})).status_code == 200
 
 
+async def call_primary(
+    app: App, method: str, body: Any = None, *, verify: bool = False, **options: Any
+) -> httpx.Response:
+    path = f"/account/apps/{app.name}/domain{'/verify' if verify else ''}"
+    return await app.account.call(method, path, body, **options)
+
+
+async def show_primary(app: App) -> dict[str, Any]:
+    response = await call_primary(app, "GET")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def put_primary(app: App, domain: str) -> dict[str, Any]:
+    response = await call_primary(app, "PUT", {"domain": domain})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def verify_primary(app: App, **options: Any) -> dict[str, Any]:
+    response = await call_primary(app, "POST", verify=True, **options)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
 @pytest.fixture
 def apex() -> str:
     return f"{secrets.token_hex(4)}.example.org"
@@ -96,8 +127,12 @@ async def test_apex_and_www(app: App, gw: Gateway, resolver: DnsServer, apex: st
     assert await names(app) == [apex]
     assert [await may_ask(app, each) for each in (apex, www)] == [True, False]
     assert [await is_certified(gw, each) for each in (apex, www)] == [True, False]
+    trail = (await app.account.get("/account/audit")).json()
+    assert (trail[0]["action"], trail[0]["target"]) == ("remove_domain", f"{app.name}/{www}")
     refused(await call(app, "DELETE", www), 404, "NOT_FOUND")
     refused(await call(app, "POST", www, verify=True), 404, "NOT_FOUND")
+    assert (await put(app, f" {apex.upper()}. "))["domain"] == apex, "every spelling is the same domain"
+    assert await names(app) == [apex]
 
 
 async def test_at_most_five(app: App, apex: str) -> None:
@@ -135,17 +170,6 @@ async def test_the_first_is_the_primary_until_another_is(app: App, apex: str) ->
     assert await names(app) == [f"{name}.{apex}" for name in ("a", "b", "c")]
     assert (await app.account.call("DELETE", path)).status_code == 204
     assert (await app.account.get(path)).json()["domain"] == f"b.{apex}"
-
-
-@pytest.mark.parametrize("written", ["😀.{}", "xn--e28h.{}", " XN--E28H.{}. ", "😀.{}\n"])
-async def test_every_spelling_of_a_domain_is_the_same(app: App, resolver: DnsServer, apex: str, written: str) -> None:
-    text = written.format(apex)
-    assert (await put(app, text))["domain"] == f"xn--e28h.{apex}"
-    await put(app, f"xn--e28h.{apex}")
-    assert await names(app) == [f"xn--e28h.{apex}"]
-    await prove(app, resolver, text)
-    assert (await call(app, "DELETE", text)).status_code == 204
-    assert await names(app) == []
 
 
 async def test_refusals(app: App, gw: Gateway, backend: FakeAppBackend, resolver: DnsServer, apex: str) -> None:
@@ -195,6 +219,7 @@ async def test_an_operators_put_keeps_the_others(app: App, gw: Gateway, resolver
     www, new = f"www.{apex}", f"new.{apex}"
     for domain in (apex, www):
         await prove(app, resolver, domain)
+        assert app.name in (await gw.platform("GET", f"apps?search={domain}")).text
 
     async def operator_puts(**fields: Any) -> list[tuple[str, bool]]:
         response = await gw.platform("PUT", f"apps/{app.name}", {"account": app.account.id, **fields})
@@ -216,25 +241,275 @@ async def test_an_operators_put_keeps_the_others(app: App, gw: Gateway, resolver
     assert [each for each in json.dumps(found).split('"') if each == app.name] == []
 
 
-async def test_the_audit_trail_names_the_domain(app: App, apex: str) -> None:
-    www = f"www.{apex}"
-    for domain in (apex, www):
-        await put(app, domain)
-    await call(app, "POST", www, verify=True)
-    await call(app, "DELETE", apex)
-    trail = (await app.account.get("/account/audit")).json()
-    assert [(each["action"], each["target"]) for each in trail[:4]] == [
-        ("remove_domain", f"{app.name}/{apex}"),
-        ("prove_domain", f"{app.name}/{www}"),
-        ("put_domain", f"{app.name}/{www}"),
-        ("put_domain", f"{app.name}/{apex}"),
-    ]
+# -- the primary, by its own calls ----------------------------------------------------------------------------
 
 
-async def test_operators_find_an_app_by_each_domain(app: App, gw: Gateway, apex: str) -> None:
-    for domain in (apex, f"www.{apex}"):
-        await put(app, domain)
-    for text in (apex, f"www.{apex}"):
-        found = await gw.platform("GET", f"apps?search={text}")
-        assert app.name in found.text
-    assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
+def claimed(app: App, domain: str) -> bool:
+    with app.gateway.redis.client() as client:
+        return bool(client.exists(domain_key(domain)))
+
+
+def record_of(app: App) -> dict[str, Any]:
+    with app.gateway.redis.client() as client:
+        return json.loads(client.get(app_key(app.name)))
+
+
+@pytest.fixture
+def domain() -> str:
+    return f"shop-{secrets.token_hex(4)}.example.com"
+
+
+async def test_from_nothing_to_verified_and_back(app: App, resolver: DnsServer, domain: str) -> None:
+    refused(await call_primary(app, "GET"), 404, "NOT_FOUND")
+    refused(await call_primary(app, "POST", verify=True), 404, "NOT_FOUND")
+    refused(await call_primary(app, "DELETE"), 404, "NOT_FOUND")
+
+    view = await put_primary(app, domain)
+    assert view.keys() == {"domain", "primary", "verified", "records"}
+    assert (view["domain"], view["primary"], view["verified"]) == (domain, True, False)
+    txt, cname = view["records"]
+    assert (txt["type"], txt["name"], len(txt["value"])) == ("TXT", f"_capsule.{domain}", 40)
+    assert cname == {"type": "CNAME", "name": domain, "value": f"{app.name}.{DOMAIN}"}
+    assert await show_primary(app) == view
+    assert not await may_ask(app, domain)
+
+    missing = f"There is no TXT record at _capsule.{domain}."
+    assert await verify_primary(app) == {**view, "problem": missing}
+    resolver.sets(txt["name"], "something else")
+    assert (await verify_primary(app))["problem"] == f"The TXT record at _capsule.{domain} has another value."
+    assert not await may_ask(app, domain)
+    resolver.sets(txt["name"], "something else", (txt["value"][:7], txt["value"][7:]), "v=spf1 -all")
+    assert await verify_primary(app) == {**view, "verified": True}
+    assert await show_primary(app) == {**view, "verified": True}
+    assert await may_ask(app, domain)
+    listed = (await app.account.get("/account/apps")).json()
+    assert [(each["customDomain"], each["customDomainVerified"]) for each in listed] == [(domain, True)]
+
+    # The same domain again, written differently, stays verified. A removed record does not count at once.
+    assert await put_primary(app, f"{domain.upper()}.") == {**view, "verified": True}
+    resolver.sets(txt["name"])
+    assert await verify_primary(app) == {**view, "verified": True, "problem": missing}
+
+    assert (await call_primary(app, "DELETE")).status_code == 204
+    refused(await call_primary(app, "GET"), 404, "NOT_FOUND")
+    assert not await may_ask(app, domain)
+    assert not claimed(app, domain)
+
+
+async def test_a_domain_belongs_to_the_app_that_verified_it(
+    app: App, gw: Gateway, backend: FakeAppBackend, resolver: DnsServer, domain: str
+) -> None:
+    stranger, sibling = await gw.app(backend), await app.account.app(app.backend)
+    for each in (app, stranger, sibling):  # several apps may prepare the same domain
+        await put_primary(each, domain)
+    # The record of one app proves nothing for another.
+    resolver.sets(f"_capsule.{domain}", (await show_primary(app))["records"][0]["value"])
+    for each in (stranger, sibling):
+        assert "another value" in (await verify_primary(each))["problem"]
+    assert (await verify_primary(app))["verified"]
+
+    # Not even with a record of its own, as long as the domain belongs to the first app.
+    records = [(await show_primary(each))["records"][0]["value"] for each in (app, stranger, sibling)]
+    resolver.sets(f"_capsule.{domain}", *records)
+    for each in (stranger, sibling):
+        refused(await call_primary(each, "POST", verify=True), 409, "NAME_TAKEN")
+        assert not (await show_primary(each))["verified"]
+        assert not await may_ask(each, domain)
+        for written in (domain, domain.title(), f"{domain}."):
+            refused(await call_primary(each, "PUT", {"domain": written}), 409, "NAME_TAKEN")
+    body = {"account": stranger.account.id, "customDomain": domain, "customDomainVerified": True}
+    refused(await gw.platform("PUT", f"apps/{stranger.name}", body), 409, "NAME_TAKEN")
+    assert await may_ask(app, domain)
+
+    await gw.platform("DELETE", f"apps/{app.name}")
+    assert (await verify_primary(stranger))["verified"]
+    assert await may_ask(stranger, domain)
+
+
+async def test_changes_during_a_verification(app: App, resolver: DnsServer, domain: str) -> None:
+    """A domain that is changed or removed meanwhile is not verified, and its claim is released."""
+    record = (await put_primary(app, domain))["records"][0]
+    resolver.sets(record["name"], record["value"])
+    results = await asyncio.gather(
+        call_primary(app, "POST", verify=True),
+        call_primary(app, "PUT", {"domain": f"new.{domain}"}),
+        return_exceptions=True,
+    )
+    assert {result.status_code for result in results} <= {200, 404}
+    assert await show_primary(app) == await put_primary(app, f"new.{domain}")
+    assert not (await show_primary(app))["verified"]
+    assert not await may_ask(app, domain)
+    assert not claimed(app, domain)
+
+
+# How names are written, and the one form that is kept.
+FORMS = {
+    "BÜCHER.shop.Example.": "xn--bcher-kva.shop.example",
+    "straße.example": "xn--strae-oqa.example",
+    "例え。テスト": "xn--r8jz45g.xn--zckzah",
+    "xn--bcher-kva.example": "xn--bcher-kva.example",
+    "ＳＨＯＰ.example": "shop.example",
+    "shop.co.uk": "shop.co.uk",
+    "\u00a0shop.Example. \n": "shop.example",
+    "😀.example": "xn--e28h.example",
+    "i❤️.example": "xn--i-7iq.example",
+}
+
+
+async def test_one_form_of_each_name(app: App, resolver: DnsServer) -> None:
+    for written, kept in FORMS.items():
+        assert check_own_domain(written, Settings()) == kept, written
+    unique = secrets.token_hex(4)
+    view = await put_primary(app, f" BÜCHER.{unique}.Example.\n")
+    assert view["domain"] == f"xn--bcher-kva.{unique}.example"
+    resolver.sets(view["records"][0]["name"], view["records"][0]["value"])
+    assert (await verify_primary(app))["verified"]
+    assert resolver.asked[-1] == f"_capsule.xn--bcher-kva.{unique}.example"
+
+
+# Why a name is refused, and such names.
+REFUSED: dict[str, list[str]] = {
+    "one label": ["", ".", "com", "localhost"],
+    "an empty label": ["example..com", ".example.com", "example.com..", "☃.exa..mple"],
+    "characters": ["-a.example.com", "a-.example.com", "a_b.example.com", "_capsule.example.com", "*.example.com"],
+    "more than a name": ["https://example.com", "example.com/", "example.com:443", "user@example.com"],
+    "white space": ["exa mple.com", "example.com\0", "example.com\r\nX: y"],
+    "an address": ["192.0.2.1", "127.1", "0x7f.1", "2130706433", "[::1]", "2001:db8::1", "example.123"],
+    "too long": ["a" * 64 + ".example.com", ".".join(["a" * 60] * 4) + ".example", "ü" * 63 + ".example"],
+    "no punycode": ["xn--a.example", "xn--99999999999.example", "XN--A.example", "shop.xn--zckzah-"],
+    "odd punycode": ["xn--" + "9" * 59 + ".example", "xn--abc-.example"],
+    "joined letters": ["\u0661.example\u200d", "a\u200db.example", "xn--ab-m1t.example"],
+    "joined emoji, which browsers refuse": ["\U0001f469\u200d\U0001f4bb.example"],
+    "marks and directions": ["\u0301a.example", "1\u05d0.example", "\u202eexample.com"],
+    "of the service": [
+        "apps.service.example",
+        "Shop.apps.service.example.",
+        "API.service.example",
+        "x.api.service.example",
+    ],
+    "never on the internet": [
+        f"shop.{suffix}" for suffix in ("localhost", "local", "internal", "test", "invalid", "onion", "home.arpa")
+    ],
+}
+SERVICE = Settings(
+    base_url="https://api.service.example",
+    api_url="https://hooks.service.example:8443",
+    apps_domain="apps.service.example:8443",
+)
+
+
+async def test_refused_names(app: App) -> None:
+    for reason, texts in REFUSED.items():
+        for text in texts:
+            with pytest.raises(RequestMalformed, match=r"^domain: ") as raised:
+                check_own_domain(text, SERVICE)
+            if reason == "never on the internet":
+                assert "internal use" in str(raised.value)
+    for text in ("www.service.example", "myapps.service.example", "service.example"):
+        assert check_own_domain(text, SERVICE) == text
+    for text in (DOMAIN, f"shop.{DOMAIN}", "localhost"):
+        message = refused(await call_primary(app, "PUT", {"domain": text}), 400, "REQUEST_MALFORMED")["message"]
+        assert message.startswith("domain: "), text
+    for body in (None, {"domain": "a.example", "verified": True}):
+        refused(await call_primary(app, "PUT", body), 400, "REQUEST_MALFORMED")
+    refused(await call_primary(app, "GET"), 404, "NOT_FOUND")
+
+
+async def test_a_dns_that_fails_or_is_silent(app: App, resolver: DnsServer, domain: str) -> None:
+    view = await put_primary(app, domain)
+    name = f"_capsule.{domain}"
+    problem = f"The DNS did not answer for {name}. Try again in a minute."
+    resolver.failing[name] = dns.rcode.SERVFAIL
+    assert await verify_primary(app) == {**view, "problem": problem}
+    resolver.silent.add(name)
+    slow = asyncio.create_task(verify_primary(app))
+    await wait_until(lambda: name in resolver.asked)
+    # Meanwhile, the account's other requests are answered.
+    answers = await asyncio.wait_for(asyncio.gather(*[show_primary(app) for _ in range(5)]), 3)
+    assert answers == [view] * 5
+    assert await asyncio.wait_for(slow, 10) == {**view, "problem": problem}
+
+
+async def test_a_cname_at_the_name_of_the_record(app: App, resolver: DnsServer, domain: str) -> None:
+    record = (await put_primary(app, domain))["records"][0]
+    resolver.aliases[record["name"]] = f"records.{domain}"
+    assert "no TXT record" in (await verify_primary(app))["problem"]
+    resolver.sets(f"records.{domain}", record["value"])
+    assert (await verify_primary(app))["verified"]
+
+
+async def test_ten_verifications_a_minute(app: App, resolver: DnsServer, domain: str) -> None:
+    sibling = await app.account.app(app.backend)
+    for each in (app, sibling):
+        await put_primary(each, domain)
+    answers = [await call_primary(app, "POST", verify=True) for _ in range(11)]
+    assert [answer.status_code for answer in answers] == [200] * 10 + [429]
+    refused(answers[-1], 429, "RATE_LIMITED")
+    assert resolver.asked.count(f"_capsule.{domain}") == 10
+    assert (await call_primary(sibling, "POST", verify=True)).status_code == 200
+
+
+async def test_the_record_is_the_apps_own(app: App, gw: Gateway, domain: str) -> None:
+    """It stays the same for a renamed app, and is another one for an app of the same name that is created later."""
+    value = (await put_primary(app, domain))["records"][0]["value"]
+    body = {"account": app.account.id, "customDomain": domain}
+    name = app.name
+    await gw.platform("PUT", f"apps/{name}", {**body, "name": f"{name}-new"})
+    app.name = f"{name}-new"
+    assert (await show_primary(app))["records"][0]["value"] == value
+    assert (await show_primary(app))["records"][1]["value"] == f"{name}-new.{DOMAIN}"
+    other = await gw.account()
+    await gw.platform("PUT", f"apps/{app.name}", {**body, "account": other.id})
+    moved = App(other, app.name, app.backend)
+    assert (await show_primary(moved))["records"][0]["value"] != value
+    await gw.platform("DELETE", f"apps/{app.name}")
+    await gw.platform("PUT", f"apps/{name}", body)
+    app.name = name
+    assert (await show_primary(app))["records"][0]["value"] != value
+
+
+async def test_what_operators_set(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
+    """An operator verifies a domain without a record. A put that repeats a proven domain leaves it proven."""
+    body = {"account": app.account.id, "customDomain": domain, "customDomainVerified": True}
+
+    def stored() -> tuple[bool, bool]:
+        record = record_of(app)
+        return record.get("customDomainVerified", False), record.get("customDomainProven", False)
+
+    assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code == 200
+    assert (await show_primary(app))["verified"]
+    assert stored() == (True, False)
+    assert (await verify_primary(app))["problem"]
+    assert (await show_primary(app))["verified"]
+    await call_primary(app, "DELETE")
+    await prove(app, resolver, domain)
+    assert stored() == (True, True)
+    await gw.platform("PUT", f"apps/{app.name}", body)
+    assert stored() == (True, True)
+    await gw.platform("PUT", f"apps/{app.name}", {**body, "customDomain": f"x.{domain}"})
+    assert stored() == (True, False)
+    await gw.platform("PUT", f"apps/{app.name}", {"account": app.account.id})
+    refused(await call_primary(app, "GET"), 404, "NOT_FOUND")
+
+
+async def test_the_certificate_and_a_missing_record(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
+    await prove(app, resolver, domain)
+    tag, ends = partition_tag(app.account.id), 1_900_000_000_000
+    with gw.redis.client() as client:
+        # Records of the version before are about one domain.
+        certificate = {"domain": domain, "fingerprint": "f", "expiresAt": ends, "issuer": "An Authority"}
+        client.hset(certificate_key(tag, app.name), mapping={**certificate, "notified": "[]"})
+        assert (await show_primary(app))["certificate"] == {"issuer": "An Authority", "expiresAt": now_iso(ends / 1000)}
+        for name, issuer in (("former.example", "An Authority"), (domain, "")):
+            known = write_certificates({name: Certificate("f", ends, issuer)})
+            client.hset(certificate_key(tag, app.name), mapping=known)
+            expected = {"issuer": None, "expiresAt": now_iso(ends / 1000)} if name == domain else None
+            assert (await show_primary(app)).get("certificate") == expected
+        client.hset(domain_check_key(tag, app.name), mapping={"domain": domain, "missingSince": ends, "version": "1"})
+        assert "is missing. Restore it" in (await show_primary(app))["problem"]
+        client.hset(domain_check_key(tag, app.name), mapping=write_missing({domain: ends, "other.example": ends}))
+        assert "is missing. Restore it" in (await show_primary(app))["problem"]
+        assert now_iso(ends / 1000 + 7 * 86_400) in (await show_primary(app))["problem"]
+        assert "problem" not in await verify_primary(app)
+        assert "problem" not in await show_primary(app), "the record was just there"
+        assert json.loads(client.hget(domain_check_key(tag, app.name), "missing")) == {"other.example": ends}

@@ -81,21 +81,16 @@ def test_a_module_runs_once_and_after_those_that_it_imports(write: Path) -> None
     ("text", "line"),
     [
         ('import a from "./other.js";\n', 1),
-        ('\nimport "./other.js";\n', 2),
         ('import { x } from "./other.js"\n', 1),
-        ("import { x } from './other.js';\n", 1),
         ('import { y } from "./other.js";\n', 1),
         ('import { x } from "./absent.js";\n', 1),
-        ('import { x } from "../other.js";\n', 1),
         ('import { x } from "https://elsewhere.test/other.js";\n', 1),
         ('import { x } from "./page.js";\n', 1),
         ('const a = 1;\nimport { x } from "./other.js";\n', 2),
         ("const a = 1;\n\nexport default a;\n", 3),
-        ("const a = 1;\nexport { a };\n", 2),
         ('export * from "./other.js";\n', 1),
         ("export let a = 1;\n", 1),
         ("export const { a } = {};\n", 1),
-        ("export const [a] = [];\n", 1),
         ('const a = () =>\n  import("./other.js");\n', 2),
         ("const a = import.meta.url;\n", 1),
         ("await null;\n", 1),
@@ -122,9 +117,7 @@ def test_a_cycle_is_refused(write: Path) -> None:
         ("gzip, deflate, br", True),
         ("br;q=1, GZIP ; q=0.5", True),
         ("gzip;q=0", False),
-        ("gzip;q=0.000", False),
         ("identity", False),
-        ("x-gzip2", False),
         ("", False),
     ],
 )
@@ -155,17 +148,18 @@ async def load(gw: Gateway, page: str) -> dict[str, int]:
 
 
 @over_http
-@pytest.mark.parametrize("page", [*PAGES.values(), "/docs"])
-async def test_a_page_is_one_style_sheet_and_one_script_and_small(gw: Gateway, page: str) -> None:
-    sizes = await load(gw, page)
-    assert [sum(address.endswith(suffix) for address in sizes) for suffix in (".css", ".js")] == [1, 1]
-    assert sum(sizes.values()) < LIMIT, sizes
-    assert all(re.fullmatch(r"/pages/[\w-]+\.[0-9a-f]{12}\.\w+", address) for address in sizes if address != page)
+async def test_a_page_is_one_style_sheet_and_one_script_and_small(gw: Gateway) -> None:
+    for page in (*PAGES.values(), "/docs"):
+        sizes = await load(gw, page)
+        assert [sum(address.endswith(suffix) for address in sizes) for suffix in (".css", ".js")] == [1, 1]
+        assert sum(sizes.values()) < LIMIT, sizes
+        assert all(re.fullmatch(r"/pages/[\w-]+\.[0-9a-f]{12}\.\w+", address) for address in sizes if address != page)
 
 
 @over_http
 @pytest.mark.parametrize("page", PAGES)
 async def test_browsers_ask_for_a_page_each_time_and_keep_its_files(gw: Gateway, page: str) -> None:
+    """HEAD has the headers of GET, and texts are compressed for browsers that accept it."""
     first, *files = await load(gw, PAGES[page])
     for address in (first, *files):
         response = await gw.http.get(address, headers=BROWSER)
@@ -174,37 +168,21 @@ async def test_browsers_ask_for_a_page_each_time_and_keep_its_files(gw: Gateway,
         tag = response.headers["etag"]
         for known in (tag, f'"other", {tag}'):
             again = await gw.http.get(address, headers={**BROWSER, "If-None-Match": known})
-            assert (again.status_code, again.content) == (304, b"")
-            assert again.headers["etag"] == tag
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
             assert again.headers["content-security-policy"] == response.headers["content-security-policy"]
         other = await gw.http.get(address, headers={**BROWSER, "If-None-Match": 'W/"0"'})
         assert (other.status_code, other.content) == (200, response.content)
-
-
-@over_http
-@pytest.mark.parametrize("page", PAGES)
-async def test_head_has_the_headers_of_get(gw: Gateway, page: str) -> None:
-    for address in await load(gw, PAGES[page]):
         head = await gw.http.head(address, headers=BROWSER)
-        get = await gw.http.get(address, headers=BROWSER)
         assert (head.status_code, head.content) == (200, b"")
-        varying = ("date", "x-request-id")
-        assert [h for h in head.headers.items() if h[0] not in varying] == [
-            h for h in get.headers.items() if h[0] not in varying
-        ]
-
-
-@over_http
-async def test_texts_are_compressed_for_browsers_that_accept_it(gw: Gateway) -> None:
-    for address in await load(gw, "/dashboard"):
+        varying = {"date": "", "x-request-id": ""}
+        assert {**head.headers, **varying} == {**response.headers, **varying}
         plain = await gw.http.get(address, headers={"Accept-Encoding": "identity"})
-        packed = await gw.http.get(address, headers=BROWSER)
         assert "content-encoding" not in plain.headers
-        assert plain.content == packed.content
-        if address.endswith((".js", ".css")) or address == "/dashboard":
-            assert packed.headers["content-encoding"] == "gzip"
-            assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
-            assert packed.num_bytes_downloaded < plain.num_bytes_downloaded / 2
+        assert plain.content == response.content
+        if address == first or address.endswith((".js", ".css")):
+            assert response.headers["content-encoding"] == "gzip"
+            assert response.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+            assert response.num_bytes_downloaded < plain.num_bytes_downloaded / 2
 
 
 @over_http
@@ -214,11 +192,5 @@ async def test_the_script_of_another_release_reloads_the_page(gw: Gateway) -> No
     assert response.headers["cache-control"] == "no-store"
     assert response.headers["content-type"] == "text/javascript; charset=utf-8"
     assert response.text == assets.RELOAD
-
-
-@over_http
-@pytest.mark.parametrize(
-    "name", ["dashboard.0123456789ab.css", "dashboard.0123456789ab.map", "nothing.0123456789ab.js", "dashboard.js"]
-)
-async def test_other_files_of_another_release_are_missing(gw: Gateway, name: str) -> None:
-    assert (await gw.http.get(f"/pages/{name}")).status_code == 404
+    for name in ("dashboard.0123456789ab.css", "nothing.0123456789ab.js", "dashboard.js"):
+        assert (await gw.http.get(f"/pages/{name}")).status_code == 404

@@ -54,13 +54,9 @@ async def test_the_type_or_the_first_bytes_say_what_it_is(hosted: App, content: 
     assert (await put(hosted, PAGE.decode().encode("utf-16"), None)).status_code == 202
 
 
-async def test_other_types_are_refused(hosted: App) -> None:
-    for kind in ("text/plain", "application/json", "application/x-tar", "image/png", "text/html-or-so"):
-        error = refused(await put(hosted, PAGE, kind), 415, "MEDIA_TYPE_UNSUPPORTED")
-        assert "application/zip" in error["message"]
-
-
 async def test_what_is_outside_the_bounds_is_refused(hosted: App) -> None:
+    error = refused(await put(hosted, PAGE, "application/x-tar"), 415, "MEDIA_TYPE_UNSUPPORTED")
+    assert "application/zip" in error["message"]
     error = refused(await put(hosted, a_zip("../x"), None), 400, "REQUEST_MALFORMED")
     assert error["message"].startswith("The zip contains '../x', which leaves its folder.")
     refused(await put(hosted, a_zip(), "application/gzip"), 400, "REQUEST_MALFORMED")

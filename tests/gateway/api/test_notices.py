@@ -12,8 +12,8 @@ from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
 from gateway.events.notices import KINDS, EndLink, NoticeChoices, Notices, Purpose, seal_link
 from gateway.keys import notices_key, partition_tag, stream_key, uninvited_key
+from gateway.settings import BadSettings, load
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.gateway.conftest import Launch
 from tests.support.accounts import Account
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -102,10 +102,9 @@ async def test_a_service_without_a_mail_server(gw: Gateway) -> None:
     refused(await (await gw.account()).get("/account/notices"), 404, "NOT_FOUND")
 
 
-async def test_the_settings_of_mail_must_be_complete(launch: Launch) -> None:
-    with pytest.raises(RuntimeError, match="GATEWAY_MAIL_FROM: is missing"):
-        async with launch(GATEWAY_SMTP_URL=MAIL["GATEWAY_SMTP_URL"]):
-            pass
+async def test_the_settings_of_mail_must_be_complete() -> None:
+    with pytest.raises(BadSettings, match="GATEWAY_MAIL_FROM: is missing"):
+        load({"GATEWAY_SMTP_URL": MAIL["GATEWAY_SMTP_URL"]})
 
 
 async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member: Join) -> None:
@@ -131,7 +130,7 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member
     assert (await other.call("GET", "/account/notices")).json()["budget"] is True
 
 
-async def test_an_invitation_is_queued_until_its_address_wants_none(mailing: Gateway) -> None:
+async def test_an_invitation_is_queued_once(mailing: Gateway) -> None:
     account, email = await mailing.account(), new_email()
 
     async def count() -> int:
@@ -142,11 +141,6 @@ async def test_an_invitation_is_queued_until_its_address_wants_none(mailing: Gat
         for role in ("viewer", "developer"):  # another role is no other invitation
             assert (await account.call("PUT", f"/account/members/{email}", {"role": role})).status_code == 200
         assert await count() == 1
-        link = path_of(email, "invitations")
-        assert (await mailing.http.get(link)).status_code == 200
-        assert not await store.client.exists(uninvited_key(digest(email)))
-        assert (await mailing.http.post(link)).status_code == 200
-        assert 0 < await store.client.ttl(uninvited_key(digest(email))) <= 400 * 86_400
 
 
 async def test_the_link_in_an_invitation_ends_only_invitations(mailing: Gateway, member: Join) -> None:
@@ -161,7 +155,7 @@ async def test_the_link_in_an_invitation_ends_only_invitations(mailing: Gateway,
         assert not await store.client.exists(uninvited_key(digest(email)))
         ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})
         assert ended.status_code == 200
-        assert await store.client.exists(uninvited_key(digest(email)))
+        assert 0 < await store.client.ttl(uninvited_key(digest(email))) <= 400 * 86_400
     assert "no invitations by e-mail for 400 days. They still wait in the dashboard." in ended.text
     assert "choose notices again" not in ended.text
     assert (await ada.call("GET", "/account/notices")).json() == NONE | {"appDown": True}

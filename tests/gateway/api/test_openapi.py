@@ -7,14 +7,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
 
-import msgspec
 import pytest
 import pytest_asyncio
 from litestar import Litestar
-from litestar.routes import HTTPRoute
 
 from gateway.api import openapi
 from gateway.app import create_app
@@ -114,35 +110,21 @@ async def test_no_answer_of_an_account_is_stored(gw: Gateway, backend: FakeAppBa
     assert statuses >= {200, 401, 404}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
+async def test_nor_is_the_answer_to_a_change(gw: Gateway) -> None:
+    account = await gw.account()
+    for method, path, body in (
         ("POST", "/register", {"name": "Somebody"}),
         ("POST", "/register", {}),
         ("POST", "/mcp", {}),
         ("POST", "/dashboard/session", {"apiKey": "csk_none"}),
-        ("DELETE", "/dashboard/session", None),
-        ("PUT", "/account", None),
         ("GET", "/account/nothing", None),
-        ("GET", "/platform/none", None),
         ("POST", "/account/keys", {"name": "x" * 1_000}),
-    ],
-)
-async def test_nor_is_the_answer_to_a_change(gw: Gateway, method: str, path: str, body: Any) -> None:
-    account = await gw.account()
-    for headers in ({}, {"Authorization": f"Bearer {account.key}"}):
-        answer = await gw.http.request(method, path, json=body, headers=headers)
-        assert answer.headers.get_list("cache-control") == ["no-store"], answer.status_code
-        if answer.status_code == 201:
-            gw.confidential.add(answer.json()["apiKey"])
-
-
-async def test_files_of_pages_are_stored(gw: Gateway) -> None:
-    """The default replaces no other choice."""
-    page = await gw.http.get("/docs")
-    assert page.headers.get_list("cache-control") == ["no-cache"]
-    files = re.findall(r'src="([^"#]+[.]js)"', page.text)
-    assert (await gw.http.get(files[0])).headers.get_list("cache-control") == ["public, max-age=31536000, immutable"]
+    ):
+        for headers in ({}, {"Authorization": f"Bearer {account.key}"}):
+            answer = await gw.http.request(method, path, json=body, headers=headers)
+            assert answer.headers.get_list("cache-control") == ["no-store"], (path, answer.status_code)
+            if answer.status_code == 201:
+                gw.confidential.add(answer.json()["apiKey"])
 
 
 @pytest.fixture(scope="module")
@@ -177,23 +159,6 @@ async def test_each_pattern_of_a_parameter_is_explained(app: Litestar) -> None:
     faults = {explain(f"Expected `str` matching regex {pattern!r}", None) for pattern in patterns}
     assert len(faults) == len(patterns) >= 5
     assert not [fault for fault in faults if "required format" in fault]
-
-
-def is_struct(answer: Any) -> bool:
-    """Returns whether it is a struct, a list of structs, or a union of these."""
-    if isinstance(answer, UnionType):
-        return all(map(is_struct, get_args(answer)))
-    (kind,) = get_args(answer) if get_origin(answer) is list else [answer]
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-async def test_every_json_response_is_a_struct(app: Litestar) -> None:
-    described = app.openapi_schema.to_schema()["paths"]
-    routes = [route for route in app.routes if isinstance(route, HTTPRoute) and route.path_format in described]
-    handlers = [each for route in routes for each in route.route_handlers if "OPTIONS" not in each.http_methods]
-    answers = [answer for handler in handlers if (answer := openapi.response_type(handler)) is not None]
-    assert len(answers) > 25
-    assert [answer for answer in answers if not is_struct(answer)] == []
 
 
 async def test_the_schema_of_manifests_is_public(gw: Gateway) -> None:

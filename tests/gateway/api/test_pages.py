@@ -51,9 +51,8 @@ async def test_a_page_loads_only_our_own_files(gw: Gateway, path: str, kind: str
         "/pages/index.html",  # a template
         "/pages/ops",
         "/pages/style.css",  # not bundled
-        *("/pages/..%2fpublic%2findex.html", "/dashboard/..%2Fpublic.py", "/dashboard/%2e%2e/public.py"),
-        *("/dashboard/..%5Cpublic.py", "/dashboard/%00", "/dashboard/" + "x" * 300),
-        *("/dashboard/page.js", "/dashboard/nothing.js", "/ops/none.js"),
+        *("/pages/..%2fpublic%2findex.html", "/dashboard/%2e%2e/public.py", "/dashboard/..%5Cpublic.py"),
+        *("/dashboard/%00", "/dashboard/" + "x" * 300, "/dashboard/page.js"),
     ],
 )
 async def test_nothing_else_is_served(gw: Gateway, path: str) -> None:

@@ -4,14 +4,16 @@ import json
 import re
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.app import create_app
 from gateway.redis.client import Store
+from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
-from tests.gateway.conftest import Launch
 from tests.support.accounts import DOMAIN, App
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import wait_until
@@ -22,14 +24,18 @@ from tests.support.responses import answered, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_without_an_operator_token_the_api_is_closed(launch: Launch) -> None:
-    async with launch(GATEWAY_OPERATOR_TOKEN="") as gw:
-        for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}", "Bearer null"):
+async def test_without_an_operator_token_the_api_is_closed() -> None:
+    application = create_app(Settings())
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        await application({**scope, "state": {}}, receive, send)
+
+    transport = httpx.ASGITransport(serve)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", verify=False) as http:
+        for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}"):
             headers = {"Authorization": authorization.strip()}
-            response = await gw.http.post("/platform/accounts", json={"name": "x", "plan": "free"}, headers=headers)
-            assert response.status_code in (401, 403, 404)
-            response = await gw.http.get("/capabilities", headers=headers)
-            refused(response, 401, "UNAUTHORIZED")
+            body = {"name": "x", "plan": "free"}
+            refused(await http.post("/platform/accounts", json=body, headers=headers), 401, "UNAUTHORIZED")
 
 
 async def test_an_account(gw: Gateway) -> None:
@@ -61,66 +67,40 @@ async def test_an_account(gw: Gateway) -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"plan": "free"}, "name"),
-        ({"name": "x", "plan": "gold"}, "plan"),
-        ({"name": "x", "plan": None}, "plan"),
-        ({"name": 5, "plan": "free"}, "name"),
-        ({"name": "", "plan": "free"}, "name"),
-        ({"name": "\t", "plan": "free"}, "name"),
-    ],
-)
-async def test_malformed_accounts(gw: Gateway, body: dict[str, Any], field: str) -> None:
-    error = refused(await gw.platform("POST", "accounts", body), 400, "REQUEST_MALFORMED")
-    assert field in error["message"]
-    if field == "plan":
-        account = await gw.account()
-        changed = await gw.platform("PATCH", f"accounts/{account.id}", {"plan": body["plan"]})
-        assert field in refused(changed, 400, "REQUEST_MALFORMED")["message"]
+async def test_malformed_accounts(gw: Gateway) -> None:
+    account = await gw.account()
+    for method, path, body, field in (
+        ("POST", "", {"plan": "free"}, "name"),
+        ("POST", "", {"name": "\t", "plan": "free"}, "name"),
+        ("POST", "", {"name": "x", "plan": "gold"}, "plan"),
+        ("PATCH", f"/{account.id}", {"plan": "gold"}, "plan"),
+        ("PATCH", f"/{account.id}", {"plan": None}, "plan"),
+    ):
+        answer = await gw.platform(method, f"accounts{path}", body)
+        assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_an_app(gw: Gateway) -> None:
     account = await gw.account()
     body = {
         "account": account.id,
         "auth": {"kind": "secret", "secret": "a secret of more than thirty-two bytes"},
         "customDomain": "shop-one.example.org",
         "customDomainVerified": True,
-        "repository": {"url": "https://git.example.org/shop.git", "branch": "main"},
-        "build": {"command": "npm run build", "output": "dist"},
     }
     gw.confidential.add(body["auth"]["secret"])
     stored = await gw.platform("PUT", "apps/shop-one", body)
     assert stored.status_code in (200, 201)
     response = await gw.platform("GET", "apps/shop-one")
-    assert response.status_code == 200
     app = response.json()
-    assert app["name"] == "shop-one"
-    assert app["id"]
-    for field in ("account", "customDomain", "customDomainVerified"):
-        assert app[field] == body[field]
-    assert app["repository"]["url"] == body["repository"]["url"]
-    assert app["auth"]["kind"] == "secret"
-    assert body["auth"]["secret"] not in response.text + stored.text
+    assert {name: app[name] for name in body} == {**body, "auth": {"kind": "secret"}}
+    assert body["auth"]["secret"] not in stored.text
     (mine,) = (await account.get("/account/apps")).json()
-    assert mine["name"] == "shop-one"
-    assert f"shop-one.{DOMAIN}" in json.dumps(mine)
+    assert mine["url"] == f"https://shop-one.{DOMAIN}"
     assert (await (await gw.account()).get("/account/apps")).json() == []
     assert (await gw.platform("DELETE", "apps/shop-one")).status_code == 204
     refused(await gw.platform("GET", "apps/shop-one"), 404, "NOT_FOUND")
     assert (await account.get("/account/apps")).json() == []
-
-
-@pytest.mark.parametrize(
-    "name", ["Shop", "a--b", "-a", "a-", "a.b", "a_b", "a" * 64, "caf%C3%A9", "%2e%2e", "a%2fb", "a%20b", "a:b"]
-)
-async def test_invalid_names(gw: Gateway, backend: FakeAppBackend, name: str) -> None:
-    body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
-    response = await gw.platform("PUT", f"apps/{name}", body)
-    assert response.status_code in (400, 404)
-    assert (await gw.http.get("/health")).status_code == 200
 
 
 async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
@@ -134,55 +114,33 @@ async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend
     refused(await gw.platform("PUT", "apps/preview", body | {"name": "a-preview"}), 400, "REQUEST_MALFORMED")
 
 
-@pytest.mark.parametrize(
-    "auth",
-    [
-        {"kind": "magic"},
-        {"kind": "jwks", "url": "nonsense"},
-        {"kind": "jwks", "url": "file:///etc/passwd"},
-        {"kind": "jwks", "url": 5},
-        {"kind": "secret"},
-        {"kind": "backend"},
-        {"kind": "backend", "url": "ftp://x/y"},
+async def test_malformed_auths(gw: Gateway) -> None:
+    account = await gw.account()
+    for auth in (
+        *({"kind": "magic"}, {"kind": "jwks", "url": "nonsense"}, {"kind": "secret"}, {"kind": "backend"}, "jwks"),
         {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"},
-        {"url": "http://127.0.0.1/x", "issuer": 5, "kind": "jwks"},
-        "jwks",
-        [],
-    ],
-)
-async def test_malformed_auths(gw: Gateway, auth: Any) -> None:
-    body = {"account": (await gw.account()).id, "auth": auth}
-    error = refused(await gw.platform("PUT", "apps/odd-auth", body), 400, "REQUEST_MALFORMED")
-    assert "auth" in error["message"]
+        {"kind": "jwks", "url": "http://127.0.0.1/x", "issuer": 5},
+    ):
+        answer = await gw.platform("PUT", "apps/odd-auth", {"account": account.id, "auth": auth})
+        assert "auth" in refused(answer, 400, "REQUEST_MALFORMED")["message"], auth
 
 
 async def test_apps_of_unknown_accounts(gw: Gateway) -> None:
-    for body in ({}, {"account": "acc_nobody"}, {"account": 5}, {"account": None}, []):
-        response = await gw.platform("PUT", "apps/of-nobody", body)
-        assert response.status_code in (400, 404)
+    for body in ({}, {"account": "acc_nobody"}, []):
+        assert (await gw.platform("PUT", "apps/of-nobody", body)).status_code in (400, 404)
     refused(await gw.platform("GET", "apps/of-nobody"), 404, "NOT_FOUND")
     refused(await gw.platform("DELETE", "apps/of-nobody"), 404, "NOT_FOUND")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff", b"[" * 50_000])
-async def test_malformed_bodies(gw: Gateway, content: bytes) -> None:
+async def test_malformed_bodies(gw: Gateway) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
-    for method, path in (("POST", "accounts"), ("PUT", "apps/no-body"), ("PUT", "inference")):
-        response = await gw.http.request(method, f"/platform/{path}", content=content, headers=headers)
+    for content in (b"", b"{", b"null", b"\xff", b"[" * 50_000):
+        response = await gw.http.put("/platform/inference", content=content, headers=headers)
         message = refused(response, 400, "REQUEST_MALFORMED")["message"]
         assert message.startswith(("body: ", "The body is nested too deeply."))
         assert content or message == "body: must not be empty"
-
-
-async def test_a_body_that_is_too_large(gw: Gateway) -> None:
     response = await gw.platform("POST", "accounts", {"name": "x" * 1_050_000, "plan": "free"})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"] == "body: must have at most 1,024 KiB."
-
-
-async def test_a_wrong_parameter_has_its_name_in_the_address(gw: Gateway) -> None:
-    for path in ("deploys?state=live", "apps?health=ill"):
-        name = path.partition("?")[2].partition("=")[0]
-        assert refused(await gw.platform("GET", path), 400, "REQUEST_MALFORMED")["message"].startswith(f"{name}: ")
 
 
 async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
@@ -194,22 +152,12 @@ async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
     refused(await gw.platform("GET", "apps/second-come"), 404, "NOT_FOUND")
 
 
-async def test_health_and_readiness(gw: Gateway) -> None:
-    for path in ("/health", "/ready"):
-        response = await gw.http.get(path)
-        assert response.status_code == 200
-        assert response.headers["X-Request-Id"]
-
-
 async def test_metrics(gw: Gateway, app: App) -> None:
     answered(await app.ask("x"))
     refused(await app.ask(""), 400, "REQUEST_MALFORMED")
     response = await gw.http.get("/metrics")
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert response.status_code == 200
-    assert response.headers["Content-Type"].startswith("text/plain")
     text = response.text
-    assert "# TYPE" in text
     assert "REQUEST_MALFORMED" in text
     assert "gen_ai_" in text
     assert not [secret for secret in gw.secrets if secret in text]

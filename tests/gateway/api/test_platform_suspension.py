@@ -14,7 +14,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
 from tests.support.accounts import Account, App
-from tests.support.deploys import a_hook, an_app, publish, trigger
+from tests.support.deploys import a_hook, publish, trigger
 from tests.support.gateway_process import Gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import max_cost
@@ -108,8 +108,7 @@ async def test_a_suspended_app_is_refused_everywhere(gw: Gateway, twin: Gateway,
         answered(await app.at(process).ask("hello"))
     answer = await suspend(gw, f"apps/{app.name}")
     assert answer.status_code == 200
-    assert answer.json().keys() == {"reason", "at"}
-    assert answer.json()["reason"] == REASON
+    assert answer.json() == {"reason": REASON, "at": answer.json()["at"]}
     refused(await app.ask("hello"), *SUSPENDED)
 
     async def twin_refuses() -> bool:
@@ -264,20 +263,12 @@ async def test_suspensions_that_are_refused(gw: Gateway, backend: FakeAppBackend
             refused(await gw.platform("PUT", f"{what}/suspension", body), 400, "REQUEST_MALFORMED")
         assert (await suspend(gw, what, "é" * 500)).status_code == 200
         await resume(gw, what)
+        kind, _, target = what.partition("s/")
+        lifted, made = (await gw.platform("GET", "audit?limit=2")).json()
+        found = [(each["action"], each["target"], each["details"]) for each in (made, lifted)]
+        assert found[0] == (f"suspend_{kind}", target, {"reason": "é" * 500})
+        assert found[1] == (f"resume_{kind}", target, {"reason before": "é" * 500})
     for what in ("apps/nobody", "accounts/acc_nobody"):
         refused(await suspend(gw, what), 404, "NOT_FOUND")
         refused(await gw.platform("DELETE", f"{what}/suspension"), 404, "NOT_FOUND")
     answered(await app.ask("hello"))
-
-
-async def test_the_audit_trail_has_the_reasons(gw: Gateway) -> None:
-    account = await gw.account()
-    app = await an_app(account)
-    for what, target in ((f"apps/{app}", app), (f"accounts/{account.id}", account.id)):
-        await suspend(gw, what, REASON * 5)
-        await resume(gw, what)
-        lifted, made = (await gw.platform("GET", "audit?limit=2")).json()
-        kind = what.partition("s/")[0]
-        assert (made["action"], made["target"], made["details"]) == (f"suspend_{kind}", target, {"reason": REASON * 5})
-        assert (lifted["action"], lifted["target"], lifted["status"]) == (f"resume_{kind}", target, 204)
-        assert lifted["details"] == {"reason before": REASON * 5}

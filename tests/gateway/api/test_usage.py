@@ -21,12 +21,13 @@ from tests.gateway.conftest import COUNTED_SOON
 from tests.support.accounts import Account, App
 from tests.support.fixtures import module_fixture
 from tests.support.full_hours import HOUR_SECONDS, wait_past_end_of
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 QWEN = "qwen3.6-35b-a3b"
 COUNTS = ("requests", "refused", "failed", "interrupted", "inputTokens", "outputTokens")
@@ -323,25 +324,12 @@ RANGES = ("from=yesterday", "to=", "from=2026-07-02&to=2026-07-01", "from=2026-0
 LIMITS, CODES = ("limit=0", "limit=1001", "limit=x"), ("code=", "code=token", "code=A%0A", "code=TOKEN-INVALID")
 
 
-@pytest.mark.parametrize("query", [*RANGES, "by=minute", "group=user"])
-async def test_invalid_ranges_of_usage_are_refused(app: App, query: str) -> None:
-    refused(await app.account.get(f"/account/usage?{query}"), 400, "REQUEST_MALFORMED")
-
-
-@pytest.mark.parametrize("query", [*RANGES, *LIMITS, *CODES, "outcome=lost", "before=unknown", "before="])
-async def test_invalid_filters_of_requests_are_refused(app: App, query: str) -> None:
-    refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
-
-
-@pytest.mark.parametrize(
-    ("query", "fault"),
-    [
-        ("usage?by=week", "by: must be one of day, hour, month"),
-        ("requests?outcome=lost", "outcome: must be one of answered, interrupted, refused"),
-    ],
-)
-async def test_a_refused_parameter_names_its_choices(app: App, query: str, fault: str) -> None:
-    assert refused(await app.account.get(f"/account/{query}"), 400, "REQUEST_MALFORMED")["message"] == fault
+async def test_invalid_ranges_and_filters_are_refused(app: App) -> None:
+    usage = (f"usage?{query}" for query in (*RANGES, "by=minute", "group=user"))
+    for query in (*usage, *(f"requests?{query}" for query in (*RANGES, *LIMITS, *CODES, "before=unknown", "before="))):
+        refused(await app.account.get(f"/account/{query}"), 400, "REQUEST_MALFORMED")
+    message = refused(await app.account.get("/account/requests?outcome=lost"), 400, "REQUEST_MALFORMED")["message"]
+    assert message == "outcome: must be one of answered, interrupted, refused"
 
 
 async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:
@@ -382,12 +370,79 @@ async def test_without_parameters_the_last_day_is_listed_by_hour(app: App, provi
     times = [datetime.fromisoformat(hour.pop("hour")) for hour in hours]
     assert {after - before for before, after in pairwise(times)} == {timedelta(hours=1)}
     assert timedelta(0) <= datetime.now(UTC) - times[-1] < timedelta(hours=1, minutes=1)
+    assert (await (await app.gateway.account()).get("/account/requests")).json() == [], "those of another account"
     total = {name: sum(hour[name] for hour in hours[-2:]) for name in hours[-1]}
     assert total == {"requests": 5, "refused": 2, "inputTokens": 210, "outputTokens": 90}
 
 
-async def test_an_account_sees_only_its_own_usage(gw: Gateway, app: App) -> None:
+# -- what operators read ---------------------------------------------------------------------------------------
+
+
+async def test_usage_requests_and_deploys_are_those_of_the_account(app: App, gw: Gateway) -> None:
+    at, key = f"accounts/{app.account.id}", {"Authorization": f"Bearer {app.account.key}"}
     await app.ask("x")
-    hours = (await (await gw.account()).get("/account/usage")).json()
-    assert all(hour["requests"] == 0 for hour in hours)
-    assert (await (await gw.account()).get("/account/requests")).json() == []
+    await app.post({"prompt": "x"}, headers={})
+
+    async def recorded() -> bool:
+        return len((await gw.platform("GET", f"{at}/requests")).json()) == 2
+
+    await wait_until(recorded)
+    for query in ("usage?by=hour&group=app", "usage?by=day&group=model", "requests?code=TOKEN_MISSING", "deploys"):
+        own = await gw.http.get(f"/account/{query}", headers=key)
+        assert own.status_code == 200
+        assert (await gw.platform("GET", f"{at}/{query}")).json() == own.json(), query
+    (refusal,) = (await gw.platform("GET", f"{at}/requests?code=TOKEN_MISSING&app={app.name}")).json()
+    assert refusal["app"] == app.name
+    rows = (await gw.platform("GET", f"{at}/usage?group=model&app={app.name}")).json()["rows"]
+    assert sum(row["requests"] for row in rows) == 2
+    for query in ("usage?app=another", "usage?group=model&app=another"):
+        assert (await gw.platform("GET", f"{at}/{query}")).json() == {"rows": []}
+        assert (await gw.http.get(f"/account/{query}", headers=key)).json() == {"rows": []}
+
+
+async def test_the_services_hours(app: App, gw: Gateway) -> None:
+    async def count() -> int:
+        hours = (await gw.platform("GET", "usage?hours=2")).json()
+        assert len(hours) == 2
+        return sum(hour["requests"] for hour in hours)
+
+    before = await count()
+    await app.ask("x")
+    await app.post({"prompt": "x"}, headers={})
+    await wait_until(count, holds=lambda now: now >= before + 2)
+    hours = (await gw.platform("GET", "usage?hours=2")).json()
+    assert sum(hour["codes"].get("TOKEN_MISSING", 0) for hour in hours) >= 1
+    assert sum(hour["nanoEuro"] for hour in hours) > 0
+    assert [hour["hour"] for hour in hours] == sorted(hour["hour"] for hour in hours)
+
+
+async def test_the_spend_of_all_accounts(app: App, gw: Gateway) -> None:
+    await app.ask("x")
+
+    async def recorded() -> list[dict[str, Any]]:
+        rows = (await gw.platform("GET", "spend")).json()["rows"]
+        return [row for row in rows if row["account"] == app.account.id]
+
+    (row,) = await wait_until(recorded)
+    assert row["accountName"].startswith("Account ")
+    assert row["nanoEuro"] > 0
+    assert row["start"] == time.strftime("%Y-%m-01T00:00:00.000Z", time.gmtime())
+    for path in ("spend", f"accounts/{app.account.id}/usage"):
+        (row,) = (await gw.platform("GET", f"{path}?by=month&group=provider")).json()["rows"]
+        assert (row["provider"], row["requests"] > 0, row["nanoEuro"] > 0) == ("default", True, True)
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Accept": "text/csv"}
+    answer = await gw.http.get("/platform/spend?by=month", headers=headers)
+    heading, *lines = answer.text.splitlines()
+    assert heading == "start,account,accountName,nanoEuro"
+    assert any(app.account.id in line for line in lines)
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="spend-by-month.csv"'
+    for query in ("from=noon", "by=hour", "group=app", "by=day&from=2026-01-01"):
+        refused(await gw.platform("GET", f"spend?{query}"), 400, "REQUEST_MALFORMED")
+
+
+async def test_refusals(gw: Gateway) -> None:
+    for path in ("usage", "requests", "deploys"):
+        refused(await gw.platform("GET", f"accounts/acc_nobody/{path}"), 404, "NOT_FOUND")
+    usage = f"accounts/{(await gw.account()).id}/usage"
+    for query in ("usage?hours=337", "usage?hours=0", f"{usage}?by=week", f"{usage}?from=2026-07-03&to=2026-07-02"):
+        refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")

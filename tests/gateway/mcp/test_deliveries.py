@@ -1,8 +1,8 @@
-"""The agent tool `service_delivery` over both transports, with the SDK's own client. The test plays the worker."""
+"""The agent tool `service_delivery` with the SDK's own client. The test plays the worker."""
 
 import pytest
 
-from tests.support.agents import Connect, call, refused
+from tests.support.agents import call, over_http, refused
 from tests.support.gateway_process import Gateway
 from tests.support.webhook_holder import read_queue, write_deliveries
 
@@ -11,10 +11,10 @@ TOOL = "service_delivery"
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_list_show_and_redeliver(connect: Connect, gw: Gateway) -> None:
+async def test_list_show_and_redeliver(gw: Gateway) -> None:
     account = await gw.account()
     write_deliveries(account, ("evt_0", "failed"), ("evt_1", "delivered"), ("evt_2", "failed"))
-    async with connect(gw.address, account.key) as client:
+    async with over_http()(gw.address, account.key) as client:
         listed = (await call(client, TOOL, action="list", app="", outcome="failed"))["deliveries"]
         assert [row["id"] for row in listed] == ["evt_2", "evt_0"]
         assert (await call(client, TOOL, action="list", app="nobody")) == {"deliveries": []}

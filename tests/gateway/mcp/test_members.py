@@ -1,8 +1,8 @@
-"""The agent tool `service_members` over both transports, with the SDK's own client."""
+"""The agent tool `service_members` with the SDK's own client."""
 
 import pytest
 
-from tests.support.agents import Connect, call, refused
+from tests.support.agents import call, over_http, refused
 from tests.support.gateway_process import Gateway
 from tests.support.visitor import Visitor
 
@@ -11,9 +11,9 @@ TOOL, EMAIL = "service_members", "ada@example.com"
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_list_invite_and_remove(connect: Connect, gw: Gateway) -> None:
+async def test_list_invite_and_remove(gw: Gateway) -> None:
     account, visitor = await gw.account(), Visitor(gw)
-    async with connect(gw.address, account.key) as client, visitor.http:
+    async with over_http()(gw.address, account.key) as client, visitor.http:
         invited = await call(client, TOOL, action="invite", email="Ada@example.com", role="developer")
         assert (invited["member"]["email"], invited["member"]["state"]) == (EMAIL, "invited")
         assert "accept" in invited["note"]

@@ -4,7 +4,9 @@ import pytest
 
 from tests.support.accounts import App
 from tests.support.agents import Connect, call, over_http, over_stdio
+from tests.support.agents import refused as refused_call
 from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -16,8 +18,10 @@ async def test_the_tools(connect: Connect, app: App) -> None:
     async with connect(app.gateway.address, app.account.key) as client:
         tools = (await client.list_tools()).tools
         assert client.server_info is not None
-        assert (client.server_info.name, client.server_info.title) == ("capsule", "Capsule")
+        assert client.server_info.title == "Capsule"
         assert "Deploy hooks are secret URLs" in (client.instructions or "")
+        assert await call(client, "service_hook", action="list") == {"hooks": []}
+        assert "needs id" in await refused_call(client, "service_hook", action="revoke")
     assert [tool.name for tool in tools] == [
         *("service_hook", "service_deploy", "service_app", "service_delivery", "service_publish"),
         *("service_logs", "service_env", "service_limits", "service_usage", "service_members"),
@@ -42,18 +46,11 @@ async def test_any_process_answers(app: App, twin: Gateway) -> None:
 PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
-@pytest.mark.parametrize(
-    "credential",
-    [None, "Bearer", "Bearer csk_wrong", f"Bearer {OPERATOR}", "Basic x"],
-    ids=["none", "half", "unknown", "operator", "basic"],
-)
-async def test_an_account_key_is_required(gw: Gateway, credential: str | None) -> None:
-    headers = {"Authorization": credential} if credential else {}
-    answer = await gw.http.post("/mcp", json=PING, headers=headers)
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert answer.json()["error"]["code"] == "UNAUTHORIZED"
-    assert answer.json()["error"]["requestId"] == answer.headers["x-request-id"]
+async def test_an_account_key_is_required(gw: Gateway) -> None:
+    for credential in ({}, {"Authorization": f"Bearer {OPERATOR}"}):
+        answer = await gw.http.post("/mcp", json=PING, headers=credential)
+        refused(answer, 401, "UNAUTHORIZED")
+        assert answer.headers["www-authenticate"] == "Bearer"
 
 
 async def test_requests_for_other_hosts_and_from_other_sites_are_refused(app: App) -> None:
@@ -70,11 +67,9 @@ async def test_requests_for_other_hosts_and_from_other_sites_are_refused(app: Ap
     assert await status(Origin=app.gateway.address) == 200
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
-async def test_other_methods_are_refused(app: App, method: str) -> None:
-    answer = await app.account.call(method, "/mcp")
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "POST"
+async def test_other_methods_are_refused(app: App) -> None:
+    answer = await app.account.call("GET", "/mcp")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 async def test_bodies_are_limited(app: App) -> None:

@@ -99,7 +99,6 @@ async def test_empty_values_are_not_given_and_null_is_a_value_of_some() -> None:
     [
         (PaintTool, {}, "action must be 'show' (with app) or 'set' (with app and any of color, size)."),
         (PaintTool, {"action": ["set"]}, "action must be"),
-        (PaintTool, {"action": "_list_actions"}, "action must be"),
         (PaintTool, {"action": "set", "app": "shop"}, "action 'set' needs at least one of color, size."),
         (PaintTool, {"action": "set", "app": "shop", "size": "1"}, "size: must be a whole number or null, not text."),
         (PaintTool, {"action": "set", "app": 7, "size": 1}, "action 'set' needs app: the app's name."),
@@ -108,7 +107,6 @@ async def test_empty_values_are_not_given_and_null_is_a_value_of_some() -> None:
         (PaintTool, {"action": "show", "app": "shop", "tail": "0" * 5000}, "tail must be a number from 1 to 20."),
         (LookTool, {}, "app is needed: the app's name."),
         (LookTool, {"app": "shop", "kind": "huge"}, "kind must be one of big, small."),
-        (LookTool, {"app": "shop", "kind": ["big"]}, "kind must be one of big, small."),
     ],
 )
 async def test_messages_say_how_to_correct_the_call(tool: type[AgentTool], given: dict[str, Any], message: str) -> None:

@@ -13,7 +13,6 @@ from tests.support.folders import as_ordinary_user, passable_folder
     ("url", "message"),
     [
         ("http://localhost", "must begin with redis://"),
-        ("redis://localhost:port", "port between 1 and 65535"),
         ("redis://localhost:99999", "port between 1 and 65535"),
         ("redis://:secret@localhost:1x", "port between 1 and 65535"),
         ("redis://", "must name a host"),
@@ -21,12 +20,10 @@ from tests.support.folders import as_ordinary_user, passable_folder
         ("redis://localhost/main", "the number of a database"),
         ("unix://", "must name a socket"),
         ("redis://localhost?socket_timeout=abc", "invalid option"),
-        ("rediss://localhost?ssl_cert_reqs=maybe", "invalid option"),
         ("rediss://localhost?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs that does not exist"),
         (f"rediss://localhost?ssl_ca_certs={__file__}", "contains no certificates"),
         (f"rediss://localhost?ssl_certfile={__file__}", "must name a certificate"),
         ("redis://localhost?color=red", "does not support: color"),
-        ("redis+cluster://", "must name a host"),
         ("redis+cluster://a,,b", "must name a host"),
         ("redis+cluster://a/3", "only one"),
         ("redis+sentinel://a:26379", "the name of the service"),
@@ -45,7 +42,7 @@ def test_files_without_certificates(tmp_path: Path, text: str) -> None:
         load({"GATEWAY_CA_FILE": str(path)})
 
 
-@pytest.mark.parametrize("name", ["BASE_URL", "API_URL", "PROVIDER_URL", "PROBE_URL", "PROBE_CHECK_URL", "APPS_URL"])
+@pytest.mark.parametrize("name", ["BASE_URL", "PROVIDER_URL", "PROBE_CHECK_URL", "APPS_URL"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -53,7 +50,6 @@ def test_files_without_certificates(tmp_path: Path, text: str) -> None:
         ("https://x:0/{host}", "port between 1 and 65535"),
         ("ftp://me:secret@x/{host}", "an address such as"),
         ("https://x y/{host}", "an address such as"),
-        ("https:///{host}", "an address such as"),
         ("https://a..b/{host}", "an address such as"),
         (f"https://{'a' * 64}.example.com/{{host}}", "an address such as"),
         ("https://[::1/{host}", "IPv6"),
@@ -85,10 +81,8 @@ REGISTRIES = "https://a:secret@npm.example.com"
     [
         *(("REDIS_URL", f"{scheme}://a/0", f"{scheme.replace('valkey', 'redis')}://a/0") for scheme in VALKEYS),
         ("DNS", "192.0.2.1:53", "192.0.2.1:53"),
-        ("DNS", "localhost:53", "localhost:53"),
         ("DNS", " 192.0.2.1:53 , [2001:db8::1]:5353 ", "192.0.2.1:53,[2001:db8::1]:5353"),
         ("ACME", "", ""),
-        ("ACME", "Off", ""),
         ("ACME", "Internal", "internal"),
         ("ACME", "https://acme.example.com/directory", "https://acme.example.com/directory"),
         *(("UPSTREAM", text, text) for text in UPSTREAMS),
@@ -101,7 +95,6 @@ REGISTRIES = "https://a:secret@npm.example.com"
             {"npm": (REGISTRIES,), "pip": ("http://10.1.2.3:8080/simple", "https://files.example.com")},
         ),
         ("PROVIDER_RATE", "requests=600,tokens=1000000", ProviderRate(600, 1_000_000)),
-        ("PROVIDER_RATE", "requests=600", ProviderRate(600, 0)),
         ("PROVIDER_RATE", " tokens=7 ", ProviderRate(0, 7)),
         ("PROVIDER_RATE", "", None),
     ],

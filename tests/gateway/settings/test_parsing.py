@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import BadSettings, ProviderRate, Settings, find_doubts, find_unread, load
+from gateway.settings import BadSettings, ProviderRate, RateLimits, Settings, find_doubts, find_unread, load
 from gateway.settings.parsing import GONE
 from gateway.settings.prices import PRICES
-from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.gateway_process import Gateway
-from tests.support.redis_servers import free_port
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,41 +52,21 @@ BAD = {
 }
 
 
-async def test_one_message_names_every_invalid_variable(gw: Gateway) -> None:
-    environment = {**gw.environment, **BAD}
-    run = subprocess.run(
-        [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(free_port())],
-        env=environment,
-        cwd=gw.folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.returncode not in (0, None)
-    output = run.stdout + run.stderr
-    assert "Traceback" not in output
-    assert [name for name in BAD if name not in output] == []
-    assert "GATEWAY_OPERATOR_TOKEN" not in output
+async def test_one_message_names_every_invalid_variable() -> None:
+    with pytest.raises(BadSettings) as raised:
+        load(BAD)
+    assert sorted(line.partition(":")[0] for line in str(raised.value).splitlines()) == sorted(BAD)
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(
-            (name, url)
-            for name in ("PROVIDER_URL", "BASE_URL", "API_URL", "OIDC_ISSUER", "STORAGE_URL")
-            for url in (
-                "https://user:the-password@h\u2100st",
-                "https://user:the-password@[host",
-                "s3://user:the-password@[host",
-            )
-        ),
-        ("PROVIDER_URL", "https://user:the-password@host.example"),
-        ("APPS_URL", "https://user:the-password@host.example"),
-        ("DAILY_CAPS", "free=1e999999999"),
-        ("DAILY_CAPS", "free=nan"),
-        ("ACCOUNT_GRACE", "9" * 5_000),
-        ("ACCOUNT_GRACE", "36501"),
+        *((name, "https://user:the-password@[host") for name in ("BASE_URL", "API_URL", "STORAGE_URL")),
+        *(("OIDC_ISSUER", f"https://user:the-password@{host}") for host in ("h\u2100st", "[host")),
+        *((name, "https://user:the-password@host.example") for name in ("PROVIDER_URL", "APPS_URL")),
+        ("STORAGE_URL", "s3://user:the-password@[host"),
+        *(("DAILY_CAPS", f"free={text}") for text in ("1e999999999", "nan")),
+        *(("ACCOUNT_GRACE", text) for text in ("9" * 5_000, "36501")),
         ("FINDING_DEADLINES", "red=9999999"),
         ("UPSTREAM", "host:" + "9" * 5_000),
     ],
@@ -108,10 +86,7 @@ async def test_trusting_addresses_needs_a_provider() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        *(("ACCOUNT_GRACE", "0"), ("REDIS_WAIT", "0"), ("PROVIDER_CONCURRENCY", "0"), ("BUILD_CACHE", "0")),
-        *(("PROVIDER_WAIT", "0"), ("PROVIDER_WAIT", "0.0"), ("APP_SLEEP", "free=0")),
-    ],
+    [("ACCOUNT_GRACE", "0"), ("REDIS_WAIT", "0"), ("PROVIDER_CONCURRENCY", "0"), ("APP_SLEEP", "free=0")],
 )
 async def test_where_zero_is_valid_the_message_says_so(name: str, text: str) -> None:
     load({f"GATEWAY_{name}": text})
@@ -133,20 +108,13 @@ async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> 
         assert (await gw.platform("GET", "apps/secretive")).status_code == 404
 
 
-async def test_a_settings_file(gw: Gateway, provider: FakeProvider) -> None:
+async def test_a_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.env` is read from the working folder, and the environment takes precedence."""
-    folder = gw.folder / "with-env"
-    folder.mkdir()
-    (folder / ".env").write_text('# for tests\nGATEWAY_RATE_LIMITS=app=7,user=5\nGATEWAY_DRAIN="1"\n')
-    other = Gateway(gw.redis.url, provider, folder, GATEWAY_DRAIN="2")
-    await other.start()
-    try:
-        account = await other.account()
-        limits = (await account.get()).json()["limits"]
-        assert (limits["requestsPerMinutePerApp"], limits["requestsPerMinutePerUser"]) == (7, 5)
-    finally:
-        await other.stop()
-        await other.http.aclose()
+    (tmp_path / ".env").write_text('# for tests\nGATEWAY_RATE_LIMITS=app=7,user=5\nGATEWAY_DRAIN="1"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GATEWAY_DRAIN", "2")
+    settings = load()
+    assert (settings.rate_limits, settings.drain) == (RateLimits(app=7, user=5), 2.0)
 
 
 async def test_a_port_that_is_taken(gw: Gateway) -> None:
@@ -165,28 +133,22 @@ async def test_a_port_that_is_taken(gw: Gateway) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (1, "", lines)
 
 
-@pytest.mark.parametrize(
-    "text", ["{0}", "ana:{0}", "ana={1}", "ana={0},ana={2}", "ana={0},bob={0}", "operator={0}", "={0}", "an a={0}"]
-)
+@pytest.mark.parametrize("text", ["{0}", "ana={1}", "ana={0},ana={2}", "ana={0},bob={0}", "operator={0}", "an a={0}"])
 async def test_invalid_operator_tokens_are_not_repeated(text: str) -> None:
     tokens = ["token-of-ana-" + "x" * 20, "short-token", "token-of-bob-" + "x" * 20]
-    with pytest.raises(BadSettings) as caught:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKENS: ") as caught:
         load({"GATEWAY_OPERATOR_TOKENS": text.format(*tokens)})
-    assert "GATEWAY_OPERATOR_TOKENS" in str(caught.value)
     assert not [token for token in tokens if token in str(caught.value)]
-
-
-async def test_a_short_operator_token() -> None:
-    with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKEN: must have at least 20") as caught:
-        load({"GATEWAY_OPERATOR_TOKEN": "admin"})
-    assert "admin" not in str(caught.value)
-    assert load({"GATEWAY_OPERATOR_TOKEN": "x" * 20}).operator_token == "x" * 20
 
 
 async def test_operator_tokens() -> None:
     tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
     text = ", ".join(f"{name}={token}" for name, token in tokens.items())
     assert load({"GATEWAY_OPERATOR_TOKENS": text}).operator_tokens == tokens
+    with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKEN: must have at least 20") as caught:
+        load({"GATEWAY_OPERATOR_TOKEN": "admin"})
+    assert "admin" not in str(caught.value)
+    assert load({"GATEWAY_OPERATOR_TOKEN": "x" * 20}).operator_token == "x" * 20
 
 
 OIDC = {
@@ -207,8 +169,7 @@ async def test_sign_in() -> None:
     [
         *(({name: ""}, name) for name in OIDC),
         ({"GATEWAY_OIDC_ISSUER": "http://id.example.com"}, "GATEWAY_OIDC_ISSUER"),
-        ({"GATEWAY_OIDC_ISSUER": "https://user:pass@id.example.com"}, "GATEWAY_OIDC_ISSUER"),
-        *(({"GATEWAY_OIDC_OPERATORS": text}, "GATEWAY_OIDC_OPERATORS") for text in ("ana", "groups=", "=x", "a@b.c,")),
+        *(({"GATEWAY_OIDC_OPERATORS": text}, "GATEWAY_OIDC_OPERATORS") for text in ("ana", "groups=", "a@b.c,")),
     ],
 )
 async def test_an_invalid_sign_in(change: dict[str, str], wrong: str) -> None:
@@ -259,20 +220,15 @@ async def test_without_a_file_the_variables_describe_the_one_provider() -> None:
         ([ONE.replace('name = "one"\n', "")], "missing required field `name`"),
         ([ONE.replace("https://a.example/v1", "a.example")], r"provider\[0\].url"),
         ([ONE.replace("fr-par", "us-east")], r"provider\[0\].region: 'us-east' is not one of GATEWAY_REGIONS"),
-        ([ONE.replace('key_env = "ONE_KEY"\n', "")], r"provider\[0\].key_file"),
         ([ONE + 'key_file = "/x"\n'], r"provider\[0\].key_file"),
         ([ONE + 'key = "secret-key"\n'], "unknown field `key`"),
         ([ONE + "concurrency = -1\n"], r"provider\[0\].concurrency"),
-        ([ONE + 'concurrency = "9"\n'], r"provider\[0\].concurrency"),
         ([ONE + "rate = { minutes = 9 }\n"], r"provider\[0\].rate"),
         ([ONE + 'models = { "gpt-5" = "x" }\n'], r"provider\[0\].models: 'gpt-5' has no price"),
-        ([ONE + "models = { }\n"], r"provider\[0\].models"),
         (['name = "one\n'], "line 2"),
         ([ONE + "concurrency = " + "9" * 5_000 + "\n"], "too many digits .at line 6"),
-        ([ONE + "concurrency = 0x" + "f" * 5_000 + "\n"], r"provider\[0\].concurrency"),
         ([ONE + "rate = { tokens = 9_223_372_036_854_775_807 }\n"], r"provider\[0\].rate.tokens"),
         ([ONE.replace("//", "//user:secret-key@")], r"provider\[0\].url: must not contain a user or a password"),
-        ([ONE.replace("//a.example", "//user:secret-key@[a")], r"provider\[0\].url: must be an address"),
         ([ONE.replace("//a.example", "//user:secret-key@h\u2100st")], r"provider\[0\].url: must be an address"),
     ],
 )
@@ -287,11 +243,11 @@ async def test_a_fault_in_the_providers_file_stops_the_start(tmp_path: Path, tab
     [
         *(
             (ONE.replace("https://a.example", url), "")
-            for url in ("http://localhost:8000", "http://10.1.2.3", "http://[::1]", "http://vllm", "http://a.svc")
+            for url in ("http://localhost:8000", "http://10.1.2.3", "http://[::1]", "http://a.svc")
         ),
         *(
             (ONE.replace("https://a.example", url), "provider one: prompts go there without TLS")
-            for url in ("http://a.example", "HTTP://a.example", "http://8.8.8.8", "http://[2606:4700::1]")
+            for url in ("HTTP://a.example", "http://8.8.8.8", "http://[2606:4700::1]")
         ),
         (ONE + 'models = { "llama-3.3-70b-instruct" = "x" }\n', "no provider serves gpt-oss-120b"),
     ],
@@ -301,11 +257,12 @@ async def test_doubtful_providers(tmp_path: Path, table: str, said: str) -> None
     assert [each.fault.partition(",")[0] for each in doubts] == ([said] if said else [])
 
 
-@pytest.mark.parametrize("name", ["URL", "KEY", "KEY_FILE", "CONCURRENCY", "RATE"])
-async def test_a_providers_file_replaces_the_variables(tmp_path: Path, name: str) -> None:
+async def test_a_providers_file_replaces_the_variables(tmp_path: Path) -> None:
     values = {"URL": "https://x.example", "KEY": "k", "KEY_FILE": "/k", "CONCURRENCY": "1", "RATE": "tokens=1"}
-    with pytest.raises(BadSettings, match=f"^GATEWAY_PROVIDER_{name}: "):
-        read_file(tmp_path, ONE, **{f"GATEWAY_PROVIDER_{name}": values[name]})
+    with pytest.raises(BadSettings) as raised:
+        read_file(tmp_path, ONE, **{f"GATEWAY_PROVIDER_{name}": value for name, value in values.items()})
+    lines = str(raised.value).splitlines()
+    assert {line.partition(":")[0] for line in lines} == {f"GATEWAY_PROVIDER_{name}" for name in values}
 
 
 async def test_a_providers_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -330,7 +287,7 @@ UNREAD = {
 async def test_variables_that_nothing_reads_are_named_at_the_start(gw: Gateway, tmp_path: Path) -> None:
     in_file, in_environment = list(UNREAD)[:3], list(UNREAD)[3:]
     (tmp_path / ".env").write_text("".join(f"{name}=secret-value\n" for name in in_file))
-    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"], ["capsule_gateway", "worker", "webhooks"]):
+    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"]):
         run = subprocess.run(
             [sys.executable, "-m", *command],
             env={
