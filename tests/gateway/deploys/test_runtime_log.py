@@ -52,15 +52,6 @@ async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(running: P
     await follow.aclose()
 
 
-async def test_an_app_that_wrote_nothing(running: Path) -> None:
-    assert await RuntimeLog(str(running.parent)).tail("dep_1", 10) == []
-
-
-async def test_an_id_with_a_path_reads_nothing(running: Path) -> None:
-    (running.parent / "secret.output").write_text("secret\n")
-    assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []
-
-
 async def test_an_app_has_a_start_command_by_its_setting_or_because_it_has_run_one(running: Path) -> None:
     log, app = RuntimeLog(str(running.parent)), App(id="app_1", name="notes", account="acc", createdAt="")
     (running / "dep_1.output").touch()

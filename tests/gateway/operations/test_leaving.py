@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -302,20 +303,17 @@ async def test_a_command_that_no_host_takes_does_not_stay_in_the_way(
 # -- writes while it ends ------------------------------------------------------------------------------------
 
 
-async def write_late(registry: Registry, account_id: str) -> None:
-    await registry.put_app(AppRecord(id="app-2", name="late", account=account_id, createdAt=""), None)
-
-
-async def join_late(registry: Registry, account_id: str) -> None:
-    await registry.members.put(account_id, "late@example.com", "owner")
-
-
-async def invite_late(registry: Registry, account_id: str) -> None:
-    await registry.members.set_role(account_id, "late@example.com", "owner", "API key")
-
-
+WRITES: dict[str, Callable[[Registry, str], Awaitable[Any]]] = {
+    "an app": lambda registry, account: registry.put_app(
+        AppRecord(id="app-2", name="late", account=account, createdAt=""), None
+    ),
+    "a member": lambda registry, account: registry.members.put(account, "late@example.com", "owner"),
+    "an invitation": lambda registry, account: registry.members.set_role(
+        account, "late@example.com", "owner", "API key"
+    ),
+}
 LATE = ("app-2", "late", "late@example.com")
-each_write = pytest.mark.parametrize("write", [write_late, join_late, invite_late])
+each_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 
 
 @each_write

@@ -38,7 +38,6 @@ from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import increment_counters
 from tests.support.polling import wait_until
 from tests.support.redis_servers import (
-    BINARIES,
     CLUSTER_OPTIONS,
     RedisServer,
     ReplicatedCluster,
@@ -48,16 +47,9 @@ from tests.support.redis_servers import (
 from tests.support.stores import opened
 
 
-@pytest.fixture(params=BINARIES, scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
-    """A cluster for tests that restore it."""
-    with replicated_cluster(request.param) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
-def servers() -> Iterator[ReplicatedCluster]:
-    """A cluster for tests that each lose another primary."""
+def cluster() -> Iterator[ReplicatedCluster]:
+    """A cluster for tests that restore it. tests/gateway/test_app_cluster.py runs on one of Redis's servers, too."""
     with replicated_cluster() as running:
         yield running
 
@@ -169,11 +161,6 @@ async def test_a_node_that_knows_few_slots_is_not_trusted(cluster: ReplicatedClu
         for _ in range(10):  # either node may be the first to answer
             async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{cluster.url.rpartition(',')[2]}") as store:
                 await count_everywhere(store)
-
-
-async def test_no_seed_answers() -> None:
-    async with opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as store:
-        assert not await passes(store, "{p09}")
 
 
 def begin_move(source: RedisServer, target: RedisServer, slot: int) -> None:
@@ -305,39 +292,29 @@ async def test_a_slot_that_no_node_serves_for_a_while(cluster: ReplicatedCluster
         await wait_until(recovered)
 
 
-async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
-    index, tag, other = 0, tag_on(servers, 0), tag_on(servers, 1)
-    async with opened(servers.url) as store:
+async def test_a_frozen_primary_affects_only_its_own_partitions(cluster: ReplicatedCluster) -> None:
+    async with opened(cluster.url) as store:
         await count_everywhere(store)
-        servers.primaries[index].kill()
-        assert not await passes(store, tag)
-        await asyncio.to_thread(servers.fail_over, index)
-
-        async def recovered() -> bool:
-            return await passes(store, tag)
-
-        await wait_until(recovered, 10)
-        assert await passes(store, other)
-
-
-async def test_connections_leave_a_primary_that_was_replaced(servers: ReplicatedCluster) -> None:
-    """It becomes a replica: no connection breaks, and it redirects every write."""
-    async with opened(servers.url) as store:
-        await count_everywhere(store)
-        await asyncio.to_thread(servers.fail_over, 1)
-        for _ in range(5):
-            await count_everywhere(store)
-
-
-async def test_a_frozen_primary_affects_only_its_own_partitions(servers: ReplicatedCluster) -> None:
-    index, tag, other = 2, tag_on(servers, 2), tag_on(servers, 1)
-    async with opened(servers.url) as store:
-        await count_everywhere(store)
-        servers.primaries[index].freeze()
+        cluster.primaries[2].freeze()
         try:
-            frozen = asyncio.create_task(passes(store, tag))
+            frozen = asyncio.create_task(passes(store, tag_on(cluster, 2)))
             for _ in range(10):
-                assert await passes(store, other)
+                assert await passes(store, tag_on(cluster, 1))
             assert not await frozen
         finally:
-            servers.primaries[index].thaw()
+            cluster.primaries[2].thaw()
+
+
+async def test_a_lost_primary_is_replaced() -> None:
+    with replicated_cluster() as servers:
+        async with opened(servers.url) as store:
+            await count_everywhere(store)
+            servers.primaries[0].kill()
+            assert not await passes(store, tag_on(servers, 0))
+            await asyncio.to_thread(servers.fail_over, 0)
+
+            async def recovered() -> bool:
+                return await passes(store, tag_on(servers, 0))
+
+            await wait_until(recovered, 10)
+            assert await passes(store, tag_on(servers, 1))

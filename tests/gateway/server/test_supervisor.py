@@ -204,7 +204,7 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     def supervise(run: Callable[..., None]) -> int:
         monkeypatch.setattr(supervisor, "run_child", run)
-        config = uvicorn.Config("nowhere:create", workers=1, log_config=None)
+        config = uvicorn.Config("nowhere:create", workers=1, log_config=None, timeout_graceful_shutdown=30)
         return supervisor.Supervisor(config, [], tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM)).run()
 
     yield supervise
@@ -229,7 +229,7 @@ def hang(_number: int, _config: uvicorn.Config, _listeners: object, pipe: Connec
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe.recv()
     pipe.send(True)
-    time.sleep(60)
+    time.sleep(15)  # less than the time of the supervisor for requests
 
 
 def test_a_stop_kills_a_process_that_hangs(supervise: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,20 +81,6 @@ async def test_a_time_counts_in_the_first_bucket_that_fits(local: CountingProces
     assert field in await local.read_hash(MINUTE)
 
 
-async def test_counts_wait_while_redis_is_unavailable(local: CountingProcess, valkey: RedisServer) -> None:
-    async with Proxy(valkey.port) as proxy:
-        peer = CountingProcess(proxy.url)
-        peer.count_answers()
-        proxy.go_down()
-        for _ in range(3):
-            assert not await peer.counters.flush()
-            peer.count_answers()
-        proxy.down = False
-        assert await peer.counters.flush()
-        assert (await local.read_hash(MINUTE))["requests"] == "4"
-        await peer.store.close()
-
-
 async def test_rejected_counts_wait_for_the_next_flush(local: CountingProcess) -> None:
     await local.store.client.set(MINUTE, "another kind", ex=60)
     local.count_answers()

@@ -17,7 +17,6 @@ from tests.fakes.receiver import drip
 from tests.fakes.server import HANG, answer
 from tests.gateway.conftest import Launch
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -75,15 +74,6 @@ async def test_a_collector_that_does_not_answer(tracer: OtlpTracer, collector: F
     for _ in range(QUEUE):
         assert record_trace(tracer)
     assert spans_in_memory() - before <= QUEUE + BATCH
-    assert await close(tracer) < CLOSE_SECONDS
-
-
-@pytest.mark.parametrize(
-    "_settings", [{"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}], indirect=True
-)
-async def test_a_collector_that_does_not_exist(tracer: OtlpTracer) -> None:
-    for _ in range(2 * QUEUE):
-        assert record_trace(tracer)
     assert await close(tracer) < CLOSE_SECONDS
 
 

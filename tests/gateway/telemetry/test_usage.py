@@ -211,6 +211,7 @@ async def test_while_redis_is_unavailable_the_oldest_requests_are_dropped(
         newest = range(MAX_WAITING_REQUESTS + 3 - LOGGED_REQUESTS, MAX_WAITING_REQUESTS + 3)
         assert {request.id for request in await logged(local)} == {f"r{n}" for n in newest}
         assert (await local.read_hash(HOUR))["notes//requests"] == str(MAX_WAITING_REQUESTS + 3)
+        assert (await local.read_hash("{ops}:minute:2026-07-02T12:00"))["requests"] == str(MAX_WAITING_REQUESTS + 3)
         await peer.store.close()
 
 
