@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway.events.catalog import SAMPLES
 from gateway.keys import events_window_key, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
@@ -95,24 +94,15 @@ async def test_a_name_that_does_not_resolve_yet(strict: Gateway, receiver: FakeR
 # Test events
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-async def test_a_sample(holder: Holder, worker: Worker, receiver: FakeReceiver, kind: str) -> None:
-    await holder.set()
-    event_id = await holder.test(kind)
-    (row,) = await holder.logged(1)
-    (exchange,) = receiver.got(holder.path)
-    envelope = verified(exchange, holder.secret)
-    assert (envelope["type"], envelope["id"]) == (kind, event_id)
-    assert envelope["data"]["sample"] is True
-    assert (row["id"], row["type"], row["outcome"], row["status"]) == (event_id, kind, "delivered", 204)
-
-
 async def test_a_sample_names_an_app_of_the_account(app: App, worker: Worker, receiver: FakeReceiver) -> None:
     holder = Holder(app.account, receiver)
     await holder.set()
-    await holder.test()
-    assert (await holder.logged(1))[0]["app"] == app.name
-    assert verified(receiver.got(holder.path)[0], holder.secret)["data"]["appName"] == app.name
+    event_id = await holder.test("deploy.succeeded")
+    (row,) = await holder.logged(1)
+    envelope = verified(receiver.got(holder.path)[0], holder.secret)
+    assert (envelope["type"], envelope["id"]) == (row["type"], row["id"]) == ("deploy.succeeded", event_id)
+    assert (envelope["data"]["sample"], envelope["data"]["appName"], row["app"]) == (True, app.name, app.name)
+    assert (row["outcome"], row["status"]) == ("delivered", 204)
 
 
 async def test_a_sample_of_an_unknown_type(holder: Holder) -> None:

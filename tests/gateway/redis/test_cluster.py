@@ -182,11 +182,21 @@ def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
         old.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
 
 
+def ends_of_move(cluster: ReplicatedCluster, slot: int) -> tuple[RedisServer, RedisServer]:
+    """Returns the primary that has the slot, and another one."""
+    owner = cluster.owner(slot)
+    return cluster.primaries[owner], cluster.primaries[(owner + 1) % 3]
+
+
+def move(source: RedisServer, target: RedisServer, slot: int) -> None:
+    for step in (begin_move, move_keys, end_move):
+        step(source, target, slot)
+
+
 async def test_a_slot_moves_under_load(cluster: ReplicatedCluster) -> None:
     """Nodes answer ASK while the keys move, and MOVED afterwards. No call fails, and each runs once."""
     slot = slot_of("{p09}")
-    source = cluster.primaries[cluster.owner(slot)]
-    target = cluster.primaries[(cluster.owner(slot) + 1) % 3]
+    source, target = ends_of_move(cluster, slot)
     async with opened(cluster.url) as store:
         calls = 0
 
@@ -202,8 +212,7 @@ async def test_a_slot_moves_under_load(cluster: ReplicatedCluster) -> None:
         await call()
         with target.client() as client:
             assert int(client.hget("{p09}:tests", "calls")) == calls == 62
-    for step in (begin_move, move_keys, end_move):
-        await asyncio.to_thread(step, target, source, slot)
+    await asyncio.to_thread(move, target, source, slot)
 
 
 async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster) -> None:
@@ -229,7 +238,7 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
         assert (await accounts_scripts.count_registration(store, 1)).verdict == "counted"
         for part, call in calls.items():
             slot = slot_of(part.partition(":")[0])
-            home, away = cluster.primaries[cluster.owner(slot)], cluster.primaries[(cluster.owner(slot) + 1) % 3]
+            home, away = ends_of_move(cluster, slot)
             await asyncio.to_thread(begin_move, home, away, slot)
             with home.client() as client:
                 client.execute_command("MIGRATE", "127.0.0.1", away.port, part, 0, 2000)
@@ -237,8 +246,7 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
                 await call()
             for step in (move_keys, end_move):
                 await asyncio.to_thread(step, home, away, slot)
-            for step in (begin_move, move_keys, end_move):
-                await asyncio.to_thread(step, away, home, slot)
+            await asyncio.to_thread(move, away, home, slot)
         await events_scripts.emit_event(store, second)
         assert await deploys_scripts.advance_deploy(store, fails)
         assert (await accounts_scripts.count_registration(store, 1)).verdict == "full"
@@ -248,8 +256,7 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
 
 async def test_a_stream_is_read_while_its_slot_moves(cluster: ReplicatedCluster) -> None:
     stream, slot = "{p09}:events", slot_of("{p09}")
-    source = cluster.primaries[cluster.owner(slot)]
-    target = cluster.primaries[(cluster.owner(slot) + 1) % 3]
+    source, target = ends_of_move(cluster, slot)
     async with opened(cluster.url) as store:
         reads = store.blocking_client()
 
@@ -272,8 +279,7 @@ async def test_a_stream_is_read_while_its_slot_moves(cluster: ReplicatedCluster)
         await store.client.xadd(stream, {"n": "3"})
         assert await read() == ["3"]
         await reads.aclose()
-    for step in (begin_move, move_keys, end_move):
-        await asyncio.to_thread(step, target, source, slot)
+    await asyncio.to_thread(move, target, source, slot)
 
 
 async def test_a_slot_that_no_node_serves_for_a_while(cluster: ReplicatedCluster) -> None:

@@ -89,14 +89,11 @@ def test_a_preview_that_goes_live_is_among_the_accounts_previews(deploy: Deploy)
     [(member, visited)] = deploy.client.zrange(PREVIEWS, 0, -1, withscores=True)
     assert (member, abs(visited - time.time()) < 60) == (b"app_1 p-fix", True)
 
-
-def test_only_a_preview_that_goes_live_is_among_the_previews(deploy: Deploy) -> None:
-    deploy.client.hset(DEPLOY, mapping={"appId": "app_1", "address": "p-fix"})
-    assert deploy.advance("building", "state", "checking") == 1
-    assert deploy.advance("checking", "state", "failed") == 1
-    deploy.client.hset(DEPLOY, mapping={"address": "live", "state": "canary"})
-    assert deploy.advance("canary", "state", "live", live="dep_1") == 1
-    assert (deploy.site(), deploy.client.exists(PREVIEWS)) == ({"live": "dep_1"}, 0)
+    deploy.client.delete(PREVIEWS)
+    for address, state, live in (("p-fix", "checking", ""), ("p-fix", "failed", ""), ("live", "live", "dep_1")):
+        deploy.client.hset(DEPLOY, mapping={"address": address, "state": "building"})
+        assert deploy.advance("building", "state", state, live=live) == 1
+    assert (deploy.site()["live"], deploy.client.exists(PREVIEWS)) == ("dep_1", 0), "only one that goes live"
 
 
 def test_it_moves_even_if_its_event_is_dropped(deploy: Deploy) -> None:
