@@ -125,12 +125,9 @@ async def test_a_head_that_drips(port: int, opening: bytes) -> None:
 
 
 @short_limits
-@pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"x" * 1000])
-async def test_connections_with_upgrades_are_answered_and_closed(
-    port: int, protocol: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_connections_with_upgrades_are_answered_and_closed(port: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    _, writer = await ask(port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: %b\r\n\r\n" % protocol)
+    _, writer = await ask(port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
     await hold(writer, drip=b"\x81\x85")
     assert "WebSocket" not in caplog.text
 

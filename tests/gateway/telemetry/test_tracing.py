@@ -45,9 +45,7 @@ def start(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> bool:
 @pytest.mark.parametrize(
     "settings",
     [
-        ON,
         {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"},
-        {**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
         {**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
         {**ON, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20a,b=c=d, "},
         {**ON, "OTEL_SDK_DISABLED": "false", "OTEL_TRACES_EXPORTER": "otlp"},
@@ -65,7 +63,6 @@ def test_on(monkeypatch: pytest.MonkeyPatch, errors: list[Any], settings: dict[s
     [
         {},
         {"OTEL_EXPORTER_OTLP_ENDPOINT": " "},
-        {"OTEL_SERVICE_NAME": "shop"},
         {**ON, "OTEL_SDK_DISABLED": "True"},
         {**ON, "OTEL_TRACES_EXPORTER": "none"},
     ],
