@@ -658,12 +658,12 @@ def test_files_that_are_made_to_take_long(folder: Path) -> None:
 
 def test_pages_in_folders_that_are_very_deep(folder: Path) -> None:
     at = os.open(folder, os.O_RDONLY)
-    for _ in range(1_100):  # more than Python's recursion
-        os.mkdir("d", dir_fd=at)
-        below = os.open("d", os.O_RDONLY, dir_fd=at)
+    for _ in range(1_100):  # deeper than Python recurses, with a longer path than Linux takes
+        os.mkdir("deep", dir_fd=at)
+        below = os.open("deep", os.O_RDONLY, dir_fd=at)
         os.close(at)
         at = below
     os.close(at)
     fault = explain_missing_page(folder)
-    subprocess.run(["rm", "-rf", folder / "d"], check=True)
+    subprocess.run(["rm", "-rf", folder / "deep"], check=True)
     assert fault == "There is no index.html at the top of what you published"

@@ -128,7 +128,7 @@ def test_what_is_malformed_is_named(scan: Any, named: str) -> None:
     assert f"{named}:" in str(refusal.value)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"findings": ["\xff"]}'])
+@pytest.mark.parametrize("body", [b"", b'{"findings": [}', b'{"findings": ["\xff"]}'])
 def test_what_is_no_json(body: bytes) -> None:
     with pytest.raises(RequestMalformed):
         scans.read_scan(body)
