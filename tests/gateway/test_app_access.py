@@ -15,7 +15,7 @@ from tests.support.prices import cost
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
 

@@ -64,24 +64,16 @@ async def test_rounds_without_a_failure_to_log_end_with_it() -> None:
     assert time.monotonic() - began >= 0.2
 
 
-async def test_a_look_is_repeated_until_it_finds_something() -> None:
-    looks = iter(["", "", "found"])
-
-    async def look() -> str:
-        return next(looks)
-
-    assert await until(look, 0.01) == "found"
-
-
-async def test_a_wait_ends_with_what_the_last_look_found() -> None:
-    looks = 0
+async def test_a_look_is_repeated_until_it_finds_something_or_the_time_is_over() -> None:
+    looks, found_at = 0, 3
 
     async def look() -> str:
         nonlocal looks
         looks += 1
-        return ""
+        return "found" if looks == found_at else ""
 
-    assert [await until(look, 0.02, 0.1), looks > 2] == ["", True]
+    assert [await until(look, 0.01), looks] == ["found", 3]
+    assert [await until(look, 0.02, 0.1), looks > 4] == ["", True]
     before = looks
     assert [await until(look, 5, 0), looks] == ["", before + 1], "it looks at least once"
 

@@ -16,11 +16,9 @@ from gateway.api.deploys import Rollback
 from gateway.app import create_app
 from gateway.errors import TokenInvalid
 from gateway.settings import Settings
-from tests.fakes import FakeAppBackend
-from tests.support.gateway_process import Gateway
+from tests.support.accounts import App
 from tests.support.responses import refused
 
-asynchronous = pytest.mark.asyncio(loop_scope="session")
 FINITE = (types.BoolType, types.NoneType, types.LiteralType, types.EnumType)
 
 
@@ -102,24 +100,21 @@ BOUNDS = {
 }
 
 
-@asynchronous
-@pytest.mark.parametrize("path", BOUNDS)
-async def test_an_app_with_fields_at_the_limit_and_beyond(gw: Gateway, backend: FakeAppBackend, path: str) -> None:
-    app = await gw.app(backend)
-    group, field = path.split(".")
-    start = "https://93.184.216.34/" if field == "url" else ""
-    most = BOUNDS[path].__metadata__[0].max_length
-    fields = {"auth": JWKS, "repository": {"url": "https://93.184.216.34/r.git"}, "build": {"output": "dist"}}[group]
-
-    async def change(length: int) -> Any:
-        body = {group: {**fields, field: start + "a" * (length - len(start))}}
-        return await app.account.call("PATCH", f"/account/apps/{app.name}", body)
-
-    answer = await change(most)
-    assert answer.status_code == 200, answer.text
-    answer = await change(most + 1)
-    refused(answer, 400, "REQUEST_MALFORMED")
-    assert answer.json()["error"]["message"].startswith(f"{path}: must have at most {most} characters")
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_app_with_fields_at_the_limit_and_beyond(app: App) -> None:
+    groups = {"auth": JWKS, "repository": {"url": "https://93.184.216.34/r.git"}, "build": {"output": "dist"}}
+    for path, kind in BOUNDS.items():
+        group, field = path.split(".")
+        start = "https://93.184.216.34/" if field == "url" else ""
+        most = kind.__metadata__[0].max_length
+        for length in (most, most + 1):
+            body = {group: {**groups[group], field: start + "a" * (length - len(start))}}
+            answer = await app.account.call("PATCH", f"/account/apps/{app.name}", body)
+            if length == most:
+                assert answer.status_code == 200, answer.text
+            else:
+                message = refused(answer, 400, "REQUEST_MALFORMED")["message"]
+                assert message.startswith(f"{path}: must have at most {most} characters")
 
 
 def test_audiences_are_compared_as_sets() -> None:

@@ -35,20 +35,13 @@ def announced(client: Any) -> Any:
         yield announced
 
 
-def test_a_written_record_is_announced(client: Any, write: Write, announced: Any) -> None:
+def test_only_the_expected_record_is_replaced_and_each_change_is_announced(
+    client: Any, write: Write, announced: Any
+) -> None:
+    client.set(KEY, "old", ex=5)
     assert write('{"é": 1}') == 1
-    assert client.get(KEY).decode() == '{"é": 1}'
-    assert announced() == [KEY.encode()]
-
-
-def test_a_removed_record_is_announced(client: Any, write: Write, announced: Any) -> None:
-    write("old")
+    assert (client.get(KEY).decode(), client.ttl(KEY)) == ('{"é": 1}', -1)
     assert write("") == 1
-    assert not client.exists(KEY)
-    assert announced() == [KEY.encode()] * 2
-
-
-def test_only_the_expected_record_is_replaced(client: Any, write: Write, announced: Any) -> None:
     assert write("first", "same", "something") == 0
     assert not client.exists(KEY)
     assert write("first", "same", "") == 1
@@ -56,7 +49,7 @@ def test_only_the_expected_record_is_replaced(client: Any, write: Write, announc
     assert write("second", "same", "first") == 1
     assert write("third", "same", "first") == 0
     assert client.get(KEY) == b"second"
-    assert announced() == [KEY.encode()] * 2
+    assert announced() == [KEY.encode()] * 4
 
 
 def test_a_second_key_is_written_and_removed_with_the_record(client: Any) -> None:
@@ -81,9 +74,3 @@ def test_a_second_key_that_another_process_has_changed(client: Any, announced: A
     assert script([KEY, companion], ["changes", "same", "one", "two", "", 100, "invited"]) == 1
     assert (client.get(KEY), client.exists(companion)) == (b"two", 0)
     assert announced() == [KEY.encode()] * 2
-
-
-def test_the_expiry_of_the_old_record_is_removed(client: Any, write: Write) -> None:
-    client.set(KEY, "old", ex=5)
-    write("new")
-    assert client.ttl(KEY) == -1

@@ -2,37 +2,29 @@
 
 from typing import Any
 
+import pytest
+
 from tests.lua.scripts import source
 
 KEY, FOLDER = "{sites}:engine", "{sites}:folder"
 WEEK = 7 * 86_400
 
 
-def test_one_engine_holds_the_key_until_it_expires(client: Any) -> None:
+@pytest.mark.parametrize(("keys", "more"), [([KEY, FOLDER], ["", WEEK]), (["lock"], [])], ids=["engine", "other"])
+def test_one_process_holds_the_key_until_it_expires(client: Any, keys: list[str], more: list[Any]) -> None:
     script = client.register_script(source("hold_key"))
 
-    def hold(engine: str, lifetime: int = 15_000) -> bytes:
-        held: bytes = script([KEY, FOLDER], [engine, lifetime, "", WEEK])
+    def hold(process: str, lifetime: int = 15_000) -> bytes:
+        held: bytes = script(keys, [process, lifetime, *more])
         return held
 
     assert [hold("one"), hold("two"), hold("one")] == [b"one"] * 3
-    assert 14_000 < client.pttl(KEY) <= 15_000
+    assert 14_000 < client.pttl(keys[0]) <= 15_000
     assert [hold("two", 0), hold("two"), hold("one", 0), hold("two")] == [b"one", b"one", b"", b"two"]
-    client.pexpire(KEY, 1)
-    while client.exists(KEY):
+    client.pexpire(keys[0], 1)
+    while client.exists(keys[0]):
         pass
     assert hold("one") == b"one"
-
-
-def test_a_hold_without_a_location(client: Any) -> None:
-    script = client.register_script(source("hold_key"))
-
-    def hold(holder: str, lifetime: int = 15_000) -> bytes:
-        held: bytes = script(["lock"], [holder, lifetime])
-        return held
-
-    assert [hold("one"), hold("two"), hold("two", 0), hold("one", 0), hold("two")] == [b"one"] * 3 + [b"", b"two"]
-    assert 14_000 < client.pttl("lock") <= 15_000
 
 
 def test_only_one_data_folder_has_the_apps(client: Any) -> None:

@@ -22,7 +22,6 @@ from gateway.deploys.logs import (
     skip_lines,
 )
 from gateway.deploys.records import Deploy
-from gateway.errors import StorageUnavailable
 from gateway.keys import deploy_log_key
 from gateway.redis.client import Store
 from gateway.storage import FolderStorage
@@ -69,24 +68,6 @@ async def test_old_logs_are_removed(logs: StoredLogs, tmp_path: Path) -> None:
     assert sorted(each.name for each in (tmp_path / "logs").iterdir()) == sorted([young, DAY, "not a day"])
 
 
-async def test_a_file_that_cannot_be_written_leaves_nothing(logs: StoredLogs, tmp_path: Path) -> None:
-    (tmp_path / "logs" / DAY).mkdir(parents=True)
-    (tmp_path / "logs" / DAY / "dep_1.gz").mkdir()
-    with pytest.raises(StorageUnavailable):
-        await logs.write("dep_1", DAY, LOG)
-    assert [each.name for each in (tmp_path / "logs" / DAY).iterdir()] == ["dep_1.gz"]
-
-
-async def test_nothing_is_written_through_a_link(logs: StoredLogs, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_text("precious")
-    (tmp_path / "logs" / DAY).mkdir(parents=True)
-    (tmp_path / "logs" / DAY / "dep_1.gz").symlink_to(other)
-    await logs.write("dep_1", DAY, LOG)
-    assert other.read_text() == "precious"
-    assert await logs.read("dep_1", DAY) == LOG
-
-
 def test_the_times_of_lines() -> None:
     stored = "without a time\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
     expected = [("without a time", None), ("one", 5), ("with it", 5), ("", 7), ("cut", 7)]
@@ -118,18 +99,7 @@ def test_a_long_log_keeps_its_first_and_its_last_part() -> None:
     assert shorten(numbered(0, 100)) == numbered(0, 100)
 
 
-def test_parts_that_are_missing_already_count() -> None:
-    """A log is shortened many times while it grows, and parts of it before they are appended."""
-    whole, grown = numbered(0, 30_000), ""
-    for first, end in ((0, 10), (10, 9_000), (9_000, 9_001), (9_001, 21_000), (21_000, 29_990), (29_990, 30_000)):
-        grown = shorten(grown + shorten(numbered(first, end)))
-    assert count_lines(read_lines(grown)) == 30_000
-    assert (texts(grown)[:700], texts(grown)[-2_000:]) == (texts(whole)[:700], texts(whole)[-2_000:])
-    assert [line.stands_for for line in read_lines(grown)].count(1) == len(read_lines(grown)) - 1
-    assert len(grown.encode()) < FIRST_BYTES + LAST_BYTES + 20
-
-
-@pytest.mark.parametrize(("step", "misses"), [(1, False), (500, False), (12_000, True)])
+@pytest.mark.parametrize(("step", "misses"), [(500, False), (12_000, True)])
 def test_a_reader_gets_each_line_once_and_is_told_what_it_missed(step: int, misses: bool) -> None:
     """The reader asks after each `step` lines that the deploy has written."""
     log, seen, read = "", list[Line](), 0
@@ -155,11 +125,11 @@ async def test_redis_keeps_a_bounded_log(store: Store, tmp_path: Path) -> None:
         createdAt=f"{DAY}T10:00:00.000Z",
     )  # fmt: skip
     logs, key = DeployLogs(store, FolderStorage(tmp_path)), deploy_log_key("acc_1", "dep_1")
-    for first in range(0, 30_000, 1_000):
-        await logs.append(deploy, numbered(first, first + 1_000))
+    for first in range(0, 30_000, 5_000):
+        await logs.append(deploy, numbered(first, first + 5_000))
         assert await store.client.strlen(key) <= FIRST_BYTES + LAST_BYTES + SPARE_BYTES + 20
         lines = read_lines(await logs.read(deploy))
-        assert count_lines(lines) == first + 1_000
+        assert count_lines(lines) == first + 5_000
         assert len((await logs.read(deploy)).encode()) <= FIRST_BYTES + LAST_BYTES + 20
     await logs.append(deploy, "Failed: status 7\n")
     await logs.store(deploy)

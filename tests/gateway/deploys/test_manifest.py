@@ -78,31 +78,23 @@ FAULTS = [
     # Syntax.
     ("name = ", 1, 8, "invalid value"),
     ('name = "notes"\nbuild = [', 2, 10, "invalid value"),
-    ('\n\nname = "a\n', 3, 10, "illegal character '\\n'"),
     ('# 1\nname = "a"\n[build]\noutput = ' + "9" * 5_000, 4, 1, "a number has too many digits"),
     ("x = '" + "9" * 5_000 + "'\ny = [\n1,\n-1_" + "0" * 5_000 + "]", 4, 1, "a number has too many digits"),
     ("[build]\noutput = 0x" + "f" * 5_000, 2, 1, f"build.output: {TEXT}"),
     ("x = " + "[" * 5_000, 1, 1, "values are nested too deeply"),
     ("[build]\n[build]", 2, 7, "cannot declare ('build',) twice"),
-    ('name = "a"\nname = "b"\n', 2, 11, "cannot overwrite a value"),
     # Structure.
     ('name = "a"\ntitle = "b"', 2, 1, "there is no table or key called title"),
-    ('name = "a"\n\n  [[tile]]\nx = 1', 3, 5, "there is no table or key called tile"),
     ('[build]\n# the command\n  comand = "x"', 3, 3, "build: there is no key called comand"),
-    ('[build.more]\nx = "y"', 1, 2, "build: there is no key called more"),
-    ("name = 5", 1, 1, f"name: {TEXT}"),
     ("name = 2020-01-01", 1, 1, "name: must be text, not date"),
     ('name = "a"\nbuild = "make"', 2, 1, "build: must be a table, not text"),
     ('[build]\ncommand = """\na\nb"""\nstart = true', 5, 1, "build.start: must be text, not true or false"),
     ("[build]\ncommand = '''\n[auth]\nkind = 1'''\noutput = 1", 5, 1, f"build.output: {TEXT}"),
     ("\"build\" . 'output' = 1", 1, 1, f"build.output: {TEXT}"),
     ('build = {command = "{a = 1}, b", output = "x", start = 2}', 1, 48, f"build.start: {TEXT}"),
-    ("dev.command = 1", 1, 1, f"dev.command: {TEXT}"),
     ('[dev]\ncommand = ""', 2, 1, "dev.command: must not be empty"),
     ("[dev]", 1, 2, "dev: the key command is missing"),
-    ('[build]\noverlap = "no"', 2, 1, "build.overlap: must be true or false, not text"),
     ('[build]\n[auth]\nurl = "https://example.com"', 2, 2, "auth: the key kind is missing"),
-    ('auth.url = "/x"', 1, 1, "auth: the key kind is missing"),
     ('[auth]\nkind = "magic"', 2, 1, "auth.kind: must be one of jwks, secret, backend"),
     ('[auth]\nkind = "backend"\nurl = "/"\nmethod = "PUT"', 4, 1, "auth.method: must be one of GET, POST"),
     ('[auth]\nkind = "jwks"\naudience = [\n"a",\n1,\n]\nissuer = "b"', 3, 1, f"auth.audience: {TEXT}"),
@@ -158,12 +150,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_manifest_takes_no_time(name: str) -> None:
-    began = time.thread_time()
-    with contextlib.suppress(ManifestError):
-        parse_manifest(HOSTILE[name].encode())
-    assert time.thread_time() - began < 0.3
+def test_a_hostile_manifest_takes_no_time() -> None:
+    for name, text in HOSTILE.items():
+        began = time.thread_time()
+        with contextlib.suppress(ManifestError):
+            parse_manifest(text.encode())
+        assert time.thread_time() - began < 0.3, name
 
 
 APP = App(id="app-1", name="notes", account="acc_1", createdAt="2026-01-01T00:00:00.000Z")

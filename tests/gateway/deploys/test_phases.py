@@ -13,17 +13,9 @@ def at(second: int) -> str:
 
 
 def shown(state: str, kind: Kind = "live", **fields: str) -> list[tuple[str, str, int | None]]:
-    deploy = Deploy(
-        id="dep_1",
-        account="acc_1",
-        app="shop",
-        appId="shop",
-        kind=kind,
-        state=state,  # type: ignore[arg-type]
-        trigger="hook",
-        createdAt=at(0),
-        **fields,  # type: ignore[arg-type]
-    )
+    ids = {"id": "dep_1", "account": "acc_1", "app": "shop", "appId": "shop"}
+    record = {**ids, "kind": kind, "state": state, "trigger": "hook", "createdAt": at(0), **fields}
+    deploy = msgspec.convert(record, Deploy)
     return [
         (each.phase, each.state, None if each.durationMs is msgspec.UNSET else each.durationMs)
         for each in list_phases(deploy)

@@ -41,14 +41,15 @@ class CutLog(PodLog):
             yield line
 
 
+async def find_deploy() -> str:
+    return "dep_1"
+
+
 @pytest.mark.parametrize("ends", [(), (2,), (1, 3, 4), (5, 5)])
 async def test_lines_of_one_instant_are_all_read_once(ends: tuple[int, ...]) -> None:
     """Some container engines give the same time to all lines that they read at once, such as those of a stack trace."""
     log = CutLog(LINES, *ends)
     found: list[str] = []
-
-    async def find_deploy() -> str:
-        return "dep_1"
 
     rounds = iter(range(5))
     async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None):
@@ -67,9 +68,6 @@ async def test_a_span_of_the_output() -> None:
     assert await log.tail("dep_1", 10, TimeSpan(until=first)) == ["a"]
     assert [*map(sorted, log.asked)] == [["tail_lines"], ["since"], ["since"], ["tail_lines"]]
     assert log.asked[3]["tail_lines"] is None, "the last lines may be later"
-
-    async def find_deploy() -> str:
-        return "dep_1"
 
     rounds, found = iter(range(5)), list[str]()
     async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None, TimeSpan(last)):

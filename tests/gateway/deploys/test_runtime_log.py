@@ -19,6 +19,10 @@ def running(tmp_path: Path) -> Path:
     return folder
 
 
+async def find_live() -> str:
+    return "dep_1"
+
+
 async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(running: Path) -> None:
     path, live, seen = running / "dep_1.output", "dep_1", list[str]()
 
@@ -52,15 +56,6 @@ async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(running: P
     await follow.aclose()
 
 
-async def test_an_app_that_wrote_nothing(running: Path) -> None:
-    assert await RuntimeLog(str(running.parent)).tail("dep_1", 10) == []
-
-
-async def test_an_id_with_a_path_reads_nothing(running: Path) -> None:
-    (running.parent / "secret.output").write_text("secret\n")
-    assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []
-
-
 async def test_an_app_has_a_start_command_by_its_setting_or_because_it_has_run_one(running: Path) -> None:
     log, app = RuntimeLog(str(running.parent)), App(id="app_1", name="notes", account="acc", createdAt="")
     (running / "dep_1.output").touch()
@@ -87,9 +82,6 @@ async def test_a_span_of_the_output(running: Path) -> None:
     assert await tail(until=30, lines=1) == ["of the same instant"]
     assert await tail(since=31) == []
 
-    async def find_live() -> str:
-        return "dep_1"
-
     follow = RuntimeLog(str(running.parent), poll_seconds=0).follow(find_live, 100, lambda: False, TimeSpan(20))
     assert await anext(follow) == ["two", "of the same instant", "three"]
     with path.open("a") as file:
@@ -100,9 +92,6 @@ async def test_a_span_of_the_output(running: Path) -> None:
 
 async def test_a_reader_that_is_behind_is_told(running: Path) -> None:
     path = running / "dep_1.output"
-
-    async def find_live() -> str:
-        return "dep_1"
 
     path.write_text(stamp_line("one", 1))
     follow = RuntimeLog(str(running.parent), poll_seconds=0, deploy_seconds=60).follow(find_live, 1, lambda: False)

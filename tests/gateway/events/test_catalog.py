@@ -15,23 +15,12 @@ from tests.support.pages import find_table, read_page
 ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 NAME, HTTPS, TIER = r"(?s).+", r"https://\S+", "red|yellow"
 # A field's kind: the pattern of a string, int, or a tuple of choices; None in it allows null.
-FINDING = {
-    "cve": NAME,
-    "component": NAME,
-    "severity": NAME,
-    "fixedIn": (NAME, None),
-    "tier": TIER,
-    "deadlineAt": (ISO, None),
-}
+NAMES = dict.fromkeys(("cve", "component", "severity"), NAME)
+FINDING = {**NAMES, "fixedIn": (NAME, None), "tier": TIER, "deadlineAt": (ISO, None)}
+PLANS, KINDS = "free|starter|maker|max", "live|preview"
 CATALOG = {
-    "deploy.succeeded": {
-        "deployId": NAME,
-        "url": HTTPS,
-        "durationMs": int,
-        "kind": "live|preview",
-        "plan": "free|starter|maker|max",
-    },
-    "deploy.failed": {"deployId": NAME, "kind": "live|preview", "phase": "build|health|canary", "reason": NAME},
+    "deploy.succeeded": {"deployId": NAME, "url": HTTPS, "durationMs": int, "kind": KINDS, "plan": PLANS},
+    "deploy.failed": {"deployId": NAME, "kind": KINDS, "phase": "build|health|canary", "reason": NAME},
     "app.crashed": {"reason": "exit|oom", "exitCode": (int, None), "at": ISO},
     "app.unhealthy": {"url": NAME, "failures": int, "reason": NAME},
     "app.recovered": {"url": NAME, "downSince": ISO, "downMs": int},
@@ -96,28 +85,12 @@ def test_the_documentation_lists_the_same() -> None:
         assert set(re.findall(r"`(\w+)`", parts)) == (FINDING.keys() if parts else set())
 
 
-def test_a_real_event_has_no_sample_field() -> None:
+def test_a_real_event_has_no_sample_field_and_maybe_no_plan() -> None:
     crash = data(catalog.AppCrashed(reason="oom", exitCode=None, at=TIME))
     assert crash == {"appId": "app_1", "appName": "shop", "reason": "oom", "exitCode": None, "at": TIME}
-
-
-def test_a_plan_is_optional() -> None:
-    deploy = catalog.DeploySucceeded(deployId="d", url="https://shop.apps.example", durationMs=1, kind="live")
-    assert "plan" not in data(deploy)
-
-
-def test_findings() -> None:
-    finding = catalog.Finding(cve="CVE-1", component="x@1", severity="high", fixedIn=None, tier="red", deadlineAt=None)
-    sent = data(catalog.SecurityFinding(findings=[finding]))
-    assert sent["tier"] == "red"
-    assert sent["findings"][0]["fixedIn"] is None
-    assert sent["findings"][0]["deadlineAt"] is None
-    assert sent["findings"][0]["tier"] == "red"
-
-
-def test_names_outside_ascii() -> None:
-    sent = json.loads(encode_data(catalog.AppUnhealthy(url="https://x/", failures=3, reason="né \u2028"), "a", "b"))
-    assert sent["reason"] == "né \u2028"
+    deploy = catalog.DeploySucceeded(deployId="d", url="https://é.example/\u2028", durationMs=1, kind="live")
+    named = {"appId": "app_1", "appName": "shop", "deployId": "d", "url": "https://é.example/\u2028"}
+    assert data(deploy) == named | {"durationMs": 1, "kind": "live"}
 
 
 @pytest.mark.parametrize(
@@ -128,11 +101,7 @@ def test_names_outside_ascii() -> None:
         (catalog.AppCrashed, {"reason": "bored", "exitCode": 1, "at": TIME}),
         (catalog.AppCrashed, {"reason": "oom", "exitCode": "1", "at": TIME}),
         (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": "2026-07-02 10:00"}),
-        (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": 1782979200000}),
-        (catalog.DeployFailed, {"deployId": "d", "kind": "live", "phase": "swap", "reason": "x"}),
         (catalog.DeploySucceeded, {"deployId": "d", "url": "http://x", "durationMs": 1, "kind": "live"}),
-        (catalog.DeploySucceeded, {"deployId": "d", "url": "https://x", "durationMs": 1.5, "kind": "live"}),
-        (catalog.DomainExpiring, {"domain": None, "expiresAt": TIME, "daysLeft": 1}),
         (catalog.SecurityFinding, {"findings": [{"cve": "CVE-1"}]}),
         (catalog.SecurityFinding, {"tier": "yellow", "findings": []}),
     ],

@@ -7,11 +7,8 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from gateway.events.catalog import SAMPLES
-from gateway.keys import partition_tag
-from tests.fakes import FakeAppBackend
+from gateway.keys import events_window_key, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
 from tests.support.accounts import App
@@ -32,7 +29,7 @@ def when(text: str) -> float:
 # The receiver
 
 
-async def test_the_secret_is_shown_once(holder: Holder) -> None:
+async def test_the_secret_is_shown_once_and_stored_encrypted(holder: Holder) -> None:
     shown = await holder.set()
     assert shown.keys() == {"url", "createdAt", "secret"}
     assert shown["url"] == holder.url
@@ -41,56 +38,32 @@ async def test_the_secret_is_shown_once(holder: Holder) -> None:
     response = await holder.call("GET")
     assert response.status_code == 200
     assert response.json() == {"url": shown["url"], "createdAt": shown["createdAt"]}
-
-
-async def test_the_same_url_changes_nothing(holder: Holder) -> None:
-    first = await holder.set()
     with holder.account.gateway.redis.client() as redis:
-        key = f"{partition_tag(holder.id)}:webhook:{holder.id}"
-        before = redis.get(key)
-        again = await holder.set()
-        assert again == {"url": first["url"], "createdAt": first["createdAt"]}
-        assert redis.get(key) == before
-
-
-async def test_another_url_has_another_secret(holder: Holder) -> None:
-    first = await holder.set()
-    second = await holder.set(holder.url + "/other")
-    back = await holder.set()
-    assert len({first["secret"], second["secret"], back["secret"]}) == 3
-
-
-async def test_cleared(holder: Holder) -> None:
-    refused(await holder.call("GET"), 404, "NOT_FOUND")
-    first = await holder.set()
-    response = await holder.call("DELETE")
-    assert (response.status_code, response.content) == (204, b"")
-    refused(await holder.call("GET"), 404, "NOT_FOUND")
-    assert (await holder.call("DELETE")).status_code == 204
-    assert (await holder.set())["secret"] != first["secret"]
-
-
-async def test_the_secret_is_stored_encrypted(holder: Holder) -> None:
-    await holder.set()
-    with holder.account.gateway.redis.client() as redis:
-        record = json.loads(redis.get(f"{partition_tag(holder.id)}:webhook:{holder.id}"))
-        assert record["url"] == holder.url
+        before = redis.get(webhook_key(holder.id))
+        assert json.loads(before)["url"] == holder.url
         assert find_keys(redis, "whsec_") == {}
+        assert await holder.set() == response.json(), "the same URL changes nothing"
+        assert redis.get(webhook_key(holder.id)) == before
 
 
-async def test_each_account_has_its_own_receiver(holder: Holder, gw: Gateway, receiver: FakeReceiver) -> None:
+async def test_each_receiver_has_another_secret(holder: Holder, gw: Gateway, receiver: FakeReceiver) -> None:
+    for method, path in (("GET", WEBHOOK), ("POST", f"{WEBHOOK}/rotate")):
+        refused(await holder.call(method, path), 404, "NOT_FOUND")
     other = Holder(await gw.account(), receiver)
-    await holder.set()
+    secrets = [(await holder.set(url))["secret"] for url in (holder.url, holder.url + "/other", holder.url)]
     refused(await other.call("GET"), 404, "NOT_FOUND")
-    await other.set(holder.url)
-    assert holder.secret != other.secret
-    await other.call("DELETE")
+    secrets.append((await other.set(holder.url))["secret"])
+    for _ in range(2):
+        response = await other.call("DELETE")
+        assert (response.status_code, response.content) == (204, b"")
+    refused(await other.call("GET"), 404, "NOT_FOUND")
     assert (await holder.call("GET")).status_code == 200
+    secrets.append((await other.set(holder.url))["secret"])
+    assert len(set(secrets)) == 5
 
 
-@pytest.mark.parametrize("url", [None, 1, "", "nonsense", "ftp://example.com/", "https://"])
-async def test_malformed(holder: Holder, url: Any) -> None:
-    for body in ({"url": url}, {}):
+async def test_malformed(holder: Holder) -> None:
+    for body in ({}, *({"url": url} for url in (None, 1, "", "nonsense", "ftp://example.com/", "https://"))):
         assert "url" in refused(await holder.call("PUT", body=body), 400, "REQUEST_MALFORMED")["message"]
     response = await holder.call("PUT", body={"url": holder.url, "secret": "mine"})
     assert "secret" in refused(response, 400, "REQUEST_MALFORMED")["message"], "unknown fields are named"
@@ -102,18 +75,12 @@ NOT_PUBLIC = ("http://example.com/", "https://2130706433/", "https://[64:ff9b::a
 NOT_PUBLIC += ("https://169.254.169.254/latest/meta-data", "https://user:pass@example.com/")
 
 
-@pytest.mark.parametrize("url", NOT_PUBLIC)
-async def test_an_address_that_is_not_public(strict: Gateway, receiver: FakeReceiver, url: str) -> None:
-    holder = Holder(await strict.account(), receiver)
-    error = refused(await holder.call("PUT", body={"url": url}), 400, "REQUEST_MALFORMED")
-    assert error["message"].startswith("url: ")
-    refused(await holder.call("GET"), 404, "NOT_FOUND")
-
-
-async def test_a_refused_address_changes_nothing(strict: Gateway, receiver: FakeReceiver) -> None:
+async def test_an_address_that_is_not_public_changes_nothing(strict: Gateway, receiver: FakeReceiver) -> None:
     holder = Holder(await strict.account(), receiver)
     shown = await holder.set("https://93.184.215.14/hooks")
-    refused(await holder.call("PUT", body={"url": "https://10.0.0.1/"}), 400, "REQUEST_MALFORMED")
+    for url in NOT_PUBLIC:
+        error = refused(await holder.call("PUT", body={"url": url}), 400, "REQUEST_MALFORMED")
+        assert error["message"].startswith("url: ")
     assert (await holder.call("GET")).json() == {"url": shown["url"], "createdAt": shown["createdAt"]}
 
 
@@ -127,35 +94,23 @@ async def test_a_name_that_does_not_resolve_yet(strict: Gateway, receiver: FakeR
 # Test events
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-async def test_a_sample(holder: Holder, worker: Worker, receiver: FakeReceiver, kind: str) -> None:
-    await holder.set()
-    event_id = await holder.test(kind)
-    (row,) = await holder.logged(1)
-    (exchange,) = receiver.got(holder.path)
-    envelope = verified(exchange, holder.secret)
-    assert (envelope["type"], envelope["id"]) == (kind, event_id)
-    assert envelope["data"]["sample"] is True
-    assert (row["id"], row["type"], row["outcome"], row["status"]) == (event_id, kind, "delivered", 204)
-
-
-async def test_a_sample_names_an_app_of_the_account(
-    gw: Gateway, backend: FakeAppBackend, worker: Worker, receiver: FakeReceiver
-) -> None:
-    app = await gw.app(backend)
+async def test_a_sample_names_an_app_of_the_account(app: App, worker: Worker, receiver: FakeReceiver) -> None:
     holder = Holder(app.account, receiver)
     await holder.set()
-    await holder.test()
-    assert (await holder.logged(1))[0]["app"] == app.name
-    assert verified(receiver.got(holder.path)[0], holder.secret)["data"]["appName"] == app.name
+    event_id = await holder.test("deploy.succeeded")
+    (row,) = await holder.logged(1)
+    envelope = verified(receiver.got(holder.path)[0], holder.secret)
+    assert (envelope["type"], envelope["id"]) == (row["type"], row["id"]) == ("deploy.succeeded", event_id)
+    assert (envelope["data"]["sample"], envelope["data"]["appName"], row["app"]) == (True, app.name, app.name)
+    assert (row["outcome"], row["status"]) == ("delivered", 204)
 
 
-@pytest.mark.parametrize(
-    "body", [{"type": "app.bored"}, {"type": ""}, {"type": None}, {}, {"type": "app.crashed", "x": 1}]
-)
-async def test_a_sample_of_an_unknown_type(holder: Holder, body: Any) -> None:
-    error = refused(await holder.call("POST", f"{WEBHOOK}/test", body), 400, "REQUEST_MALFORMED")
-    assert ("x" if "x" in body else "type") in error["message"]
+async def test_a_sample_of_an_unknown_type(holder: Holder) -> None:
+    for body in ({"type": "app.bored"}, {"type": None}, {}, {"type": "app.crashed", "x": 1}):
+        error = refused(await holder.call("POST", f"{WEBHOOK}/test", body), 400, "REQUEST_MALFORMED")
+        assert ("x" if "x" in body else "type") in error["message"]
+    with holder.account.gateway.redis.client() as redis:
+        assert not redis.exists(events_window_key(holder.id)), "it does not count"
 
 
 # The log
@@ -184,10 +139,10 @@ async def test_newest_first(holder: Holder, worker: Worker, receiver: FakeReceiv
     assert len(await holder.log("?limit=1000")) == 4
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "", "1.5"])
-async def test_an_invalid_limit(holder: Holder, limit: str) -> None:
-    response = await holder.call("GET", f"{DELIVERIES}?limit={limit}")
-    assert "limit" in refused(response, 400, "REQUEST_MALFORMED")["message"]
+async def test_an_invalid_limit(holder: Holder) -> None:
+    for limit in ("0", "1001", "x", ""):
+        response = await holder.call("GET", f"{DELIVERIES}?limit={limit}")
+        assert "limit" in refused(response, 400, "REQUEST_MALFORMED")["message"]
 
 
 async def test_redelivered(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
@@ -224,21 +179,14 @@ async def test_a_redelivery_goes_to_the_present_receiver(
 # From the crash to the receiver
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def crashing(gw: Gateway, backend: FakeAppBackend) -> App:
-    return await gw.app(backend)
-
-
-@pytest.mark.parametrize(
-    "crash", [{"reason": "oom", "exitCode": 137}, {"reason": "exit", "exitCode": 0}, {"reason": "exit"}]
-)
+@pytest.mark.parametrize("crash", [{"reason": "oom", "exitCode": 137}, {"reason": "exit"}])
 async def test_a_crash_arrives(
-    gw: Gateway, crashing: App, worker: Worker, receiver: FakeReceiver, crash: dict[str, Any]
+    gw: Gateway, app: App, worker: Worker, receiver: FakeReceiver, crash: dict[str, Any]
 ) -> None:
-    holder = Holder(crashing.account, receiver)
+    holder = Holder(app.account, receiver)
     await holder.set()
     app_id = (await holder.call("GET", "/account/apps")).json()[0]["id"]
-    response = await gw.platform("POST", f"apps/{crashing.name}/crashes", crash)
+    response = await gw.platform("POST", f"apps/{app.name}/crashes", crash)
     assert response.status_code == 202
     (row,) = await holder.logged(1)
     envelope = verified(receiver.got(holder.path)[0], holder.secret)
@@ -247,21 +195,15 @@ async def test_a_crash_arrives(
     assert abs(envelope["timestamp"] / 1000 - time.time()) < 10
     data = envelope["data"]
     at = data.pop("at")
-    assert data == {"appId": app_id, "appName": crashing.name, "exitCode": None, **crash}
+    assert data == {"appId": app_id, "appName": app.name, "exitCode": None, **crash}
     assert abs(time.time() - datetime.fromisoformat(at).timestamp()) < 10
-    assert (row["app"], row["outcome"]) == (crashing.name, "delivered")
+    assert (row["app"], row["outcome"]) == (app.name, "delivered")
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "reason"),
-        ({"reason": "bored"}, "reason"),
-        ({"reason": "oom", "exitCode": "one"}, "exitCode"),
+async def test_a_malformed_crash(app: App) -> None:
+    for body, field in (
+        *(({}, "reason"), ({"reason": "bored"}, "reason"), ({"reason": "oom", "why": ""}, "why")),
         ({"reason": "oom", "exitCode": 1.5}, "exitCode"),
-        ({"reason": "oom", "why": ""}, "why"),
-    ],
-)
-async def test_a_malformed_crash(gw: Gateway, crashing: App, body: Any, field: str) -> None:
-    response = await gw.platform("POST", f"apps/{crashing.name}/crashes", body)
-    assert field in refused(response, 400, "REQUEST_MALFORMED")["message"]
+    ):
+        response = await app.gateway.platform("POST", f"apps/{app.name}/crashes", body)
+        assert field in refused(response, 400, "REQUEST_MALFORMED")["message"]

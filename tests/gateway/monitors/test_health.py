@@ -55,37 +55,24 @@ class Machine:
 
 def test_an_outage_from_its_third_failure_to_its_recovery() -> None:
     app = Machine()
-    assert app.probe("", "status", "status", "", "timeout", "dns") == []
+    assert app.probe("status") == []
+    assert health.status_and_since(app.health) == ("unknown", None)
+    app.probe("")
+    healthy = app.health
+    assert app.probe("", "status", "") == []
+    assert app.health == healthy, "it does not change"
+    assert app.probe("timeout", "dns") == []
+    assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:02:00.000Z")
     assert app.probe("connect") == ["app.unhealthy"]
     assert app.notified[0][1] == AppUnhealthy(url=URL, failures=3, reason="connect")
+    first = "2026-07-02T08:06:00.000Z"  # of the failures
+    assert health.status_and_since(app.health) == ("unhealthy", first)
     assert app.probe("tls", "", "") == [], "its recovery waits for the outcome"
+    assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:10:00.000Z")
     app.outcome("delivered")
     assert app.probe("") == ["app.recovered"]
-    recovered = AppRecovered(url=URL, downSince="2026-07-02T08:05:00.000Z", downMs=4 * MINUTE)
+    recovered = AppRecovered(url=URL, downSince=first, downMs=4 * MINUTE)
     assert app.notified[-1][1] == recovered, "until it answered, not until the outcome"
-
-
-def test_the_status_and_its_start() -> None:
-    app = Machine()
-    assert health.status_and_since(app.health) == ("unknown", None)
-    app.probe("timeout")
-    assert health.status_and_since(app.health) == ("unknown", None)
-    app.probe("", "", "timeout", "timeout")
-    assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:02:00.000Z")
-    app.probe("timeout", "timeout")
-    assert health.status_and_since(app.health) == ("unhealthy", "2026-07-02T08:04:00.000Z"), (
-        "since the first of the failures"
-    )
-    app.probe("", "")
-    assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:08:00.000Z")
-
-
-def test_the_state_of_a_healthy_app_does_not_change() -> None:
-    app = Machine()
-    app.probe("")
-    before = app.health
-    app.probe("", "")
-    assert app.health == before
 
 
 def test_which_apps_are_probed() -> None:

@@ -22,7 +22,7 @@ from tests.support.stores import opened
 CRASH = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis", "cluster"])
+@pytest.fixture(scope="module", params=["redis", "cluster"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cluster":
         with cluster("valkey") as address:

@@ -42,11 +42,7 @@ async def all_ids(directory: Directory, what: str, limit: int, search: str = "")
             return found
 
 
-async def test_lists(registry: Registry) -> None:
-    await lists(registry)
-
-
-async def test_lists_of_a_cluster() -> None:
+async def test_lists() -> None:
     with cluster("valkey") as url:
         async with opened(url) as store:
             await lists(Registry(store, Vault("")))

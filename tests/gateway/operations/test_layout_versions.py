@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from gateway.keys import LAYOUT_KEY, LAYOUT_MINOR_KEY, account_key, api_keys_key, scoped_keys_key
+from gateway.keys import LAYOUT_KEY, LAYOUT_MINOR_KEY, account_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
@@ -81,7 +81,7 @@ async def restart(gateway: Gateway) -> None:
     await gateway.start()
 
 
-async def test_a_scoped_key_is_no_full_key_for_the_version_before(versions: Versions) -> None:
+async def test_scoped_keys_and_members_are_nobody_for_the_version_before(versions: Versions) -> None:
     account = await versions.account()
     scoped, key_id = await versions.add_key(account, name="CI", scope="deploy")
     assert await versions.statuses(account) == [[200, 200], [200, 200]]
@@ -93,16 +93,13 @@ async def test_a_scoped_key_is_no_full_key_for_the_version_before(versions: Vers
     visitor = Visitor(versions.new)
     assert (await visitor.log_in(reader.key)).is_success
     assert await versions.session_statuses(visitor) == [401, 200]
+    member = Visitor(versions.new)
+    await member.join(account, "vera@example.com", "viewer")
+    assert await versions.session_statuses(member) == [401, 200]
 
     listed = await account.call("GET", "/account/keys", at=versions.old)
     assert [key["name"] for key in listed.json()] == ["first"]
     assert (await account.call("DELETE", f"/account/keys/{key_id}", at=versions.old)).status_code == 404
-
-
-async def test_a_member_is_nobody_for_the_version_before(versions: Versions) -> None:
-    account, visitor = await versions.account(), Visitor(versions.new)
-    await visitor.join(account, "vera@example.com", "viewer")
-    assert await versions.session_statuses(visitor) == [401, 200]
 
 
 async def test_an_account_that_is_deleted_is_suspended_for_the_version_before(versions: Versions) -> None:
@@ -153,20 +150,6 @@ async def ask(versions: Versions, app: App) -> list[int]:
 
 async def asks_as(versions: Versions, app: App, statuses: list[int]) -> bool:
     return await ask(versions, app) == statuses
-
-
-async def test_records_from_before_are_moved_by_an_update(versions: Versions) -> None:
-    account = await versions.account()
-    scoped, key_id = await versions.add_key(account, name="CI", scope="deploy")
-    with versions.redis.client() as client:
-        record = client.hget(scoped_keys_key(account.id), key_id)
-        client.hset(api_keys_key(account.id), key_id, record)
-        client.hdel(scoped_keys_key(account.id), key_id)
-        client.delete(LAYOUT_MINOR_KEY)
-    assert await versions.statuses(scoped) == [[200, 200], [200, 403]], "a full key for the version before"
-    await restart(versions.new)
-    assert await versions.statuses(scoped) == [[401, 401], [200, 403]]
-    assert await versions.statuses(account) == [[200, 200], [200, 200]]
 
 
 async def test_return_to_the_version_before_and_update_again(versions: Versions) -> None:

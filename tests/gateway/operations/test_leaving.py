@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,9 @@ from gateway.events.notices import BudgetUse, NoticeChoices, Notices
 from gateway.ids import day_of, now_iso
 from gateway.keys import deletions_key, deploy_key, partition_tag, spend_of_deleted_key, spenders_key
 from gateway.operations.leaving import Leaving
-from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage
 from tests.fakes import FakeAppBackend
-from tests.gateway.conftest import Launch
 from tests.support import stores
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
@@ -189,21 +188,6 @@ async def test_the_grace(gw: Gateway, twin: Gateway, app: App) -> None:
 
 
 @session
-async def test_without_a_grace(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """`GATEWAY_ACCOUNT_GRACE=0` deletes at once."""
-    async with launch(GATEWAY_ACCOUNT_GRACE="0") as gw:
-        leaving = await gw.app(backend)
-        name = (await leaving.account.get()).json()["name"]
-        data = {"GATEWAY_DATA_DIR": str(gw.data_folder), "GATEWAY_ACCOUNT_GRACE": "0"}
-        async with Worker(gw.redis.url, tmp_path, "monitors", confidential=gw.confidential, constants=SOON, **data):
-            begun = await leaving.account.call("POST", "/account/deletion", {"name": name})
-            assert begun.status_code == 202
-            assert begun.json()["deletesAt"] <= now_iso()
-            await wait_until(Population(leaving.account, leaving).is_gone, 30)
-        refused(await leaving.account.get(), 401, "UNAUTHORIZED")
-
-
-@session
 async def test_only_owners_leave(gw: Gateway, app: App) -> None:
     reader = await app.account.add_key(scope="read")
     name = (await reader.get()).json()["name"]
@@ -218,62 +202,80 @@ STEPS = ("_mark", "_revoke_keys", "_remove_apps", "_remove_deleted_data", "_remo
 STEPS += ("_remove_entries", "_remove_keys")
 
 
-async def begin(registry: Registry, folder: Path) -> tuple[Leaving, str]:
-    """Begins the deletion of a new account, and returns the account's id."""
-    leaving = make_leaving(Settings(data_dir=str(folder)), registry)
-    account, _ = await registry.create_account("Leaving", "free")
-    await leaving.begin(account.id, now=True)
-    return leaving, account.id
+class Deletion:
+    """The deletion of a new account."""
+
+    def __init__(self, registry: Registry, redis_url: str, folder: Path) -> None:
+        self.registry, self._url = registry, redis_url
+        self.leaving = make_leaving(Settings(data_dir=str(folder)), registry)
+
+    async def create_account(self) -> str:
+        self.account, _ = await self.registry.create_account("Leaving", "free")
+        return self.account.id
+
+    async def begin(self) -> str:
+        await self.leaving.begin(await self.create_account(), now=True)
+        return self.account.id
+
+    async def go_on(self) -> int:
+        """Goes on without waiting until the account is due again. Returns how many accounts are deleted."""
+        key = deletions_key(partition_tag(self.account.id))
+        await self.registry.store.client.zadd(key, {self.account.id: 0}, xx=True)
+        return await self.leaving.delete_due()
+
+    async def finish(self) -> None:
+        for _ in range(5):
+            if await self.go_on():
+                return
+        raise AssertionError("the deletion does not end")
+
+    def find_rest(self, *words: str) -> list[str]:
+        words = (self.account.id, "Leaving", *words)
+        with redis.Redis.from_url(self._url) as client:
+            return [*find_keys(client, *words, *(digest(word) for word in words))]
 
 
-def find_rest(redis_url: str, *words: str) -> list[str]:
-    with redis.Redis.from_url(redis_url) as client:
-        return [*find_keys(client, *words, *(digest(word) for word in words))]
+@pytest.fixture
+def deletion(store: Any, redis_url: str, tmp_path: Path) -> Deletion:
+    return Deletion(Registry(store, Vault("")), redis_url, tmp_path)
 
 
-async def delete_now(leaving: Leaving, store: Store, account_id: str) -> int:
-    """Deletes the account without waiting until it is due again."""
-    await store.client.zadd(deletions_key(partition_tag(account_id)), {account_id: 0}, xx=True)
-    return await leaving.delete_due()
-
-
-async def finish(leaving: Leaving, store: Store, account_id: str) -> None:
-    for _ in range(5):
-        if await delete_now(leaving, store, account_id):
-            return
-    raise AssertionError("the deletion does not end")
+async def test_without_a_grace(deletion: Deletion, tmp_path: Path) -> None:
+    """`GATEWAY_ACCOUNT_GRACE=0` deletes at once."""
+    deletion.leaving = make_leaving(Settings(data_dir=str(tmp_path), account_grace=0), deletion.registry)
+    account = await deletion.create_account()
+    assert await deletion.leaving.begin(account) <= now_iso()
+    await deletion.finish()
+    assert await deletion.registry.account(account) is None
 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_an_interrupted_deletion_is_continued(
-    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    deletion: Deletion, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    registry = Registry(store, Vault(""))
-    leaving = make_leaving(Settings(data_dir=str(tmp_path)), registry)
-    account, _ = await registry.create_account("Leaving", "free")
-    await registry.put_app(AppRecord(id="app-1", name="notes", account=account.id, createdAt=""), None)
-    await registry.members.put(account.id, "ada@example.com", "owner")
-    await registry.members.set_role(account.id, "bob@example.com", "viewer", "ada@example.com")
-    await Hooks(Settings(), registry).create(account.id, "notes", "hook")
-    await leaving.begin(account.id, now=True)
+    account, registry = await deletion.create_account(), deletion.registry
+    await registry.put_app(AppRecord(id="app-1", name="notes", account=account, createdAt=""), None)
+    await registry.members.put(account, "ada@example.com", "owner")
+    await registry.members.set_role(account, "bob@example.com", "viewer", "ada@example.com")
+    await Hooks(Settings(), registry).create(account, "notes", "hook")
+    await deletion.leaving.begin(account, now=True)
     original = getattr(Leaving, step)
 
     async def die(self: Leaving, *args: Any) -> None:
         await original(self, *args)
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(Leaving, step, die)
-    with pytest.raises(asyncio.CancelledError):
-        await delete_now(leaving, store, account.id)
-    monkeypatch.undo()
-    await finish(leaving, store, account.id)
-    rest = find_rest(redis_url, account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com")
-    assert rest == []
+    with monkeypatch.context() as dying:
+        dying.setattr(Leaving, step, die)
+        with pytest.raises(asyncio.CancelledError):
+            await deletion.go_on()
+    await deletion.finish()
+    assert deletion.find_rest("app-1", "notes", "ada@example.com", "bob@example.com") == []
 
 
-async def test_deploys_that_are_not_listed_any_more_are_removed(store: Any, tmp_path: Path) -> None:
+async def test_deploys_that_are_not_listed_any_more_are_removed(store: Any, deletion: Deletion, tmp_path: Path) -> None:
     """An account's list has its newest deploys alone."""
-    leaving, account_id = await begin(Registry(store, Vault("")), tmp_path)
+    account_id = await deletion.begin()
     ids, day = ("dep_own", "dep_other"), now_iso()[:10]
     for deploy_id, account in zip(ids, (account_id, "acc_other"), strict=True):
         record = {"id": deploy_id, "account": account, "app": "notes", "appId": "app-1", "kind": "live"}
@@ -281,72 +283,72 @@ async def test_deploys_that_are_not_listed_any_more_are_removed(store: Any, tmp_
         await store.client.hset(deploy_key(account_id, deploy_id), mapping=record)
         await store.client.expire(deploy_key(account_id, deploy_id), 600)
         await StoredLogs(FolderStorage(tmp_path)).write(deploy_id, day, "built\n")
-    await finish(leaving, store, account_id)
+    await deletion.finish()
     assert [await store.client.exists(deploy_key(account_id, deploy_id)) for deploy_id in ids] == [0, 1]
     assert [file.name for file in (tmp_path / "logs").rglob("*.gz")] == ["dep_other.gz"]
 
 
 async def test_a_command_that_no_host_takes_does_not_stay_in_the_way(
-    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Any, deletion: Deletion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaving, account_id = await begin(Registry(store, Vault("")), tmp_path)
-    ended = time.time() - 1
-    await DataCommands(store).send(DataCommand("dat_1", account_id, "app-1", "clear", ended))
+    account_id = await deletion.begin()
+    await DataCommands(store).send(DataCommand("dat_1", account_id, "app-1", "clear", time.time() - 1))
     for _ in range(3):
-        assert await delete_now(leaving, store, account_id) == 0, "a host may have begun it"
+        assert await deletion.go_on() == 0, "a host may have begun it"
     monkeypatch.setattr("gateway.data.commands.COMMAND_SECONDS", 0.5)
-    await finish(leaving, store, account_id)
-    assert find_rest(redis_url, account_id, "app-1") == []
+    await deletion.finish()
+    assert deletion.find_rest("app-1") == []
 
 
 # -- writes while it ends ------------------------------------------------------------------------------------
 
 
-async def write_late(registry: Registry, account_id: str) -> None:
-    await registry.put_app(AppRecord(id="app-2", name="late", account=account_id, createdAt=""), None)
+WRITES: dict[str, Callable[[Registry, str], Awaitable[Any]]] = {
+    "an app": lambda registry, account: registry.put_app(
+        AppRecord(id="app-2", name="late", account=account, createdAt=""), None
+    ),
+    "a member": lambda registry, account: registry.members.put(account, "late@example.com", "owner"),
+    "an invitation": lambda registry, account: registry.members.set_role(
+        account, "late@example.com", "owner", "API key"
+    ),
+}
+LATE = ("app-2", "late", "late@example.com")
+each_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 
 
-async def join_late(registry: Registry, account_id: str) -> None:
-    await registry.members.put(account_id, "late@example.com", "owner")
-
-
-async def invite_late(registry: Registry, account_id: str) -> None:
-    await registry.members.set_role(account_id, "late@example.com", "owner", "API key")
-
-
-@pytest.mark.parametrize("write", [write_late, join_late, invite_late])
+@each_write
 @pytest.mark.parametrize("has_record", [True, False], ids=["while it goes", "when it is gone"])
 async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
-    store: Any, redis_url: str, tmp_path: Path, write: Any, has_record: bool
+    deletion: Deletion, write: Any, has_record: bool
 ) -> None:
-    registry = Registry(store, Vault(""))
-    leaving, account_id = await begin(registry, tmp_path)
-    await (leaving._mark(account_id) if has_record else finish(leaving, store, account_id))
+    account_id = await deletion.begin()
+    await (deletion.leaving._mark(account_id) if has_record else deletion.finish())
     with pytest.raises(NotFound):
-        await write(registry, account_id)
+        await write(deletion.registry, account_id)
     if has_record:
-        await finish(leaving, store, account_id)
-    assert find_rest(redis_url, account_id, "app-2", "late", "late@example.com") == []
+        await deletion.finish()
+    assert deletion.find_rest(*LATE) == []
 
 
-@pytest.mark.parametrize("write", [write_late, join_late, invite_late])
+@each_write
 async def test_what_is_written_just_before_the_end_is_removed(
-    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
+    deletion: Deletion, monkeypatch: pytest.MonkeyPatch, write: Any
 ) -> None:
     """By a process that dies before it looks whether the account is still there."""
+    remove = deletion.registry.remove_account
 
-    class LateRegistry(Registry):
-        async def remove_account(self, account_id: str) -> None:
-            async def die(*_: object) -> None:
-                raise asyncio.CancelledError
+    async def remove_late(account_id: str) -> None:
+        async def die(*_: object) -> None:
+            raise asyncio.CancelledError
 
-            with monkeypatch.context() as dying:
-                for module in ("registry", "members"):
-                    dying.setattr(f"gateway.accounts.{module}.require_present", die)
-                with pytest.raises(asyncio.CancelledError):
-                    await write(self, account_id)
-            await super().remove_account(account_id)
+        with monkeypatch.context() as dying:
+            for module in ("registry", "members"):
+                dying.setattr(f"gateway.accounts.{module}.require_present", die)
+            with pytest.raises(asyncio.CancelledError):
+                await write(deletion.registry, account_id)
+        await remove(account_id)
 
-    leaving, account_id = await begin(LateRegistry(store, Vault("")), tmp_path)
-    await finish(leaving, store, account_id)
-    assert find_rest(redis_url, account_id, "app-2", "late", "late@example.com") == []
+    monkeypatch.setattr(deletion.registry, "remove_account", remove_late)
+    await deletion.begin()
+    await deletion.finish()
+    assert deletion.find_rest(*LATE) == []

@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -62,6 +63,7 @@ async def test_requests_and_codes_count_in_their_minute(gateway: Services) -> No
         gateway.counters.count_request("acc", answer)
     gateway.counters.count_request("acc", request_line(code="SPEND_CAP_REACHED"))
     await gateway.counters.flush()
+    await gateway.store.client.sadd("{ops}:processes", "dead-1")
     snapshot = await take_snapshot(gateway)
     # The minute may have ended in between.
     counted = [minute for minute in snapshot["minutes"][-2:] if minute["requests"]]
@@ -69,7 +71,8 @@ async def test_requests_and_codes_count_in_their_minute(gateway: Services) -> No
     assert (counted[0]["requests"], counted[0]["streams"]) == (10, 9)
     assert counted[0]["codes"] == {"SPEND_CAP_REACHED": 1}
     assert 150 < snapshot["firstToken"]["p50"] <= snapshot["firstToken"]["p99"] <= 200
-    assert [process["streams"] for process in snapshot["gateways"]] == [0]
+    assert [(process["id"], process["streams"]) for process in snapshot["gateways"]] == [(gateway.counters._id, 0)]
+    assert await gateway.store.client.scard("{ops}:processes") == 1, "a dead process is not shown"
 
 
 async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) -> None:
@@ -94,21 +97,11 @@ async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) ->
     assert await gateway.store.client.ttl(spenders_key(day)) > 0
 
 
-async def test_a_dead_process_is_not_shown(gateway: Services) -> None:
-    await gateway.counters.flush()
-    await gateway.store.client.sadd("{ops}:processes", "dead-1")
-    assert [process["id"] for process in (await take_snapshot(gateway))["gateways"]] == [gateway.counters._id]
-    assert await gateway.store.client.scard("{ops}:processes") == 1
-
-
-@pytest.mark.parametrize("kind", ["valkey", "redis", "cluster"])
-async def test_queues_and_workers_of_all_partitions(kind: str, valkey: RedisServer) -> None:
-    if kind == "cluster":
-        with cluster("valkey") as url:
-            await queues_and_workers(url)
-        return
-    with RedisServer(kind) as server:
-        await queues_and_workers(server.url)
+@pytest.mark.parametrize("start", [lambda: RedisServer("redis"), lambda: cluster("valkey")], ids=["redis", "cluster"])
+async def test_queues_and_workers_of_all_partitions(start: Callable[[], Any]) -> None:
+    with start() as server:
+        url = server.url if isinstance(server, RedisServer) else server
+        await queues_and_workers(url)
 
 
 async def queues_and_workers(url: str) -> None:
@@ -170,21 +163,29 @@ async def test_the_gauges(gateway: Services) -> None:
     assert gauge(gateway, "gateway_deploy_queue_deploys") == 0
     assert gauge(gateway, "gateway_dead_letters") == 0
     assert gauge(gateway, "gateway_workers", group="webhooks") == 0
+    assert math.isnan(gauge(gateway, "gateway_backup_last_success_timestamp_seconds")), "so that no alert fires"
+
+    gateway.counters.count_request("acc", request_line(nano_euro=10))
+    await gateway.counters.flush()
     await gateway.store.client.delete(*[f"{tag}:events" for tag in PARTITION_TAGS])
-    await gateway.overview.refresh_gauges()
-    assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
-
-
-async def test_the_gauges_of_hosts(gateway: Services) -> None:
     now, records = await gateway.overview._read_clock(), Records(gateway.store)
     await records.write_report("a", HostReport(now, False, 2, 0.5, 0.9))
     await records.write_report("b", HostReport(now, True, 0, 0.04, None))
+    await gateway.store.client.set(BACKUP_KEY, "2026-07-02T10:00:00.123Z")
     await gateway.overview.refresh_gauges()
-    assert gauge(gateway, "gateway_hosts", state="serving") == 1
-    assert gauge(gateway, "gateway_hosts", state="standing by") == 1
+    assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
+    assert [gauge(gateway, "gateway_hosts", state=state) for state in ("serving", "standing by")] == [1, 1]
     assert gauge(gateway, "gateway_releases_missing") == 2
     assert gauge(gateway, "gateway_data_disk_free_ratio") == 0.04
     assert gauge(gateway, "gateway_own_certificate_left_ratio") == 0.9
+    assert gauge(gateway, "gateway_backup_last_success_timestamp_seconds") == 1_782_986_400.123
+
+    # Grafana reads the names of current keys from Redis, because it renders times in the viewer's time zone.
+    clock = await gateway.store.client.hgetall("{ops}:clock")
+    assert await gateway.store.client.exists(spenders_key(clock["day"]))
+    assert clock["minute"].startswith(clock["hour"])
+    assert clock["hour"].startswith(clock["day"])
+    assert 0 < await gateway.store.client.ttl("{ops}:clock") <= 60
 
 
 async def test_only_enabled_providers_are_up_or_down(gateway: Services) -> None:
@@ -214,18 +215,6 @@ async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Services
     ended = [gauge(gateway, "gateway_deploys_ended", state=each) for each in ("live", "failed", "canceled")]
     assert ended == [5, 0, 0]
     assert gauge(gateway, "gateway_apps_unhealthy") == 0
-
-
-async def test_the_clock_has_the_names_of_current_keys(gateway: Services) -> None:
-    """Grafana reads it from Redis, because it renders times in the viewer's time zone."""
-    gateway.counters.count_request("acc", request_line(nano_euro=10))
-    await gateway.counters.flush()
-    await gateway.overview.refresh_gauges()
-    clock = await gateway.store.client.hgetall("{ops}:clock")
-    assert await gateway.store.client.exists(spenders_key(clock["day"]))
-    assert clock["minute"].startswith(clock["hour"])
-    assert clock["hour"].startswith(clock["day"])
-    assert 0 < await gateway.store.client.ttl("{ops}:clock") <= 60
 
 
 async def test_models_have_their_own_figures(gateway: Services) -> None:
@@ -301,12 +290,3 @@ async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken() 
     again = feed.stream_events()
     assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)
     await again.aclose()
-
-
-async def test_the_last_backup(gateway: Services) -> None:
-    """Before the first one, the figure compares with nothing, so that no alert fires."""
-    await gateway.overview.refresh_gauges()
-    assert math.isnan(gauge(gateway, "gateway_backup_last_success_timestamp_seconds"))
-    await gateway.store.client.set(BACKUP_KEY, "2026-07-02T10:00:00.123Z")
-    await gateway.overview.refresh_gauges()
-    assert gauge(gateway, "gateway_backup_last_success_timestamp_seconds") == 1_782_986_400.123

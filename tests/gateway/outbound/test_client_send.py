@@ -1,7 +1,6 @@
 """Calls that need only the status, such as deliveries: their outcome, budget and limits."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -13,10 +12,8 @@ from gateway.outbound import client as outbound
 from gateway.outbound.addresses import CallFailed, resolve
 from gateway.outbound.client import Client, Resolve
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
-from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
-from tests.gateway.outbound.origins import Names
-from tests.support.background import cancel
-from tests.support.polling import PATIENCE_SECONDS, wait_until
+from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
+from tests.support.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = b'{"type":"app.crashed"}'
@@ -56,7 +53,7 @@ async def test_requests_are_sent_unchanged(client: Client, receiver: FakeReceive
     assert exchange.header("accept-encoding") == "identity"
 
 
-@pytest.mark.parametrize("status", [200, 201, 204, 299, 301, 302, 307, 400, 401, 404, 410, 429, 500, 502, 503, 599])
+@pytest.mark.parametrize("status", [200, 204, 301, 307, 401, 410, 500, 599])
 async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, status: int) -> None:
     other = receiver.url("/elsewhere")
     receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
@@ -70,14 +67,11 @@ async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, 
         ([CLOSE], "connect"),
         ([RESET], "connect"),
         ([Raw(b"SSH-2.0-OpenSSH_9.2\r\n"), CLOSE], "connect"),
-        ([Raw(b"HTTP/1.1 200 OK\r\nContent-Le"), CLOSE], "connect"),
         ([Raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), CLOSE], "connect"),
         ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000), HANG], "too-large"),
         ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 8_191 + b"\r\n\r\n"), HANG], "too-large"),
         ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 65 + b"\r\n"), HANG], "too-large"),
-        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000), HANG], "too-large"),
         ([HANG], "timeout"),
-        ([Raw(b"HTTP/1.1 200 OK\r\n"), HANG], "timeout"),
         ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50), HANG], "timeout"),
         (drip(pause=0.05), "timeout"),
     ],
@@ -140,13 +134,6 @@ async def test_idle_connections_are_closed_before_servers_close_them() -> None:
     assert outbound.KEEP_ALIVE_SECONDS < 5
 
 
-async def test_a_post_on_a_connection_that_dies_is_not_repeated(client: Client, receiver: FakeReceiver) -> None:
-    await post(client, receiver.url())
-    receiver.plays("/events", RESET)
-    assert await failure(client, receiver.url()) == "connect"
-    assert len(receiver.exchanges) == 2
-
-
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
 async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, method: str) -> None:
     """aiohttp repeats idempotent requests whose connection breaks."""
@@ -159,14 +146,6 @@ async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, m
 
 
 # Names
-
-
-async def test_a_name_that_is_not_there() -> None:
-    missing = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    names = Names({"nowhere.example.com": [missing, []]})
-    async with Client(allow_private=True, resolve=names.resolve) as client:
-        assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
-        assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
 
 
 async def test_a_look_up_that_hangs_is_in_the_budget() -> None:
@@ -207,12 +186,6 @@ def unchecked(*found: tuple[str, int]) -> Resolve:
     return find
 
 
-async def test_the_last_check_is_at_the_socket() -> None:
-    """It holds whatever aiohttp does with the name."""
-    async with Client(allow_private=False, resolve=unchecked(("127.0.0.1", 443))) as client:
-        assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
-
-
 async def test_the_last_check_covers_ports_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A public address of this machine would bypass its firewall."""
     monkeypatch.setattr(outbound, "is_public", lambda _: True)
@@ -221,20 +194,13 @@ async def test_the_last_check_covers_ports_of_this_machine(monkeypatch: pytest.M
 
 
 async def test_a_name_whose_every_address_is_refused_at_the_socket() -> None:
+    """The last check holds whatever aiohttp does with the name."""
     found = ("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)
     async with Client(allow_private=False, resolve=unchecked(*found)) as client:
         assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
 
 
 # Other calls
-
-
-async def test_a_canceled_call_closes_its_connection(client: Client, receiver: FakeReceiver) -> None:
-    receiver.hangs("/events")
-    call = asyncio.create_task(post(client, receiver.url()))
-    exchange: Exchange = await wait_until(lambda: receiver.exchanges and receiver.exchanges[0])
-    await cancel(call)
-    await asyncio.wait_for(exchange.canceled.wait(), 2)
 
 
 async def test_header_values_may_be_latin_1(client: Client, receiver: FakeReceiver) -> None:

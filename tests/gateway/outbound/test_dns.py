@@ -42,9 +42,8 @@ async def test_no_such_name_and_no_such_record(server: DnsServer) -> None:
     assert set(server.asked) == {NAME}, "no search domain is appended"
 
 
-@pytest.mark.parametrize("code", [dns.rcode.SERVFAIL, dns.rcode.REFUSED, dns.rcode.FORMERR])
-async def test_a_failure_is_not_a_missing_record(server: DnsServer, code: dns.rcode.Rcode) -> None:
-    server.failing[NAME] = code
+async def test_a_failure_is_not_a_missing_record(server: DnsServer) -> None:
+    server.failing[NAME] = dns.rcode.SERVFAIL
     with pytest.raises(CallFailed, match=r"^The DNS did not answer for _capsule\.shop\.example\.$") as raised:
         await Resolver(server.address).find_txt(NAME)
     assert raised.value.reason == "dns"

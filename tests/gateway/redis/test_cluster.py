@@ -38,7 +38,6 @@ from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import increment_counters
 from tests.support.polling import wait_until
 from tests.support.redis_servers import (
-    BINARIES,
     CLUSTER_OPTIONS,
     RedisServer,
     ReplicatedCluster,
@@ -48,16 +47,9 @@ from tests.support.redis_servers import (
 from tests.support.stores import opened
 
 
-@pytest.fixture(params=BINARIES, scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
-    """A cluster for tests that restore it."""
-    with replicated_cluster(request.param) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
-def servers() -> Iterator[ReplicatedCluster]:
-    """A cluster for tests that each lose another primary."""
+def cluster() -> Iterator[ReplicatedCluster]:
+    """A cluster for tests that restore it. tests/gateway/test_app_cluster.py runs on one of Redis's servers, too."""
     with replicated_cluster() as running:
         yield running
 
@@ -171,11 +163,6 @@ async def test_a_node_that_knows_few_slots_is_not_trusted(cluster: ReplicatedClu
                 await count_everywhere(store)
 
 
-async def test_no_seed_answers() -> None:
-    async with opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as store:
-        assert not await passes(store, "{p09}")
-
-
 def begin_move(source: RedisServer, target: RedisServer, slot: int) -> None:
     with source.client() as old, target.client() as new:
         new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old.execute_command("CLUSTER MYID"))
@@ -195,11 +182,21 @@ def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
         old.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
 
 
+def ends_of_move(cluster: ReplicatedCluster, slot: int) -> tuple[RedisServer, RedisServer]:
+    """Returns the primary that has the slot, and another one."""
+    owner = cluster.owner(slot)
+    return cluster.primaries[owner], cluster.primaries[(owner + 1) % 3]
+
+
+def move(source: RedisServer, target: RedisServer, slot: int) -> None:
+    for step in (begin_move, move_keys, end_move):
+        step(source, target, slot)
+
+
 async def test_a_slot_moves_under_load(cluster: ReplicatedCluster) -> None:
     """Nodes answer ASK while the keys move, and MOVED afterwards. No call fails, and each runs once."""
     slot = slot_of("{p09}")
-    source = cluster.primaries[cluster.owner(slot)]
-    target = cluster.primaries[(cluster.owner(slot) + 1) % 3]
+    source, target = ends_of_move(cluster, slot)
     async with opened(cluster.url) as store:
         calls = 0
 
@@ -215,8 +212,7 @@ async def test_a_slot_moves_under_load(cluster: ReplicatedCluster) -> None:
         await call()
         with target.client() as client:
             assert int(client.hget("{p09}:tests", "calls")) == calls == 62
-    for step in (begin_move, move_keys, end_move):
-        await asyncio.to_thread(step, target, source, slot)
+    await asyncio.to_thread(move, target, source, slot)
 
 
 async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster) -> None:
@@ -242,7 +238,7 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
         assert (await accounts_scripts.count_registration(store, 1)).verdict == "counted"
         for part, call in calls.items():
             slot = slot_of(part.partition(":")[0])
-            home, away = cluster.primaries[cluster.owner(slot)], cluster.primaries[(cluster.owner(slot) + 1) % 3]
+            home, away = ends_of_move(cluster, slot)
             await asyncio.to_thread(begin_move, home, away, slot)
             with home.client() as client:
                 client.execute_command("MIGRATE", "127.0.0.1", away.port, part, 0, 2000)
@@ -250,8 +246,7 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
                 await call()
             for step in (move_keys, end_move):
                 await asyncio.to_thread(step, home, away, slot)
-            for step in (begin_move, move_keys, end_move):
-                await asyncio.to_thread(step, away, home, slot)
+            await asyncio.to_thread(move, away, home, slot)
         await events_scripts.emit_event(store, second)
         assert await deploys_scripts.advance_deploy(store, fails)
         assert (await accounts_scripts.count_registration(store, 1)).verdict == "full"
@@ -261,8 +256,7 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
 
 async def test_a_stream_is_read_while_its_slot_moves(cluster: ReplicatedCluster) -> None:
     stream, slot = "{p09}:events", slot_of("{p09}")
-    source = cluster.primaries[cluster.owner(slot)]
-    target = cluster.primaries[(cluster.owner(slot) + 1) % 3]
+    source, target = ends_of_move(cluster, slot)
     async with opened(cluster.url) as store:
         reads = store.blocking_client()
 
@@ -285,8 +279,7 @@ async def test_a_stream_is_read_while_its_slot_moves(cluster: ReplicatedCluster)
         await store.client.xadd(stream, {"n": "3"})
         assert await read() == ["3"]
         await reads.aclose()
-    for step in (begin_move, move_keys, end_move):
-        await asyncio.to_thread(step, target, source, slot)
+    await asyncio.to_thread(move, target, source, slot)
 
 
 async def test_a_slot_that_no_node_serves_for_a_while(cluster: ReplicatedCluster) -> None:
@@ -305,39 +298,29 @@ async def test_a_slot_that_no_node_serves_for_a_while(cluster: ReplicatedCluster
         await wait_until(recovered)
 
 
-async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
-    index, tag, other = 0, tag_on(servers, 0), tag_on(servers, 1)
-    async with opened(servers.url) as store:
+async def test_a_frozen_primary_affects_only_its_own_partitions(cluster: ReplicatedCluster) -> None:
+    async with opened(cluster.url) as store:
         await count_everywhere(store)
-        servers.primaries[index].kill()
-        assert not await passes(store, tag)
-        await asyncio.to_thread(servers.fail_over, index)
-
-        async def recovered() -> bool:
-            return await passes(store, tag)
-
-        await wait_until(recovered, 10)
-        assert await passes(store, other)
-
-
-async def test_connections_leave_a_primary_that_was_replaced(servers: ReplicatedCluster) -> None:
-    """It becomes a replica: no connection breaks, and it redirects every write."""
-    async with opened(servers.url) as store:
-        await count_everywhere(store)
-        await asyncio.to_thread(servers.fail_over, 1)
-        for _ in range(5):
-            await count_everywhere(store)
-
-
-async def test_a_frozen_primary_affects_only_its_own_partitions(servers: ReplicatedCluster) -> None:
-    index, tag, other = 2, tag_on(servers, 2), tag_on(servers, 1)
-    async with opened(servers.url) as store:
-        await count_everywhere(store)
-        servers.primaries[index].freeze()
+        cluster.primaries[2].freeze()
         try:
-            frozen = asyncio.create_task(passes(store, tag))
+            frozen = asyncio.create_task(passes(store, tag_on(cluster, 2)))
             for _ in range(10):
-                assert await passes(store, other)
+                assert await passes(store, tag_on(cluster, 1))
             assert not await frozen
         finally:
-            servers.primaries[index].thaw()
+            cluster.primaries[2].thaw()
+
+
+async def test_a_lost_primary_is_replaced() -> None:
+    with replicated_cluster() as servers:
+        async with opened(servers.url) as store:
+            await count_everywhere(store)
+            servers.primaries[0].kill()
+            assert not await passes(store, tag_on(servers, 0))
+            await asyncio.to_thread(servers.fail_over, 0)
+
+            async def recovered() -> bool:
+                return await passes(store, tag_on(servers, 0))
+
+            await wait_until(recovered, 10)
+            assert await passes(store, tag_on(servers, 1))

@@ -50,17 +50,6 @@ async def test_a_change_may_remove_the_record_or_leave_it(redis_url: str) -> Non
         assert await change_record(store, "record", leave) == ""
 
 
-async def test_a_second_key_is_written_in_the_same_step(redis_url: str) -> None:
-    async def compute(_: str) -> Change[None]:
-        return Change("new", None, companion=Companion("{p09}:companion", "old", 60))
-
-    async with opened(redis_url) as store:
-        await change_record(store, "{p09}:record", compute)
-        assert await store.get_all(["{p09}:record", "{p09}:companion"]) == ["new", "old"]
-        assert 0 < await store.client.ttl("{p09}:companion") <= 60
-        await store.client.delete("{p09}:record")
-
-
 async def test_a_second_key_that_changes_meanwhile_is_read_again(redis_url: str) -> None:
     read = []
 

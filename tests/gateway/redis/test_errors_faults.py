@@ -35,14 +35,14 @@ async def faults_of(url: str, **options: Any) -> list[tuple[str, str]]:
     return met
 
 
-async def test_nothing_listens() -> None:
-    for _, reason in await faults_of(f"redis://:secret@127.0.0.1:{free_port()}"):
-        assert reason == "Redis is not running"
-
-
-async def test_a_host_without_an_address() -> None:
-    for _, reason in await faults_of("redis://:secret@redis.invalid"):
-        assert reason == "the host of Redis has no address"
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [(f"127.0.0.1:{free_port()}", "Redis is not running"), ("redis.invalid", "the host of Redis has no address")],
+    ids=["nothing listens", "no address"],
+)
+async def test_a_server_that_is_not_there(host: str, expected: str) -> None:
+    for _, reason in await faults_of(f"redis://:secret@{host}"):
+        assert reason == expected
 
 
 async def test_a_server_that_is_silent() -> None:

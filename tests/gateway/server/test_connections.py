@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import gateway
 from tests.support.http_site import GET, HANG, Site, serving
 from tests.support.polling import wait_until
-from tests.support.processes import limit_descriptors, list_children
+from tests.support.processes import limit_descriptors
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered
 
@@ -103,26 +102,6 @@ def test_each_connection_has_a_descriptor_for_the_provider(descriptors: int, mos
 
 
 # -- the process ---------------------------------------------------------------------------------------------
-
-
-def soft_limit(pid: int) -> int:
-    found = re.search(r"^Max open files +(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.M)
-    assert found
-    return int(found[1])
-
-
-@pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_the_limit_is_raised_in_each_process(
-    provider: FakeProvider, valkey: RedisServer, tmp_path: Path, workers: int
-) -> None:
-    """The soft limit of most systems, 1,024, allows only 500 streams."""
-    hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65_536)
-    async with gateway(valkey.url, provider, tmp_path, workers=workers, prefix=limit_descriptors("-Sn 256")) as gw:
-        # Beside the workers, the supervisor starts a tracker of resources.
-        await wait_until(
-            lambda: [*map(soft_limit, [gw.pid] if workers == 1 else list_children(gw.pid))].count(hard) >= workers
-        )
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -93,10 +93,3 @@ async def test_a_request_that_passes_admission_after_the_drain_is_refused(
         await wait_until(lambda: gw.code is not None, 5)
         with gw.redis.client() as client:
             assert list(client.scan_iter("*:reservations")) == []
-
-
-async def test_nothing_to_drain_stops_at_once(launch: Launch) -> None:
-    async with launch() as gw:
-        started = time.monotonic()
-        assert await gw.stop() in (0, -signal.SIGTERM)
-        assert time.monotonic() - started < 3

@@ -88,6 +88,12 @@ async def test_no_tunnels(port: int, site: Site) -> None:
     assert site.requests == []
 
 
+async def test_a_large_head_is_refused(port: int) -> None:
+    assert (await talk(port, GET[:-2] + b"x: " + b"y" * 100_000)).startswith(b"HTTP/1.1 431 ")
+    many = await talk(port, GET[:-2] + b"x: y\r\n" * 20_000 + b"\r\n")
+    assert many.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+
+
 # -- garbage after a request whose response is pending ---------------------------------------------------------
 
 

@@ -17,10 +17,8 @@ from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\0\1\2\3\r\n\r\n",
+async def test_garbage(app: App) -> None:
+    for garbage in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
         b"GET / HTTP/9.9\r\n\r\n",
         b"POST /capsule/x/ai HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
@@ -28,14 +26,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
         b"POST /capsule/x/ai HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST /capsule/x/ai HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, x\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    ],
-)
-async def test_garbage(app: App, garbage: bytes) -> None:
-    try:
-        reply = await send(app.gateway.port, garbage, timeout=2)
-    except TimeoutError:
-        reply = None
-    assert reply is None or reply.status >= 400
+    ):
+        try:
+            reply = await send(app.gateway.port, garbage, timeout=2)
+        except TimeoutError:
+            reply = None
+        assert reply is None or reply.status >= 400, garbage
     assert await is_healthy(app)
 
 
@@ -62,20 +58,19 @@ async def test_no_more_than_the_limit_is_read(app: App) -> None:
     assert await is_healthy(app)
 
 
-@pytest.mark.parametrize("path", ["<inference>", "/account/webhook", "/mcp", "/register", "/account/apps/<app>/source"])
-@pytest.mark.parametrize("length", ["0" * 5_000 + "2", "9" * 5_000, "9" * 19, "0" * 5_000])
-async def test_a_content_length_of_thousands_of_digits(app: App, path: str, length: str) -> None:
+@pytest.mark.parametrize("path", ["<inference>", "/mcp", "/register", "/account/apps/<app>/source"])
+async def test_a_content_length_of_thousands_of_digits(app: App, path: str) -> None:
     """It is a number for the parser of HTTP, and none for Python."""
     method = "PUT" if path.startswith("/account") else "POST"
     path = path.replace("<app>", app.name).replace("<inference>", app.path)
-    headers = (
-        f"Content-Length: {length}",
-        bearer(app) if path == app.path else f"Authorization: Bearer {app.account.key}",
-    )
+    key = bearer(app) if path == app.path else f"Authorization: Bearer {app.account.key}"
     kind = f"Content-Type: application/{'gzip' if path.endswith('source') else 'json'}"
-    reply = await send(app.gateway.port, request(path, b"{}", kind, *headers, method=method))
-    assert reply is not None
-    assert 400 <= reply.status < 500, reply
+    for length in ("0" * 5_000 + "2", "9" * 5_000, "9" * 19, "0" * 5_000):
+        headers = (kind, f"Content-Length: {length}", key)
+        ask = request(path, b"{}", *headers, method=method)
+        reply = await send(app.gateway.port, ask, timeout=30)  # the first call of /mcp imports the SDK
+        assert reply is not None
+        assert 400 <= reply.status < 500, reply
 
 
 async def test_a_content_length_above_the_limit(app: App) -> None:

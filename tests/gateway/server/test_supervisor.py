@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from functools import partial
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,15 +18,15 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
+from gateway.server import supervisor
 from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, remove_gauges, run_child
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import CLOSE, HANG, Raw
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
-from tests.support.processes import limit_descriptors, list_children
+from tests.support.processes import list_children
 from tests.support.redis_servers import RedisServer
-from workers.hosting.watchdog import start_time
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -98,37 +98,21 @@ async def test_the_gauges_of_a_replaced_process_are_removed(
 @pytest.mark.parametrize("processes", [1, 2])
 @session
 async def test_a_gateway_says_where_it_listens_when_it_does(
-    processes: int, provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+    processes: int, provider: FakeProvider, tmp_path: Path
 ) -> None:
     """The start takes long here: the process waits two seconds for a Redis that does not answer."""
-    async with gateway("redis://127.0.0.1:1/0", provider, tmp_path, workers=processes) as gw:
-        await gw.stop()
-        said = f"Uvicorn running on {gw.address}"
-        seen = before = gw.log.count(said)
+    gw = Gateway("redis://127.0.0.1:1/0", provider, tmp_path)
+    gw.workers, said = processes, f"Uvicorn running on {gw.address}"
+    try:
         starting = asyncio.create_task(gw.start())
         while not accepts(gw.port):
-            assert seen == before
+            assert said not in gw.log
             await asyncio.sleep(0.01)
-            seen = gw.log.count(said)
         await starting
-        await wait_until(lambda: gw.log.count(said) == before + 1)
-
-
-@session
-async def test_the_gauge_of_a_disabled_provider_disappears(
-    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
-) -> None:
-    """Otherwise it would say for ever what it said last."""
-    gauge = r'gateway_provider_up\{provider="default"\}'
-    constants = {"gateway.operations.overview.GAUGES_SECONDS": 0.2}
-    async with gateway(valkey.url, provider, tmp_path, constants, workers=2) as gw:
-
-        async def shows(expected: float | None) -> bool:
-            return await read_metric(gw, gauge) == expected
-
-        for enabled, expected in ((True, 1), (False, None), (True, 1)):
-            await gw.platform("PUT", "providers/default", {"enabled": enabled})
-            await wait_until(partial(shows, expected))
+        await wait_until(lambda: gw.log.count(said) == 1)
+    finally:
+        await gw.stop()
+        await gw.http.aclose()
 
 
 @session
@@ -171,8 +155,10 @@ async def test_streams_of_other_processes_continue_while_processes_die(
 async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """Its processes drain and exit, and another gateway can use the port."""
-    async with gateway(valkey.url, provider, tmp_path, workers=2) as gw:
+    """Its processes drain and exit, another gateway can use the port, and removes its folder."""
+    (temporary := tmp_path / "tmp").mkdir()
+    async with gateway(valkey.url, provider, tmp_path, workers=2, TMPDIR=str(temporary)) as gw:
+        (left,) = temporary.glob(f"{PREFIX}*")
         app = await gw.app(backend)
         gate = asyncio.Event()
         prompt = provider.plays(ROLE, chunk("Gu"), gate, chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE)
@@ -184,30 +170,13 @@ async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
         gate.set()
         assert (await asking).text.count("event: done") == 1
         await wait_until(lambda: not any(map(is_alive, orphans)), 15)
+        assert left.exists()
         await gw.start()
-        assert await gw.answers("/ready")
-
-
-@session
-async def test_a_stop_kills_a_process_that_hangs(provider: FakeProvider, valkey: RedisServer, tmp_path: Path) -> None:
-    constants = {"gateway.server.supervisor.ANSWER_SECONDS": 3}
-    async with gateway(valkey.url, provider, tmp_path, constants, workers=2) as gw:
-        await wait_until(lambda: gw.log.count("Application startup complete") == 2, 20)
-        stopped = workers(gw)[0]
-        os.kill(stopped, signal.SIGSTOP)
-        assert await gw.stop() == 0
-        assert not is_alive(stopped)
-
-
-@session
-async def test_a_process_that_cannot_start_ends_the_service(
-    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
-) -> None:
-    """With a limit of 20 descriptors, the processes have none left."""
-    with pytest.raises(RuntimeError, match="did not start") as failed:
-        async with gateway(valkey.url, provider, tmp_path, workers=2, prefix=limit_descriptors("-n 20")):
-            pass
-    assert str(failed.value).count('"event":"process.ended"') <= 2
+        (found,) = temporary.glob(f"{PREFIX}*")
+        assert found != left
+        await wait_until(lambda: gw.answers("/ready"))
+        await gw.stop()
+        assert not [*temporary.glob(f"{PREFIX}*")]
 
 
 def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_path: Path) -> None:
@@ -228,21 +197,47 @@ def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_p
     assert set(pauses[5:]) == {10}
 
 
+@pytest.fixture
+def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs a supervisor whose one process runs `run`, and which is stopped when that serves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def supervise(run: Callable[..., None]) -> int:
+        monkeypatch.setattr(supervisor, "run_child", run)
+        config = uvicorn.Config("nowhere:create", workers=1, log_config=None, timeout_graceful_shutdown=30)
+        return supervisor.Supervisor(config, [], tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM)).run()
+
+    yield supervise
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def exit_slowly(_number: int, _config: uvicorn.Config, _listeners: object, pipe: Connection) -> None:
     pipe.close()
     time.sleep(1)
-    sys.exit(3)
+    sys.exit(1)
 
 
-def test_a_process_that_is_exiting_is_not_killed(tmp_path: Path) -> None:
-    """It has closed its pipe. Its exit code says whether the service can start."""
-    child = Child(0, uvicorn.Config("nowhere:create", log_config=None), [], tmp_path, exit_slowly)
+def test_a_process_that_cannot_start_ends_the_service(supervise: Callable[..., int]) -> None:
+    """It is not killed while it exits, although it has closed its pipe."""
     with capture_logs() as log:
-        child.check(time.monotonic())
-        while child.process is not None:
-            time.sleep(0.1)
-            child.check(time.monotonic())
-    assert [(entry["event"], entry["exit_code"]) for entry in log] == [("process.ended", 3)]
+        assert supervise(exit_slowly) == supervisor.CANNOT_START_EXIT
+    assert [(entry["event"], entry["exit_code"]) for entry in log] == [("process.ended", 1)]
+
+
+def hang(_number: int, _config: uvicorn.Config, _listeners: object, pipe: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe.recv()
+    pipe.send(True)
+    time.sleep(15)  # less than the time of the supervisor for requests
+
+
+def test_a_stop_kills_a_process_that_hangs(supervise: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 1)
+    with capture_logs() as log:
+        assert supervise(hang) == 0
+    assert [entry["event"] for entry in log] == ["process.killed"]
+    assert not is_alive(log[0]["pid"])
 
 
 def test_only_the_live_gauges_of_that_number_are_removed(tmp_path: Path) -> None:
@@ -251,37 +246,3 @@ def test_only_the_live_gauges_of_that_number_are_removed(tmp_path: Path) -> None
         (tmp_path / name).touch()
     remove_gauges(tmp_path, 1)
     assert {path.name for path in tmp_path.iterdir()} == {"gauge_livesum_11.db", "counter_1.db", "histogram_1.db"}
-
-
-@session
-async def test_a_start_removes_the_folder_of_a_killed_supervisor(
-    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
-) -> None:
-    (temporary := tmp_path / "tmp").mkdir()
-    async with gateway(valkey.url, provider, tmp_path, workers=2, TMPDIR=str(temporary)) as gw:
-        (left,) = temporary.glob(f"{PREFIX}*")
-        orphans = workers(gw)
-        gw.kill()
-        for pid in orphans:
-            with contextlib.suppress(ProcessLookupError):  # it has noticed
-                os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: not any(start_time(pid) for pid in orphans))  # they listen at the port
-        assert left.exists()
-        await gw.start()
-        (found,) = temporary.glob(f"{PREFIX}*")
-        assert found != left
-        assert await read_metric(gw, "gateway_streams_open") == 0
-        await gw.stop()
-        assert not [*temporary.glob(f"{PREFIX}*")]
-
-
-@session
-async def test_a_single_process_reports_only_its_own_metrics(
-    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
-) -> None:
-    """Even if PROMETHEUS_MULTIPROC_DIR is set."""
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    async with gateway(valkey.url, provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(folder)) as gw:
-        assert await read_metric(gw, "gateway_streams_open") == 0
-        assert not [*folder.iterdir()]

@@ -58,25 +58,11 @@ def test_moved_with_its_fields(deploy: Deploy) -> None:
     assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, [], 1)
 
 
-def test_of_two_concurrent_moves_one_happens(deploy: Deploy) -> None:
-    assert deploy.advance("building", "state", "failed", event=EVENT) == 1
-    second = ("evt_2", *EVENT[1:])
-    assert deploy.advance("building", "state", "live", take=True, live="dep_1", source="src_1", event=second) == 0
-    assert deploy.fields()["state"] == "failed"
-    assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, ["evt_1"], 1)
-
-
 def test_a_deploy_that_does_not_exist_is_not_created(deploy: Deploy) -> None:
     deploy.client.delete(DEPLOY)
     assert deploy.advance("building", "state", "live", event=EVENT) == 0
     assert not deploy.client.exists(DEPLOY)
     assert deploy.events() == []
-
-
-def test_an_external_engines_last_move_removes_it_from_the_stream(deploy: Deploy) -> None:
-    other = deploy.client.xadd(BUILDS, {"id": "dep_2"})
-    assert deploy.advance("building", "state", "failed", take=True) == 1
-    assert [entry for entry, _ in deploy.client.xrange(BUILDS)] == [other]
 
 
 def test_what_is_live(deploy: Deploy) -> None:
@@ -86,6 +72,12 @@ def test_what_is_live(deploy: Deploy) -> None:
     [(_, fields)] = deploy.client.xrange(STREAM)
     assert fields[b"type"] == b"deploy.succeeded"
     assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
+    assert deploy.advance("building", "state", "failed", take=True, event=("evt_2", *EVENT[1:])) == 0
+    assert (deploy.fields()["state"], deploy.events(), deploy.client.xlen(BUILDS)) == ("live", ["evt_1"], 1)
+    deploy.client.hset(DEPLOY, "state", "building")
+    assert deploy.advance("building", "state", "live", live="dep_2", take=True) == 1
+    assert deploy.site() == {"live": "dep_2"}, "hooks must not build the source of the deploy before"
+    assert deploy.client.xlen(BUILDS) == 0
 
 
 def test_a_preview_that_goes_live_is_among_the_accounts_previews(deploy: Deploy) -> None:
@@ -97,20 +89,11 @@ def test_a_preview_that_goes_live_is_among_the_accounts_previews(deploy: Deploy)
     [(member, visited)] = deploy.client.zrange(PREVIEWS, 0, -1, withscores=True)
     assert (member, abs(visited - time.time()) < 60) == (b"app_1 p-fix", True)
 
-
-def test_only_a_preview_that_goes_live_is_among_the_previews(deploy: Deploy) -> None:
-    deploy.client.hset(DEPLOY, mapping={"appId": "app_1", "address": "p-fix"})
-    assert deploy.advance("building", "state", "checking") == 1
-    assert deploy.advance("checking", "state", "failed") == 1
-    deploy.client.hset(DEPLOY, mapping={"address": "live", "state": "canary"})
-    assert deploy.advance("canary", "state", "live", live="dep_1") == 1
-    assert (deploy.site(), deploy.client.exists(PREVIEWS)) == ({"live": "dep_1"}, 0)
-
-
-def test_a_live_deploy_without_a_stored_source_leaves_none(deploy: Deploy) -> None:
-    deploy.client.hset(SITE, mapping={"live": "dep_0", "source": "src_0"})
-    assert deploy.advance("building", "state", "live", live="dep_1") == 1
-    assert deploy.site() == {"live": "dep_1"}, "hooks must not build the source of the deploy before"
+    deploy.client.delete(PREVIEWS)
+    for address, state, live in (("p-fix", "checking", ""), ("p-fix", "failed", ""), ("live", "live", "dep_1")):
+        deploy.client.hset(DEPLOY, mapping={"address": address, "state": "building"})
+        assert deploy.advance("building", "state", state, live=live) == 1
+    assert (deploy.site()["live"], deploy.client.exists(PREVIEWS)) == ("dep_1", 0), "only one that goes live"
 
 
 def test_it_moves_even_if_its_event_is_dropped(deploy: Deploy) -> None:

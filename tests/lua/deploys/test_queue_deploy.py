@@ -72,16 +72,8 @@ def test_queued(triggers: Triggers) -> None:
     assert triggers.trigger() == ("queued", 0, DAY)
     [(entry, fields)] = triggers.builds()
     assert fields == {"id": "dep_1", "account": "acc", "app": "shop"}
-    assert triggers.record() == {
-        "id": "dep_1",
-        "account": "acc",
-        "app": "shop",
-        "state": "queued",
-        "queuedMs": str(NOON // 1000),
-        "source": "src_0",
-        "entry": entry,
-        "address": "dep_1",
-    }
+    queued = {"state": "queued", "queuedMs": str(NOON // 1000), "source": "src_0", "entry": entry, "address": "dep_1"}
+    assert triggers.record() == fields | queued
     assert triggers.queued() == {"dep_1": NOON // 1000}
     assert triggers.today() == 1
     assert triggers.client.hgetall(USED) == {b"hook_1": str(NOON // 1000).encode()}
@@ -110,13 +102,6 @@ def test_a_deploy_that_has_started_is_not_replaced(triggers: Triggers) -> None:
     assert [fields["id"] for _, fields in triggers.builds()] == ["dep_1", "dep_2"]
 
 
-def test_a_refused_deploy_replaces_nothing(triggers: Triggers) -> None:
-    triggers.set_site(live="dep_0", source="src_0")
-    triggers.trigger("dep_1", hook="", per_day=1, address="live")
-    assert triggers.trigger("dep_2", hook="", per_day=1, address="live")[0] == "quota"
-    assert triggers.record("dep_1")["state"] == "queued"
-
-
 @pytest.mark.parametrize(
     ("site", "asked", "built"),
     [
@@ -139,8 +124,12 @@ def test_an_app_without_anything_to_build(triggers: Triggers) -> None:
     assert triggers.trigger() == ("never-live", 0, DAY)
     triggers.set_site(live="dep_0")
     assert triggers.trigger() == ("source-gone", 0, DAY)
-    _nothing_is_queued(triggers)
     assert triggers.client.llen(WINDOW) == 2, "a refused call counts as a trigger of its hook"
+    used = triggers.client.hgetall(USED)
+    set_clock(triggers.client, NOON + SECOND)
+    assert triggers.trigger(per_minute=2, per_day=0)[0] == "rate", "it is checked first, and changes nothing"
+    assert (triggers.client.hgetall(USED), triggers.client.llen(WINDOW)) == (used, 2)
+    _nothing_is_queued(triggers)
 
 
 def test_a_hook_of_a_suspended_app_queues_nothing_and_counts(triggers: Triggers) -> None:
@@ -163,19 +152,10 @@ def test_a_hooks_triggers_per_minute(triggers: Triggers) -> None:
     assert triggers.trigger("dep_3", source="src")[0] == "queued"
 
 
-def test_the_rate_is_checked_first_and_changes_nothing(triggers: Triggers) -> None:
-    triggers.trigger(per_minute=1)
-    used = triggers.client.hgetall(USED)
-    set_clock(triggers.client, NOON + SECOND)
-    assert triggers.trigger(per_minute=1, per_day=0)[0] == "rate"
-    assert triggers.client.hgetall(USED) == used
-    assert triggers.client.llen(WINDOW) == 1
-
-
 def test_an_accounts_deploys_per_day(triggers: Triggers) -> None:
-    verdicts = [triggers.trigger(f"dep_{n}", source="src", hook="", per_day=2)[0] for n in range(3)]
-    assert verdicts == ["queued", "queued", "quota"]
-    assert triggers.today() == 2
+    for deploy, address, verdict in (("dep_0", "live", "queued"), ("dep_1", "", "queued"), ("dep_2", "live", "quota")):
+        assert triggers.trigger(deploy, source="src", hook="", per_day=2, address=address)[0] == verdict
+    assert (triggers.today(), triggers.record("dep_0")["state"]) == (2, "queued"), "a refused deploy replaces nothing"
     set_clock(triggers.client, at("2026-11-22T00:00:00"))
     assert triggers.trigger("dep_3", source="src", hook="", per_day=2) == ("queued", 0, "2026-11-22")
     assert set(triggers.queued()) == {"dep_0", "dep_1", "dep_3"}

@@ -13,18 +13,11 @@ def test_an_entry_is_moved_once(deliveries: Deliveries) -> None:
     assert deliveries.pending().keys() == {second.id}
     assert deliveries.client.xlen(STREAM) == 1
     [(_, letter)] = deliveries.client.xrange(DEAD)
-    assert letter == {
-        b"stream": b"events",
-        b"entry": first.id.encode(),
-        b"reason": b"ValueError: why",
-        b"fields": b"{}",
-    }
+    named = {b"stream": b"events", b"entry": first.id.encode()}
+    assert letter == named | {b"reason": b"ValueError: why", b"fields": b"{}"}
     assert 0 < deliveries.client.ttl(DEAD) <= 30 * 86400
 
-
-def test_the_account_sees_the_event_and_can_send_it_again(deliveries: Deliveries) -> None:
-    deliveries.emit("evt_1")
-    deliveries.dead_letter(deliveries.read()[0])
+    # The account sees the event, and can send it again.
     (row,) = deliveries.log()
     assert (row["id"], row["outcome"], row["error"]) == ("evt_1", "failed", "internal")
     assert deliveries.outcomes() == {"failed": 1, "failed:internal": 1}

@@ -36,12 +36,6 @@ def test_to_one_address_that_chose_nothing(client: Any) -> None:
     assert [fields[b"address"] for _, fields in client.xrange(STREAM)] == [b"hash of eve"]
 
 
-def test_once_unless_the_level_is_higher(client: Any) -> None:
-    subscribe(client, "ada@example.com", "budget")
-    assert [queue(client, level=level) for level in (80, 80, 100, 100, 80)] == [1, 0, 1, 0, 0]
-    assert 0 < client.ttl(MARK) <= 60
-
-
 def test_not_while_the_account_is_being_deleted(client: Any) -> None:
     subscribe(client, "ada@example.com", "budget")
     client.zadd(DELETIONS, {"acc": 1})
