@@ -83,9 +83,12 @@ async def running(*allowed: str, path: Path | None = None) -> AsyncIterator[tupl
 @contextlib.asynccontextmanager
 async def secure(hosting: Hosting, *, at_socket: bool = False) -> AsyncIterator[FakeGateway]:
     """Serves apps and the gateway, with certificates."""
-    async with running(HOST, API, path=hosting.folder / "gateway.sock" if at_socket else None) as (gateway, address):
-        async with hosting.served(acme="internal", base_url=f"https://{API}", upstream=address):
-            yield gateway
+    path = hosting.folder / "gateway.sock" if at_socket else None
+    async with (
+        running(HOST, API, path=path) as (gateway, address),
+        hosting.served(acme="internal", base_url=f"https://{API}", upstream=address),
+    ):
+        yield gateway
 
 
 @pytest_asyncio.fixture
