@@ -1,4 +1,4 @@
-"""Apps on a real cluster, as their owners and visitors see them: deployed, replaced, broken, suspended and deleted.
+"""Apps on a real cluster, as their owners and visitors see them: deployed, replaced, broken and deleted.
 
 `make test-kubernetes` runs these tests. It needs root and Debian 12, and builds Kubernetes the first time.
 """
@@ -40,14 +40,6 @@ require('http').createServer((request, answer) => {
   answer.end('TEXT')
 }).listen(process.env.PORT)
 """
-# Fails while visitors get it: the check has made the first request.
-FAILS_LATER = """
-let requests = 0
-const answer = (_, answer) => answer.writeHead(requests++ ? 500 : 200).end('bad')
-require('http').createServer(answer).listen(process.env.PORT)
-"""
-
-
 CONNECTS = """
 require('http').createServer((request, answer) => {
   const [, host, port] = request.url.split('/')
@@ -174,19 +166,6 @@ async def test_the_log_is_followed_over_a_deploy(host: Host) -> None:
             await publish(host, app, {"server.js": SERVER.replace("starting", "again").replace("TEXT", "two")})
             while "again" not in await anext(lines):
                 pass
-
-
-async def test_a_release_that_fails_leaves_the_one_before(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, server("good"))
-    coming = await host.publish(app, {"server.js": FAILS_LATER})
-    deploy = await host.in_state(coming, "live", "failed", timeout=120)
-    assert (deploy["state"], deploy["error"]) == ("failed", "canary: GET / returned 500")
-    await serves(host, app, "good")
-    own = await app_id(host, app)
-    await wait_until(lambda: count(cluster, own), 30, holds=lambda found: found["pods"] == found["deployments"] == 1)
-    [(event, data)] = await host.events(deploy["id"])
-    assert (event, data["phase"]) == ("deploy.failed", "canary")
 
 
 async def test_a_start_command_that_ends_fails_the_check_with_its_output(host: Host) -> None:
@@ -326,43 +305,6 @@ async def test_what_somebody_adds_is_taken_away(host: Host, cluster: Cluster, ki
     await serves(host, app, "one", 60)
     await publish(host, app, server("two"))  # it can still be changed
     await serves(host, app, "two", 60)
-
-
-async def test_a_suspended_app_says_so_and_comes_back(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, server("one"))
-    own = await app_id(host, app)
-    assert (await host.gateway.platform("PUT", f"apps/{app}/suspension", {"reason": "test"})).is_success
-
-    async def answer() -> tuple[int, str]:
-        answer = await get(host, app)
-        return answer.status_code, answer.text
-
-    await wait_until(lambda: find(cluster, "pods", own), 5, holds=lambda pods: not pods)
-    _, text = await wait_until(answer, 5, holds=lambda answer: answer[0] == 503)
-    assert "suspended" in text
-    assert (await host.gateway.platform("DELETE", f"apps/{app}/suspension")).is_success
-    await serves(host, app, "one", 60)
-
-
-async def test_a_renamed_app_and_its_domain_are_served(host: Host) -> None:
-    app, domain = await host.app(build=START), f"{secrets.token_hex(6)}.example.org"
-    await publish(host, app, server("one"))
-    name = f"renamed-{secrets.token_hex(3)}"
-    record = {"account": host.account.id, "build": START}
-    assert (await host.gateway.platform("PUT", f"apps/{app}", {**record, "name": name})).is_success
-    host.apps.append(name)
-    await serves(host, name, "one")
-    assert (await get(host, app)).status_code != 200
-    own = {**record, "customDomain": domain, "customDomainVerified": True}
-    assert (await host.gateway.platform("PUT", f"apps/{name}", own)).is_success
-
-    async def shown() -> str:
-        return (await host.web.get("/", headers={"Host": domain})).text
-
-    await wait_until(shown, HEAL_SECONDS, holds=lambda text: text == "one")
-    assert (await host.gateway.platform("PUT", f"apps/{name}", record)).is_success
-    await wait_until(shown, HEAL_SECONDS, holds=lambda text: text != "one")
 
 
 async def test_a_deleted_app_leaves_nothing(host: Host, cluster: Cluster) -> None:
