@@ -233,75 +233,46 @@ def find_sites(running: Host) -> list[Worker]:
     return [worker for worker in running.workers if "sites" in worker.names]
 
 
-@pytest.mark.parametrize("kind", ["deployments", "secrets", "services", "ingresses", "networkpolicies"])
-async def test_what_somebody_deletes_or_changes_is_healed(host: Host, cluster: Cluster, kind: str) -> None:
+# By kind: what somebody changes, and what somebody adds.
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "deployments": ({"spec": {"replicas": 0}}, {"spec": {"template": {"spec": {"hostNetwork": True}}}}),
+    "secrets": ({"data": {"token": "AAAA"}}, {"data": {"other.example.org": "AAAA"}}),
+    "services": ({"spec": {"selector": {"capsule/deploy": "none"}}}, {"spec": {"externalIPs": ["203.0.113.9"]}}),
+    "ingresses": (
+        {"spec": {"rules": [{"host": "stolen.example"}]}},
+        {"spec": {"tls": [{"hosts": ["other.example.org"], "secretName": "other"}]}},
+    ),
+    "networkpolicies": (
+        {"spec": {"ingress": [{}]}},
+        {"spec": {"podSelector": {"matchLabels": {"other.example.org": "x"}}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_what_somebody_changes_adds_or_deletes_is_healed(host: Host, cluster: Cluster, kind: str) -> None:
     app = await host.app(build=START)
     await publish(host, app, server("one"))
     own = "" if kind == "networkpolicies" else f",capsule/app={await app_id(host, app)}"
     own += ",!capsule/data" if kind == "secrets" else ""  # that of the release, not of the data
 
     def read() -> dict[str, Any]:
+        """Returns the contents of each object, without what the API server sets."""
         found = cluster.find(kind, NAMESPACE, f"app.kubernetes.io/managed-by=capsule{own}")
-        return {each["metadata"]["name"]: each for each in found if "deletionTimestamp" not in each["metadata"]}
-
-    def contents(found: dict[str, Any]) -> Any:
-        return {name: (each.get("spec"), each.get("data"), each["metadata"]["labels"]) for name, each in found.items()}
+        kept = {each["metadata"]["name"]: each for each in found if "deletionTimestamp" not in each["metadata"]}
+        contents = {name: each["spec"] if "spec" in each else each["data"] for name, each in kept.items()}
+        volatile = ("clusterIP", "clusterIPs")
+        return {name: {key: each[key] for key in each if key not in volatile} for name, each in contents.items()}
 
     before = read()
     [name] = before
-    change: dict[str, Any] = {
-        "deployments": {"spec": {"replicas": 0}},
-        "secrets": {"data": {"token": "AAAA"}},
-        "services": {"spec": {"selector": {"capsule/deploy": "none"}}},
-        "ingresses": {"spec": {"rules": [{"host": "stolen.example"}]}},
-        "networkpolicies": {"spec": {"ingress": [{}]}},
-    }[kind]
-    cluster.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", json.dumps(change))
-    cluster.kubectl("label", kind, name, "-n", NAMESPACE, "capsule/deploy-", "--overwrite")
-
-    async def healed() -> bool:
-        found = read()
-        if contents(found).keys() != contents(before).keys():
-            return False
-        expected = {**before[name]["spec"]} if "spec" in before[name] else before[name]["data"]
-        actual = {**found[name]["spec"]} if "spec" in found[name] else found[name]["data"]
-        for volatile in ("clusterIP", "clusterIPs"):
-            expected.pop(volatile, None), actual.pop(volatile, None)
-        return actual == expected
-
-    await wait_until(healed, HEAL_SECONDS)
+    changed, added = CHANGES[kind]
+    for how, change in (("merge", changed), ("strategic", added)):
+        cluster.kubectl("patch", kind, name, "-n", NAMESPACE, f"--type={how}", "-p", json.dumps(change))
+        cluster.kubectl("label", kind, name, "-n", NAMESPACE, "capsule/deploy-", "--overwrite")
+        await wait_until(read, HEAL_SECONDS, holds=lambda found: found == before)
     cluster.kubectl("delete", kind, name, "-n", NAMESPACE, "--wait=false")
-    await wait_until(healed, HEAL_SECONDS)
-    await serves(host, app, "one", 60)
-
-
-# By kind: what somebody adds, and where it would be found.
-ADDED: dict[str, Any] = {
-    "deployments": {"spec": {"template": {"spec": {"hostNetwork": True}}}},
-    "services": {"spec": {"externalIPs": ["203.0.113.9"]}},
-    "ingresses": {"spec": {"tls": [{"hosts": ["other.example.org"], "secretName": "other"}]}},
-    "networkpolicies": {"spec": {"podSelector": {"matchLabels": {"other.example.org": "x"}}}},
-    "secrets": {"data": {"other.example.org": "AAAA"}},
-}
-
-
-@pytest.mark.parametrize("kind", ADDED)
-async def test_what_somebody_adds_is_taken_away(host: Host, cluster: Cluster, kind: str) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, server("one"))
-    own = await app_id(host, app)
-
-    def read() -> list[Any]:
-        return cluster.find(kind, NAMESPACE) if kind == "networkpolicies" else find(cluster, kind, own)
-
-    name = read()[0]["metadata"]["name"]
-    cluster.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=strategic", "-p", json.dumps(ADDED[kind]))
-
-    def is_gone() -> bool:
-        text = json.dumps([each.get("spec") or each["data"] for each in read()])
-        return not any(word in text for word in ("hostNetwork", "203.0.113.9", "other.example.org"))
-
-    await wait_until(is_gone, HEAL_SECONDS)
+    await wait_until(read, HEAL_SECONDS, holds=lambda found: found == before)
     await serves(host, app, "one", 60)
     await publish(host, app, server("two"))  # it can still be changed
     await serves(host, app, "two", 60)
