@@ -44,7 +44,7 @@ def test_links_are_replaced_while_others_rename_their_files(tmp_path: Path) -> N
         try:
             assert renaming.stdout is not None
             renaming.stdout.readline()
-            for n in range(500):
+            for n in range(2_000):
                 (tmp_path / "a" / f"{n}").symlink_to("../page")
                 assert replace_link(os.fspath(tmp_path / "a" / f"{n}"), os.fspath(tmp_path), os.geteuid())
         finally:
