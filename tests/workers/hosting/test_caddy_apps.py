@@ -329,7 +329,7 @@ def early_app(language: str) -> list[str]:
 async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Hosting, app: str, path: str) -> None:
     """On a new connection, and on one that was kept after a small upload."""
     async with serving(hosting, early_app(app)):
-        for is_kept in [False, True] * 3:
+        for is_kept in [False, True] * 10:
             reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
             with contextlib.closing(writer):
                 for body in [b"abc", UPLOAD] if is_kept else [UPLOAD]:

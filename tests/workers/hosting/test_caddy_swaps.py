@@ -41,4 +41,4 @@ async def test_nothing_fails_while_releases_are_swapped(served: Hosting) -> None
     for deploy, text in texts.items():
         site = served.publish(deploy, {"index.html": text, f"{deploy}.js": text, "both.js": text})
     paths = ["/", "/both.js", "/some/route", "/dep_1.js"]
-    await swapped_under_load(served, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=8)
+    await swapped_under_load(served, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=25)

@@ -113,7 +113,7 @@ def test_a_deploy_may_be_undone_meanwhile(hosting: Hosting) -> None:
         site.undo("dep_2")
 
     with meanwhile(change):
-        for _ in range(200):
+        for _ in range(1_000):
             make_room(hosting.releases, "acc_1", fresh, 0)
 
 
@@ -127,5 +127,5 @@ def test_other_releases_may_change_and_vanish_meanwhile(hosting: Hosting) -> Non
         remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
 
     with meanwhile(change):
-        for _ in range(80):
+        for _ in range(300):
             assert make_room(hosting.releases, "acc_1", fresh, 9 * MIB)

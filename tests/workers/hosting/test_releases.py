@@ -170,7 +170,7 @@ def test_what_another_worker_removes_meanwhile_is_no_error(hosting: Hosting) -> 
             for app in (hosting.folder / "releases").iterdir():
                 remove_folder(app)
 
-    names = [f"app-{number}" for number in range(100)]
+    names = [f"app-{number}" for number in range(300)]
     for number, name in enumerate(names):
         hosting.publish(f"dep_{number}", {"index.html": "1"}, app_id=name)
     other = threading.Thread(target=remove)
