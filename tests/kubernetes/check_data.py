@@ -1,13 +1,15 @@
-"""The data of apps on a real cluster: kept, copied, restored, bounded and forgotten."""
+"""The data of apps on a real cluster: kept, copied, restored, bounded and forgotten.
 
-import asyncio
+The contract in `tests/workers/engine/test_data.py` says what each command does, and what a killed worker leaves.
+"""
+
 import io
 import tarfile
 from typing import Any
 
 import pytest
 
-from tests.kubernetes.check_apps import START, app_id, count, find, find_sites, get, publish, serves
+from tests.kubernetes.check_apps import START, app_id, count, find, get, publish, serves
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import NAMESPACE
 from tests.kubernetes.volumes import Volumes
@@ -67,19 +69,6 @@ async def test_data_stay_over_deploys_and_are_restored(host: Host, cluster: Clus
     assert own in {each["appId"] for each in await host.call("GET", "/account/data/deleted")}
 
 
-async def test_data_are_cleared_and_kept_as_a_snapshot(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, counter("one"))
-    await add(host, app, 3)
-    assert (await host.account.call("DELETE", f"/account/apps/{app}/data")).status_code == 204
-    await serves(host, app, "one 0", 30)
-    await add(host, app, 1)
-    await serves(host, app, "one 1")
-    [snapshot] = (await show(host, app))["snapshots"]
-    assert snapshot["reason"] == "clear"
-    assert await host.call("GET", f"/account/apps/{app}/crashes") == []
-
-
 async def test_a_preview_has_an_empty_folder(host: Host, cluster: Cluster) -> None:
     app = await host.app(build=START)
     await publish(host, app, counter("one"))
@@ -88,23 +77,6 @@ async def test_a_preview_has_an_empty_folder(host: Host, cluster: Cluster) -> No
     assert (await host.over(queued.json()["deployId"]))["state"] == "live"
     assert (await get(host, f"{app}-preview")).text == "one 0"
     assert len(find(cluster, "persistentvolumeclaims", await app_id(host, app))) == 1
-
-
-async def test_a_deleted_apps_data_are_a_snapshot_and_its_volume_is_gone(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, counter("one"))
-    await add(host, app, 4)
-    await wait_until(lambda: show(host, app), 10, holds=lambda data: data["usedBytes"] > 1000)
-    own = await app_id(host, app)
-    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
-    await wait_until(lambda: count(cluster, own), 90, holds=lambda found: not found)
-    [deleted] = [each for each in await host.call("GET", "/account/data/deleted") if each["appId"] == own]
-    other = await host.app(build=START)
-    await publish(host, other, counter("other"))
-    body = {"snapshotId": deleted["snapshots"][0]["id"]}
-    restored = await host.call("POST", f"/account/apps/{other}/data/restore", json=body)
-    assert (await host.over(restored["deployId"]))["state"] == "live"
-    await serves(host, other, "other 4", 30)
 
 
 async def test_too_much_data_stops_the_app_until_they_are_cleared(host: Host, cluster: Cluster) -> None:
@@ -153,19 +125,3 @@ async def test_a_claim_without_a_volume_fails_the_deploy_with_the_reason(host: H
     assert deploy["state"] == "failed"
     assert "there is no volume for its data" in deploy["error"]
     await publish(host, app, counter("two"))
-
-
-async def test_a_worker_that_is_killed_while_data_are_restored(host: Host, running: Host) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, counter("one"))
-    await add(host, app, 3)
-    snapshot = await host.call("POST", f"/account/apps/{app}/data/snapshots")
-    await add(host, app, 2)
-    restored = await host.call("POST", f"/account/apps/{app}/data/restore", json={"snapshotId": snapshot["id"]})
-    await asyncio.sleep(0.5)
-    for worker in find_sites(running):
-        worker.kill()
-        await worker.start()
-    deploy = await host.in_state(restored["deployId"], "live", "failed", timeout=180)
-    assert deploy["state"] == "live", (deploy["error"], deploy["log"])
-    await serves(host, app, "one 3", 30)

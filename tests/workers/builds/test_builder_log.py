@@ -54,15 +54,6 @@ def flushed(stored: Stored) -> DeployLog:
     return DeployLog(cast("DeployLogs", stored), DEPLOY, flush_seconds=0.01)
 
 
-async def test_lines_are_flushed_regularly_and_at_the_end(stored: Stored) -> None:
-    async with flushed(stored) as lines:
-        lines.write_line("one")
-        await wait_until(lambda: stored.texts == ["one\n"])
-        lines.write_line("two")
-        lines.write_line("three")
-    assert "".join(stored.texts) == "one\ntwo\nthree\n"
-
-
 async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 100.05, 101.5])
     monkeypatch.setattr(builder, "time", SimpleNamespace(time=lambda: next(clock)))
@@ -72,13 +63,15 @@ async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPa
     assert [line.time for line in read_lines("".join(lines._lines))] == [100_000, 100_000, 101_500]
 
 
-async def test_lines_wait_for_redis_in_order(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_are_flushed_regularly_and_at_the_end_and_wait_for_redis_in_order(stored: Stored) -> None:
     stored.failures = 1
     async with flushed(stored) as lines:
         lines.write_line("one")
         await wait_until(lambda: stored.failures == 0)
         lines.write_line("two")
         await wait_until(lambda: "".join(stored.texts) == "one\ntwo\n")
+        lines.write_line("three")
+    assert "".join(stored.texts) == "one\ntwo\nthree\n"
 
 
 async def test_a_canceled_deploy_keeps_its_last_lines(stored: Stored) -> None:

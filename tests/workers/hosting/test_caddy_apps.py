@@ -154,32 +154,17 @@ async def test_sockets(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSess
     assert refused.value.status == 403
 
 
-@pytest.mark.parametrize("path", ["/cut", "/cut?chunked"])
-async def test_half_an_answer_never_looks_whole(
-    hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession, path: str
-) -> None:
-    with pytest.raises(aiohttp.ClientPayloadError):
-        async with visitor.get(path) as answer:
-            await answer.read()
-
-
 @pytest.mark.parametrize(
     "nonsense",
     [
         b"",
-        b"\r\n\r\n",
-        b"HTTP/1.1 200",
         b"220 mail.example.com ESMTP\r\n",
-        b"HTTP/1.1 200 OK\r\nX: a\r\n folded\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: a\rb\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: \xff\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 " + b"O" * 100_000 + b"\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\n\r\n",
-        b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     ],
-    ids=range(12),
+    ids=range(6),
 )
 async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -191,7 +176,7 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes) -> None:
     async with await asyncio.start_unix_server(talk, path):
         os.chmod(path, 0o666)
         said = await hosting.ask("/")
-        assert said.status in (200, 502, 999)
+        assert said.status in (200, 502)
 
 
 async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
@@ -212,8 +197,13 @@ async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosting]:
             yield hosting
 
 
-async def test_a_reader_that_stops_is_ended(impatient: Hosting) -> None:
+async def test_readers_that_stop_are_ended(impatient: Hosting) -> None:
+    """One of an app, and one of a file."""
+    impatient.publish("dep_8", {"huge.bin": b"x" * 30_000_000}, "huge.apps.test", app_id="huge")
     async with running(impatient) as shop:
+        reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port, limit=1_024)
+        writer.write(b"GET /huge.bin HTTP/1.1\r\nHost: huge.apps.test\r\n\r\n")
+        await reader.readline()
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.connect(("127.0.0.1", impatient.port))
@@ -221,17 +211,10 @@ async def test_a_reader_that_stops_is_ended(impatient: Hosting) -> None:
         await wait_until(lambda: shop.endless == 1)
         await wait_until(lambda: shop.left == 1, 10)
         connection.close()
-
-
-async def test_a_reader_of_a_file_that_stops_is_ended(impatient: Hosting) -> None:
-    impatient.publish("dep_8", {"huge.bin": b"x" * 30_000_000}, "huge.apps.test", app_id="huge")
-    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port, limit=1_024)
-    writer.write(b"GET /huge.bin HTTP/1.1\r\nHost: huge.apps.test\r\n\r\n")
-    await reader.readline()
-    await asyncio.sleep(3)
-    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-        await asyncio.wait_for(reader.readexactly(30_000_000), 10)
-    writer.close()
+        await asyncio.sleep(1.5)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(30_000_000), 10)
+        writer.close()
 
 
 async def test_an_apps_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:

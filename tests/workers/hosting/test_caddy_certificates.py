@@ -80,13 +80,21 @@ async def running(*allowed: str, path: Path | None = None) -> AsyncIterator[tupl
         await runner.cleanup()
 
 
-@pytest_asyncio.fixture(params=["port", "unix"])
-async def secured(folder: Hosting, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Hosting, FakeGateway]]:
-    path = folder.folder / "gateway.sock" if request.param == "unix" else None
-    async with running(HOST, API, path=path) as (gateway, address):
-        names = {"base_url": f"https://{API}", "upstream": address}
-        async with folder.served(acme="internal", **names):
-            yield folder, gateway
+@contextlib.asynccontextmanager
+async def secure(hosting: Hosting, *, at_socket: bool = False) -> AsyncIterator[FakeGateway]:
+    """Serves apps and the gateway, with certificates."""
+    path = hosting.folder / "gateway.sock" if at_socket else None
+    async with (
+        running(HOST, API, path=path) as (gateway, address),
+        hosting.served(acme="internal", base_url=f"https://{API}", upstream=address),
+    ):
+        yield gateway
+
+
+@pytest_asyncio.fixture
+async def secured(folder: Hosting) -> AsyncIterator[tuple[Hosting, FakeGateway]]:
+    async with secure(folder) as gateway:
+        yield folder, gateway
 
 
 @contextlib.asynccontextmanager
@@ -111,12 +119,25 @@ async def ask(hosting: Hosting, name: str, path: str = "/", host: str = "") -> S
         return Said(await asyncio.wait_for(reader.read(), 10))
 
 
-async def test_a_served_name_gets_a_certificate(secured: tuple[Hosting, FakeGateway]) -> None:
+async def test_a_served_name_gets_a_certificate_and_no_other(secured: tuple[Hosting, FakeGateway]) -> None:
+    """A connection for one name asks for no other."""
     hosting, gateway = secured
     assert (await ask(hosting, HOST)).body == b"shop"
     async with connected(hosting, HOST, "h2") as (_, writer):
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
     assert gateway.asked == [HOST]
+    for name in ("unknown.apps.test", "evil.example.com"):
+        with pytest.raises(OSError):
+            await ask(hosting, name)
+        assert gateway.asked.pop() == name
+    hosting.publish("dep_2", {"index.html": "other"}, "other.apps.test", app_id="other")
+    gateway.allowed.add("other.apps.test")
+    for other in ("other.apps.test", API):
+        said = await ask(hosting, HOST, host=other)
+        assert (said.status, b"other" in said.body) == (421, False)
+    assert gateway.seen == []
+    assert 0.9 < (await read_certificate_left(hosting.folder, API) or 0) <= 1
+    assert await read_certificate_left(hosting.folder, "unknown.apps.test") is None
 
 
 async def test_each_domain_of_an_app_has_a_certificate(secured: tuple[Hosting, FakeGateway]) -> None:
@@ -137,20 +158,6 @@ async def test_each_domain_of_an_app_has_a_certificate(secured: tuple[Hosting, F
     assert (await ask(hosting, HOST, host=names[1])).status == 421
 
 
-async def test_the_rest_of_a_certificates_lifetime_is_known(secured: tuple[Hosting, FakeGateway]) -> None:
-    folder = secured[0].folder
-    assert 0.9 < (await read_certificate_left(folder, API) or 0) <= 1
-    assert await read_certificate_left(folder, "unknown.apps.test") is None
-
-
-@pytest.mark.parametrize("name", ["unknown.apps.test", "evil.example.com"])
-async def test_no_other_name_gets_one(secured: tuple[Hosting, FakeGateway], name: str) -> None:
-    hosting, gateway = secured
-    with pytest.raises(OSError):
-        await ask(hosting, name)
-    assert gateway.asked == [name]
-
-
 async def test_without_the_gateway_only_names_with_a_certificate_are_served(folder: Hosting) -> None:
     async with contextlib.AsyncExitStack() as stack:
         _, address = await stack.enter_async_context(running(HOST, API))
@@ -162,26 +169,17 @@ async def test_without_the_gateway_only_names_with_a_certificate_are_served(fold
                 await ask(folder, API)
 
 
-async def test_a_connection_for_one_name_asks_for_no_other(secured: tuple[Hosting, FakeGateway]) -> None:
-    hosting, gateway = secured
-    hosting.publish("dep_2", {"index.html": "other"}, "other.apps.test", app_id="other")
-    gateway.allowed.add("other.apps.test")
-    for other in ("other.apps.test", API):
-        said = await ask(hosting, HOST, host=other)
-        assert (said.status, b"other" in said.body) == (421, False)
-    assert gateway.seen == []
-
-
-async def test_the_gateway_is_served_beside_the_apps(secured: tuple[Hosting, FakeGateway]) -> None:
-    hosting, gateway = secured
-    for path in FRONTED:
-        assert (await ask(hosting, API, path)).status == 404
-    assert gateway.seen == []
-    async with connected(hosting, API) as (reader, writer):
-        writer.write(f"GET /capsule/demo/ai?x=%2F HTTP/1.1\r\nHost: {API}\r\n\r\n".encode())
-        assert await asyncio.wait_for(reader.readuntil(b"data: first\n"), 5), "streams are not held back"
-    await wait_until(lambda: gateway.left == 1, 5)
-    assert gateway.seen == ["/capsule/demo/ai?x=%2F"]
+@pytest.mark.parametrize("at_socket", [False, True], ids=["port", "unix"])
+async def test_the_gateway_is_served_beside_the_apps(folder: Hosting, at_socket: bool) -> None:
+    async with secure(folder, at_socket=at_socket) as gateway:
+        for path in FRONTED:
+            assert (await ask(folder, API, path)).status == 404
+        assert gateway.seen == []
+        async with connected(folder, API) as (reader, writer):
+            writer.write(f"GET /capsule/demo/ai?x=%2F HTTP/1.1\r\nHost: {API}\r\n\r\n".encode())
+            assert await asyncio.wait_for(reader.readuntil(b"data: first\n"), 5), "streams are not held back"
+        await wait_until(lambda: gateway.left == 1, 5)
+        assert gateway.seen == ["/capsule/demo/ai?x=%2F"]
 
 
 async def test_without_certificates_it_speaks_plain_http(folder: Hosting) -> None:

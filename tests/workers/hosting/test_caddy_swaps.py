@@ -1,4 +1,4 @@
-"""No request fails during swaps. `test_watchdog.py` tests running apps."""
+"""No request fails during swaps. `test_steps_overlap.py` tests running apps."""
 
 import asyncio
 import threading

@@ -9,7 +9,7 @@ from pathlib import Path
 import zstandard
 
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import HOST, Hosting
+from tests.support.hosted_apps import Hosting
 from workers.hosting.archives import pack, prepare, unpack
 
 TEXT = "".join(f"let value{number} = {number}\n" for number in range(200))
@@ -30,7 +30,8 @@ def list_compressed(release: Path) -> list[str]:
     return sorted(path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_file())
 
 
-async def test_text_is_served_as_it_was_compressed() -> None:
+async def test_text_is_served_as_it_was_compressed(tmp_path: Path) -> None:
+    """An archive keeps the compressed files."""
     with passable_folder() as folder:
         hosting = Hosting(folder)
         release = hosting.publish("dep_1", FILES).release("dep_1")
@@ -38,6 +39,12 @@ async def test_text_is_served_as_it_was_compressed() -> None:
         packed = {"UPPER.CSS", "data.json", "deep/er/app.js", "index.html"}
         expected = {f"{name}{ending}" for name in packed for ending in ("", ".gz", ".zst")} - {"data.json.gz"}
         assert list_compressed(release) == sorted(expected)
+        archive = await pack(release, tmp_path / "packed")
+        (copy := tmp_path / "copy").mkdir()
+        await unpack(tmp_path / "packed", archive, copy)
+        assert list_compressed(copy) == sorted(expected)
+        for name in ("deep/er/app.js", "data.json"):
+            assert (copy / "compressed" / name).read_bytes() == (copy / "files" / name).read_bytes()
         async with hosting.served():
             for path, content in {
                 "/deep/er/app.js": TEXT,
@@ -58,17 +65,6 @@ async def test_text_is_served_as_it_was_compressed() -> None:
             both = await hosting.ask("/data.json", "Accept-Encoding: gzip, zstd")
             assert json.loads(zstandard.decompress(both.body)) == [*range(1_000)]
             assert (await hosting.ask("/compressed/data.json")).status == 404
-
-
-async def test_an_archive_keeps_the_compressed_files(tmp_path: Path) -> None:
-    release = Hosting(tmp_path / "data").publish("dep_1", FILES, HOST).release("dep_1")
-    await prepare(release)
-    archive = await pack(release, tmp_path / "packed")
-    (tmp_path / "copy").mkdir()
-    await unpack(tmp_path / "packed", archive, tmp_path / "copy")
-    assert list_compressed(tmp_path / "copy") == list_compressed(release)
-    for name in ("deep/er/app.js", "data.json"):
-        assert (tmp_path / "copy/compressed" / name).read_bytes() == (tmp_path / "copy/files" / name).read_bytes()
 
 
 async def test_files_are_compressed_below_deep_folders(deep_path: Path) -> None:

@@ -101,14 +101,6 @@ async def test_an_idle_app_costs_no_process_and_the_next_request_starts_it(shop:
     assert shop.watch.crashes == []
 
 
-async def test_many_requests_at_once_start_it_once(shop: Shop) -> None:
-    shop.watch.start()
-    await shop.watch.ask("dep_1")
-    await shop.falls_asleep()
-    answers = await asyncio.gather(*(shop.ask(method) for method in ("GET", "POST") for _ in range(25)))
-    assert len(set(answers)) == 1
-
-
 async def test_no_request_fails_at_the_moment_at_which_it_goes_to_sleep(shop: Shop) -> None:
     shop.watch.sleeps_after = 0.2
     shop.watch.start()
@@ -148,25 +140,17 @@ async def test_probes_neither_keep_it_awake_nor_wake_it(shop: Shop) -> None:
     assert shop.asleep
 
 
-async def test_a_request_waits_for_the_next_watchdog(shop: Shop) -> None:
+async def test_many_requests_wait_for_the_next_watchdog_which_starts_it_once(shop: Shop) -> None:
     shop.watch.start()
     await shop.watch.ask("dep_1")
     await shop.falls_asleep()
     await shop.watch.stop()
-    waiting = [asyncio.create_task(shop.ask(method)) for method in ("GET", "POST")]
+    waiting = [asyncio.create_task(shop.ask(method)) for method in ("GET", "POST") for _ in range(25)]
     await asyncio.sleep(1)
     assert not any(each.done() for each in waiting)
     shop.watch.start()
-    assert len(set(await asyncio.gather(*waiting))) == 1
-    await shop.falls_asleep()
-
-
-async def test_an_adopted_app_sleeps_too(shop: Shop) -> None:
-    shop.watch.sleeps_after = None
-    shop.watch.start()
-    born = await shop.watch.ask("dep_1")
+    [born] = set(await asyncio.gather(*waiting))
     await shop.watch.stop()
-    shop.watch.sleeps_after = SLEEP_SECONDS
     await asyncio.sleep(2 * SLEEP_SECONDS)
     assert await shop.ask() == born, "without a watchdog it stays awake"
     shop.watch.start()

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.accounts.vault import Vault
 from gateway.deploys.line_times import FORMER, split_stamp
-from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
+from tests.support.hosted_apps import Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
 from tests.support.watched_apps import Watch
@@ -283,17 +283,3 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
     await watch.ask("dep_1")
     await wait_until(lambda: read_output(hosting, "dep_1") == "it is ***\nstarting\n")
     assert not marked(secret)
-
-
-async def test_nothing_fails_while_running_releases_are_swapped(watch: Watch, hosting: Hosting) -> None:
-    watch.publish("dep_1")
-    watch.publish("dep_2")
-    site = hosting.site(hosting.deploy("dep_1"))
-    hosting.releases.serve_as(HOST, site)
-    watch.start()
-    for deploy_id in ("dep_1", "dep_2"):
-        await watch.ask(deploy_id)
-    async with hosting.served():
-        texts = {"release dep_1", "release dep_2"}
-        await swapped_under_load(hosting, site, ("dep_1", "dep_2"), ["/", "/route"], texts, swaps=5)
-    assert watch.crashes == []

@@ -33,26 +33,19 @@ async def test_a_new_volume_begins_with_the_newest_snapshot(room: ClusterRoom) -
     """As does one of an app that comes from another engine. Until then no app runs on it."""
     app = await room.create_app()
     room.write(app, note="one")
-    await room.snapshot(app)
-    await room.stop()
     name = claim_name(app.id, app.account)
-    await room.cluster.delete(("Deployment", f"{name}-live"), ("PersistentVolumeClaim", name))
+    await room.cluster.delete(("Deployment", f"{name}-live"))
+    await room.snapshot(app)
+    await wait_until(lambda: not room.cluster.select("Pod"))
+    assert not room.cluster.select("Deployment"), "a pod was started for the app that does not run"
+    await room.stop()
+    await room.cluster.delete(("PersistentVolumeClaim", name))
     await room.cluster.claim(app.id, app.account)
     assert (room.data(app).is_held, room.read(app)) == (True, {})
     room.start()
     await wait_until(lambda: not room.data(app).is_held, 20)
     assert room.read(app) == {"note": "one"}
     assert Replacements(room.data(app)).changes == []
-
-
-async def test_a_pod_is_started_for_an_app_that_does_not_run(room: ClusterRoom) -> None:
-    app, name = await room.create_app(), ""
-    room.write(app, note="one")
-    name = claim_name(app.id, app.account)
-    await room.cluster.delete(("Deployment", f"{name}-live"))
-    await room.snapshot(app)
-    await wait_until(lambda: not room.cluster.select("Pod"))
-    assert not room.cluster.select("Deployment")
 
 
 async def test_an_app_that_is_deleted_during_a_round_keeps_a_last_snapshot(
@@ -127,23 +120,15 @@ async def test_a_round_asks_a_part_of_the_apps(room: ClusterRoom, monkeypatch: p
     assert (len(first), len(second)) == (2, 1)
     assert first.keys() | second.keys() == {(app.account, app.id) for app in apps}
     assert await driver.find_changes() == {}
-
-
-async def test_apps_that_sleep_take_nobodys_place_in_a_round(
-    room: ClusterRoom, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A larger plan reaches the pods of the others as soon as before."""
+    # Apps that sleep take nobody's place in a round: a larger plan reaches the pods of the others as soon as before.
     read_apps, asked = room.registry.read_intact_apps, list[str]()
 
     async def read(app_ids: Sequence[str]) -> Any:
         asked.extend(app_ids)
         return await read_apps(app_ids)
 
-    await room.stop()
-    for name in ("shop", "notes"):
-        app = await room.create_app(name)
+    for app in apps[:2]:
         await room.cluster.delete(("Deployment", f"{claim_name(app.id, app.account)}-live"))
-    await room.create_app("wiki")
     monkeypatch.setattr(room.cluster, "is_asleep", lambda *_: True)
     monkeypatch.setattr("workers.kubernetes.data.REPORTED", 1)
     monkeypatch.setattr(room.registry, "read_intact_apps", read)

@@ -153,17 +153,16 @@ def test_only_the_ingress_and_the_service_reach_apps(port: int, namespace: str, 
     assert (namespace in allowed) is reaches
 
 
-def test_names_are_resolved_by_the_clusters_resolver_alone() -> None:
-    [names] = [rule for rule in describe_policy(SETTINGS, "")["spec"]["egress"] if rule["ports"][0]["port"] == 53]
+def test_what_the_policy_allows_and_excludes_beside() -> None:
+    """The cluster's resolver alone, and no network of the operator's own."""
+    settings = msgspec.structs.replace(SETTINGS, kubernetes_exclude=("51.15.0.0/16", "2001:bc8::/32"))
+    egress = describe_policy(settings, "")["spec"]["egress"]
+    [names] = [rule for rule in egress if rule["ports"][0]["port"] == 53]
     cluster, local = names["to"]
     assert cluster["podSelector"] == {"matchLabels": {"k8s-app": "kube-dns"}}
     assert local == {"ipBlock": {"cidr": "169.254.20.10/32"}}
-
-
-def test_an_operators_own_networks_are_excluded() -> None:
-    settings = msgspec.structs.replace(SETTINGS, kubernetes_exclude=("51.15.0.0/16", "2001:bc8::/32"))
-    blocks = [each for rule in describe_policy(settings, "")["spec"]["egress"] for each in rule["to"]]
-    excluded = {each["ipBlock"]["cidr"]: each["ipBlock"].get("except", []) for each in blocks if "ipBlock" in each}
+    blocks = [each["ipBlock"] for rule in egress for each in rule["to"] if "ipBlock" in each]
+    excluded = {each["cidr"]: each.get("except", []) for each in blocks}
     assert "51.15.0.0/16" in excluded["0.0.0.0/0"]
     assert "2001:bc8::/32" in excluded["2000::/3"]
 

@@ -159,12 +159,6 @@ def test_a_pod_without_labels_and_status_does_not_hide_the_others() -> None:
     assert report.nodes == [NodeLoad("node-1", 2, 128 * MIB, 1024 * MIB)]
 
 
-def test_without_pods_there_is_a_report() -> None:
-    report = report_of([])
-    assert report == PodReport(at=report.at)
-    assert report.at is not None
-
-
 async def test_the_report_follows_the_cluster_and_expires(store: Store) -> None:
     pods, changes = [make_pod(RUNNING)], Counter[str]()
     unconnected = SimpleNamespace(select={"Pod": pods}.__getitem__, changes=changes)

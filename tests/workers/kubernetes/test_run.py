@@ -76,8 +76,8 @@ async def test_an_outage_ends_no_engine(valkey: RedisServer, store: Store) -> No
 
 # -- at rest ---------------------------------------------------------------------------------------------------
 
-FEW, MANY = 5, 150
-REST_SECONDS = 3.0
+FEW, MANY = 5, 60
+REST_SECONDS = 1.5
 QUICK: dict[str, Any] = {
     "workers.engine.data.TIDY_SECONDS": 0.5,
     "workers.engine.data.TIDY_PAUSE_SECONDS": 0.0,
