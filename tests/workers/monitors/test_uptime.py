@@ -1,12 +1,10 @@
 """Uptime monitoring by real worker processes, of a real server that fails and recovers."""
 
 import asyncio
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -39,7 +37,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster, free_port
 from tests.support.stores import change_plan, opened
 from tests.support.worker_process import Queue
-from workers.monitors import inspection_loop, uptime
+from workers.monitors import inspection_loop
 from workers.monitors.uptime import Uptime, probe
 from workers.sandbox.relay import MONITOR
 
@@ -155,12 +153,10 @@ async def test_a_worker_killed_during_an_incident(own: Fleet) -> None:
     await wait_until(app.health, holds=lambda health: health.failures == 2)
     first.kill()
     assert app.types() == []
-    second = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
+    await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
     await app.receives("app.unhealthy")
     assert app.envelopes()[0]["data"]["failures"] == 3
-    second.kill()
     app.heals()
-    await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
     await app.receives("app.unhealthy", "app.recovered")
 
 
@@ -179,16 +175,6 @@ async def test_only_live_apps_from_the_starter_plan_on(shared: Fleet) -> None:
     await free.until("healthy")
     await change_plan(shared.registry, free.account.id, "free")
     await free.until("unknown")
-
-
-async def test_the_apps_of_a_suspended_account_are_not_probed(shared: Fleet) -> None:
-    app = await shared.app()
-    await app.until("healthy")
-    suspended = Suspension("test", now_iso())
-    for suspension, health in ((suspended, "unknown"), (None, "healthy")):
-        change = partial(replace, suspension=suspension)
-        await shared.registry.change_account(app.account.id, change)
-        await app.until(health)
 
 
 async def test_a_reported_outage_outlasts_a_suspension(shared: Fleet) -> None:
@@ -302,12 +288,9 @@ async def http() -> AsyncIterator[Client]:
     ("script", "seen"),
     [
         (answer(200), ""),
-        (answer(204), ""),
         (answer(302, headers={"Location": "http://127.0.0.1:1/"}), ""),
-        (answer(404), ""),
         (answer(499), ""),
         (answer(500), "status"),
-        (answer(503), "status"),
         ([CLOSE], "connect"),
         ([RESET], "connect"),
         ([HANG], "timeout"),
@@ -336,16 +319,10 @@ async def test_each_probe_uses_a_new_connection(http: Client) -> None:
 async def test_the_reasons_why_a_probe_fails(http: Client, tmp_path: Path) -> None:
     assert await probe(http, f"http://127.0.0.1:{free_port()}/", 1) == "connect"
     assert await probe(http, "http://no-such-host.invalid/", 5) == "dns"
-    context, _ = certificate(tmp_path, "shop.example", address="127.0.0.1")
-    async with FakeReceiver(context) as site:
-        assert await probe(http, site.url(), 1) == "tls"
-
-
-async def test_a_trusted_certificate(tmp_path: Path) -> None:
-    context: ssl.SSLContext
     context, file = certificate(tmp_path, "shop.example", address="127.0.0.1")
-    async with FakeReceiver(context) as site, Client(allow_private=True, ca_file=file) as http:
-        assert await probe(http, site.url(), 1) == ""
+    async with FakeReceiver(context) as site, Client(allow_private=True, ca_file=file) as trusting:
+        assert await probe(http, site.url(), 1) == "tls"
+        assert await probe(trusting, site.url(), 1) == ""
 
 
 # On Redis Cluster
@@ -375,31 +352,3 @@ async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: Fak
     running.store = running.webhooks._store = store
     one = Fleet(running, site, receiver)
     return [await one.app() for _ in range(count)]
-
-
-async def test_a_crashing_probe_affects_only_its_app(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection_loop, "HOLD_MARGIN_SECONDS", 0.2)
-    apps = [await own.app() for _ in range(3)]
-    settings = Settings(
-        redis_url=own.queue.url,
-        allow_private_addresses=True,
-        probe_interval=0.1,
-        probe_timeout=2,
-        probe_url=own.site.url("/{app}"),
-    )
-    monkeypatch.setattr(uptime, "probe", _crashing_for(apps[0].path, uptime.probe))
-    async with in_background(Uptime(settings, own.registry).run()) as running:
-        for app in apps[1:]:
-            await app.until("healthy")
-            await app.probed(3)
-        assert not running.done()
-        assert (await apps[0].health()).status == "unknown"
-
-
-def _crashing_for(path: str, through: Callable[..., Any]) -> Callable[..., Any]:
-    async def probe(http: Client, url: str, *more: Any) -> str:
-        if url.endswith(path):
-            raise ZeroDivisionError
-        return await through(http, url, *more)
-
-    return probe
