@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from gateway.accounts.records import App, Build, Suspension
 from gateway.deploys.release import Release
@@ -269,8 +270,10 @@ async def test_a_worker_without_a_network_counts_no_failures(own: Fleet) -> None
 
 async def test_a_blocked_address_does_not_count_as_a_failure(own: Fleet) -> None:
     app = await own.app()
-    worker = await own.worker("monitors", GATEWAY_ALLOW_PRIVATE_ADDRESSES="false")
-    await wait_until(lambda: worker.log.count("BlockedAddress") >= 4, 10)
+    settings = Settings(redis_url=own.queue.url, probe_interval=0.1, probe_url=own.site.url("/{app}"))
+    with capture_logs() as log:
+        async with in_background(Uptime(settings, own.registry).run()):
+            await wait_until(lambda: str(log).count("BlockedAddress") >= 4, 10)
     assert app.probes == 0
     assert (await app.health()).status == "unknown"
 

@@ -111,15 +111,27 @@ async def test_tls_and_a_password(own: Queue, tls: Tls, smtps: bool) -> None:
 
 
 async def test_a_notice_is_tried_again(own: Queue) -> None:
+    """An entry before it that is no notice becomes a dead letter."""
     assert mailer.FIRST_PAUSE_SECONDS < 10
     assert mailer.RETRY_SECONDS == 3_600
     async with MailServer() as server:
         server.refusals = ["451 later", "550 never", "421 closing"]
         account = await subscribed(own)
+        tag = partition_tag(account.id)
+        fields = {
+            "account": account.id,
+            "address": "hash",
+            "kind": "budget",
+            "type": "unknown",
+            "app": "",
+            "data": "{}",
+        }
+        await own.store.client.xadd(stream_key(tag, "mails"), fields)
         await account.emit(FAILED)
         await worker(own, server)
         await outcomes(own, sent=1)
         assert len(server.attempts) == 4
+        assert await own.store.client.xlen(dead_letters_key(tag)) == 1
 
 
 async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
@@ -275,22 +287,3 @@ async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
         app.heals()
         both = [f"{app.app.name} answers again", f"{app.app.name} does not answer"]
         await wait_until(lambda: subjects(server), 15, holds=lambda found: found == both)
-
-
-async def test_an_entry_that_is_no_notice_becomes_a_dead_letter(own: Queue) -> None:
-    async with MailServer() as server:
-        await worker(own, server)
-        account = await subscribed(own)
-        tag = partition_tag(account.id)
-        fields = {
-            "account": account.id,
-            "address": "hash",
-            "kind": "budget",
-            "type": "unknown",
-            "app": "",
-            "data": "{}",
-        }
-        await own.store.client.xadd(stream_key(tag, "mails"), fields)
-        await wait_until(lambda: own.store.client.xlen(dead_letters_key(tag)), 10)
-        await account.emit(FAILED)
-        await outcomes(own, sent=1)
