@@ -209,3 +209,16 @@ class Forger:
         if records:
             manifest["records"] = [*manifest["records"], self.add_lines(*records)]
         self.write(manifest)
+
+
+@pytest.fixture
+async def target(service: Service, tmp_path: Path) -> Path:
+    """A target with one backup, of a service with one account."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def forger(target: Path) -> Forger:
+    return Forger(target)

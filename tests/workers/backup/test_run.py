@@ -292,42 +292,34 @@ async def test_a_secret_that_a_gateway_with_the_old_key_stores_meanwhile(
         await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
 
 
-async def test_what_is_there_is_not_replaced(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
-) -> None:
-    await service.fill()
-    await service.back_up(tmp_path / "target")
+async def test_what_is_there_is_not_replaced(empty: Service, servers: list[RedisServer], target: Path) -> None:
     await empty.storage.put("sources/app/src_1.tar.gz", b"mine")
     with pytest.raises(BackupRefused, match=r"^the storage is not empty: .*; --force replaces them"):
-        await empty.restore(tmp_path / "target")
+        await empty.restore(target)
     assert (content(servers[1]), files_of(empty.storage)) == ({}, {"sources/app/src_1.tar.gz": b"mine"})
     await empty.fill(1)
     before = content(servers[1])
     with pytest.raises(BackupRefused, match=r"^Redis is not empty: .*; --force replaces them"):
-        await empty.restore(tmp_path / "target")
+        await empty.restore(target)
     assert content(servers[1]) == before
-    await empty.restore(tmp_path / "target", force=True)
+    await empty.restore(target, force=True)
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
     assert not before.keys() & content(servers[1]).keys() - {LAYOUT_KEY} - content(servers[0]).keys()
 
 
-async def test_a_service_that_runs(service: Service, empty: Service, tmp_path: Path) -> None:
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
+async def test_a_service_that_runs(empty: Service, target: Path) -> None:
     for key in ("worker:sites:host-1", "{ops}:processes"):
         await empty.store.client.set(key, "1")
         with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
-            await empty.restore(tmp_path / "target", force=True)
+            await empty.restore(target, force=True)
         assert await empty.store.get(LAYOUT_KEY) is None
         await empty.store.client.delete(key)
 
 
 async def test_a_service_that_starts_during_the_verification(
-    service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Service, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has read the layout by then, and would not look at it again."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     verify = BackupTarget.verify
 
     async def start_and_verify(target: BackupTarget, manifest: BackupManifest) -> int:
@@ -336,17 +328,15 @@ async def test_a_service_that_starts_during_the_verification(
 
     monkeypatch.setattr(BackupTarget, "verify", start_and_verify)
     with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
-        await empty.restore(tmp_path / "target", force=True)
+        await empty.restore(target, force=True)
     assert await empty.store.get(LAYOUT_KEY) == str(LAYOUT)
     assert (await empty.store.list_keys(), files_of(empty.storage)) == ({LAYOUT_KEY, PROCESSES_KEY}, {})
 
 
 async def test_a_restore_that_is_ended_before_it_writes_lets_the_service_start(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise whoever presses Ctrl-C meanwhile could only restore, and lose what is there."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     await service.store.client.set(LAYOUT_KEY, LAYOUT)
 
     async def end_apps(_: Backup) -> None:
@@ -354,16 +344,12 @@ async def test_a_restore_that_is_ended_before_it_writes_lets_the_service_start(
 
     monkeypatch.setattr(Backup, "_end_apps", end_apps)
     with pytest.raises(asyncio.CancelledError):
-        await service.restore(tmp_path / "target", force=True)
+        await service.restore(target, force=True)
     assert await service.store.get(LAYOUT_KEY) == str(LAYOUT)
 
 
-async def test_apps_that_outlive_their_worker(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
-) -> None:
+async def test_apps_that_outlive_their_worker(empty: Service, servers: list[RedisServer], target: Path) -> None:
     """They would serve their former data, and what they write would be lost."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     data = AppData(empty.folder, "shop")
     empty.folder.mkdir()
 
@@ -380,9 +366,9 @@ async def test_apps_that_outlive_their_worker(
     with pytest.raises(
         BackupRefused, match=r"^1 apps of this data folder run .*, such as shop; --force ends them first"
     ):
-        await empty.restore(tmp_path / "target")
+        await empty.restore(target)
     assert (content(servers[1]), keeper.is_alive()) == ({}, True)
-    await empty.restore(tmp_path / "target", force=True)
+    await empty.restore(target, force=True)
     keeper.join(0)
     assert not keeper.is_alive()
     assert not data.is_held
@@ -390,17 +376,15 @@ async def test_apps_that_outlive_their_worker(
 
 
 async def test_an_app_that_does_not_end(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Service, servers: list[RedisServer], target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     monkeypatch.setattr(AppData.__init__, "__kwdefaults__", {"stop_seconds": 0.1})
     empty.folder.mkdir()
     with (
         AppData(empty.folder, "shop").running("acc_1", 1_000),
         pytest.raises(BackupRefused, match=r"^shop does not end"),
     ):
-        await empty.restore(tmp_path / "target", force=True)
+        await empty.restore(target, force=True)
     assert (content(servers[1]), files_of(empty.storage).keys()) == (
         {},
         {"data/shop/account", "data/shop/limit", "data/shop/lock"},
@@ -409,12 +393,9 @@ async def test_an_app_that_does_not_end(
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 async def test_damaged_backups(
-    damage: str, service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+    damage: str, service: Service, empty: Service, servers: list[RedisServer], target: Path
 ) -> None:
     """Whichever file it is, nothing is restored. The next backup replaces what is missing or has another size."""
-    await service.fill(1)
-    target = tmp_path / "target"
-    await service.back_up(target)
     for path in [*objects_of(target), *(target / "backups").iterdir()]:
         whole = path.read_bytes()
         match damage:
@@ -557,10 +538,7 @@ async def test_old_backups_are_removed_without_what_others_need(
     assert not list((target / "marks").iterdir())
 
 
-async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(service: Service, tmp_path: Path) -> None:
-    await service.fill()
-    target = tmp_path / "target"
-    await service.back_up(target)
+async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(service: Service, target: Path) -> None:
     other = BackupTarget(open_target(str(target)), service.vault)
     began = time.monotonic()
     async with other.marked_as("running"):
@@ -606,13 +584,10 @@ async def test_a_restore_that_is_interrupted(
     service: Service,
     empty: Service,
     servers: list[RedisServer],
-    tmp_path: Path,
+    target: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No process starts with half of the data."""
-    await service.fill()
-    target = tmp_path / "target"
-    await service.back_up(target)
     whole = getattr(run, place)
 
     async def fail(*args: Any) -> Any:
@@ -634,10 +609,8 @@ async def test_a_restore_that_is_interrupted(
 
 
 async def test_a_restore_continues(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, empty: Service, servers: list[RedisServer], target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await service.fill()
-    await service.back_up(tmp_path / "target")
     restore, restored = BackupTarget.fetch, list[str]()
 
     async def fail_late(self: BackupTarget, part: Part, path: Path) -> None:
@@ -650,9 +623,9 @@ async def test_a_restore_continues(
         patch.setattr(spool, "PARALLEL", 1)
         patch.setattr(BackupTarget, "fetch", fail_late)
         with pytest.raises(ExceptionGroup):
-            await empty.restore(tmp_path / "target")
+            await empty.restore(target)
     assert 0 < len(files_of(empty.storage)) < len(files_of(service.storage))
-    await empty.restore(tmp_path / "target")
+    await empty.restore(target)
     assert files_of(empty.storage) == files_of(service.storage)
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
 
