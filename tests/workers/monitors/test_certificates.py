@@ -23,7 +23,7 @@ from gateway.operations.needs_attention import count_expiring_certificates
 from gateway.outbound import addresses
 from gateway.settings import Settings
 from tests.fakes.receiver import certificate
-from tests.support.monitored_apps import Fleet, Watched, fleet
+from tests.support.monitored_apps import Fleet, Watched
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.monitors.certificates import (
@@ -86,12 +86,6 @@ class Edge:
 async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
     async with Edge(tmp_path).answering() as edge:
         yield edge
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path) as running:
-        yield running
 
 
 async def app_of(own: Fleet, domain: str, *, verified: bool = True, **fields: Any) -> Watched:

@@ -1,10 +1,11 @@
 """Uptime monitoring by real worker processes, of a real server that fails and recovers."""
 
-import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,7 +28,6 @@ from gateway.keys import (
 from gateway.monitors import history
 from gateway.operations.needs_attention import list_unhealthy_apps
 from gateway.outbound.client import Client
-from gateway.redis.client import Store
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip
@@ -54,11 +54,13 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Flee
         assert await worker.stop() == 0
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
-    """A fleet without a worker."""
-    async with fleet(tmp_path) as running:
-        yield running
+@contextlib.asynccontextmanager
+async def probing(own: Fleet, **settings: Any) -> AsyncIterator[None]:
+    """Probes in this process."""
+    defaults = {"allow_private_addresses": True, "probe_interval": 0.1, "probe_timeout": 1}
+    chosen = Settings(redis_url=own.queue.url, probe_url=own.site.url("/{app}"), **{**defaults, **settings})
+    async with in_background(Uptime(chosen, own.registry).run()):
+        yield
 
 
 # Incidents
@@ -234,17 +236,18 @@ async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> Non
 
 async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
     apps = [await own.app() for _ in range(25)]
-    await asyncio.gather(*(own.worker("monitors", GATEWAY_PROBE_INTERVAL="0.4") for _ in range(2)))
     slow: Script = [0.1, *UP]  # so that a probe is under way while the other worker claims apps
     for app in apps:
         app.fails(slow)
-    await wait_until(lambda: all(app.probes for app in apps), 10)
-    first = {app: app.probes for app in apps}
-    began = time.monotonic()
-    await wait_until(lambda: all(app.probes >= first[app] + 4 for app in apps), 15)
-    most = 1 + (time.monotonic() - began) / (0.4 * (1 - inspection_loop.JITTER))
-    assert max(app.probes - first[app] for app in apps) <= most
-    assert not [log for worker in own.queue.workers if (log := worker.log).count("inspection.") > 0]
+    with capture_logs() as log:
+        async with probing(own, probe_interval=0.4), probing(own, probe_interval=0.4):
+            await wait_until(lambda: all(app.probes for app in apps), 10)
+            first = {app: app.probes for app in apps}
+            began = time.monotonic()
+            await wait_until(lambda: all(app.probes >= first[app] + 4 for app in apps), 15)
+            most = 1 + (time.monotonic() - began) / (0.4 * (1 - inspection_loop.JITTER))
+            assert max(app.probes - first[app] for app in apps) <= most
+    assert not [line for line in log if line["event"].startswith("inspection.")]
 
 
 # A worker without a network
@@ -254,25 +257,25 @@ async def test_a_worker_without_a_network_counts_no_failures(own: Fleet) -> None
     app = await own.app()
     async with FakeReceiver() as check:
         check.plays("/", CLOSE)
-        worker = await own.worker(GATEWAY_PROBE_CHECK_URL=check.url("/"))
         app.fails()
-        await app.probed(5)
-        assert (await app.health()).failures == 0
-        assert "probe.void" in worker.log
-        check.plays("/", answer(404))
-        await app.receives("app.unhealthy")
-        asked = len(check.got("/"))
-        app.heals()
-        await app.until("healthy")
-        await app.probed(3)
-        assert len(check.got("/")) <= asked + 1, "it checks the network only after failures"
+        with capture_logs() as log:
+            async with probing(own, probe_check_url=check.url("/")):
+                await app.probed(5)
+                assert (await app.health()).failures == 0
+                assert "probe.void" in str(log)
+                check.plays("/", answer(404))
+                await app.until("unhealthy")
+                asked = len(check.got("/"))
+                app.heals()
+                await app.until("healthy")
+                await app.probed(3)
+                assert len(check.got("/")) <= asked + 1, "it checks the network only after failures"
 
 
 async def test_a_blocked_address_does_not_count_as_a_failure(own: Fleet) -> None:
     app = await own.app()
-    settings = Settings(redis_url=own.queue.url, probe_interval=0.1, probe_url=own.site.url("/{app}"))
     with capture_logs() as log:
-        async with in_background(Uptime(settings, own.registry).run()):
+        async with probing(own, allow_private_addresses=False):
             await wait_until(lambda: str(log).count("BlockedAddress") >= 4, 10)
     assert app.probes == 0
     assert (await app.health()).status == "unknown"
@@ -334,11 +337,12 @@ async def test_the_reasons_why_a_probe_fails(http: Client, tmp_path: Path) -> No
 async def test_on_a_cluster(tmp_path: Path) -> None:
     with cluster() as url:
         async with FakeReceiver() as site, FakeReceiver() as receiver, opened(url) as store:
-            apps = await _apps_of(store, tmp_path, site, receiver, 12)
-            settings = Settings(
-                redis_url=url, allow_private_addresses=True, probe_interval=0.2, probe_url=site.url("/{app}")
-            )
-            async with in_background(Uptime(settings, apps[0].fleet.registry).run()):
+            running = Queue(url, tmp_path)
+            await running.store.close()
+            running.store = running.webhooks._store = store
+            own = Fleet(running, site, receiver)
+            apps = [await own.app() for _ in range(12)]
+            async with probing(own, probe_interval=0.2):
                 for app in apps[:6]:
                     app.fails()
                 for app in apps[:6]:
@@ -347,11 +351,3 @@ async def test_on_a_cluster(tmp_path: Path) -> None:
                     await app.until("healthy")
                 waiting = [await store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
                 assert sum(waiting) == 6
-
-
-async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: FakeReceiver, count: int) -> list[Watched]:
-    running = Queue(store.url, folder)
-    await running.store.close()
-    running.store = running.webhooks._store = store
-    one = Fleet(running, site, receiver)
-    return [await one.app() for _ in range(count)]
