@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 
 from gateway.accounts.records import App, Build, Suspension
 from gateway.deploys.release import Release
@@ -33,12 +32,13 @@ from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
 from tests.support.background import in_background
+from tests.support.logs import captured
 from tests.support.monitored_apps import UP, Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster, free_port
 from tests.support.stores import change_plan, opened
 from tests.support.worker_process import Queue
-from workers.monitors import inspection_loop
+from workers.monitors import inspection_loop, uptime
 from workers.monitors.uptime import Uptime, probe
 from workers.sandbox.relay import MONITOR
 
@@ -239,7 +239,7 @@ async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
     slow: Script = [0.1, *UP]  # so that a probe is under way while the other worker claims apps
     for app in apps:
         app.fails(slow)
-    with capture_logs() as log:
+    with captured(inspection_loop) as log:
         async with probing(own, probe_interval=0.4), probing(own, probe_interval=0.4):
             await wait_until(lambda: all(app.probes for app in apps), 10)
             first = {app: app.probes for app in apps}
@@ -258,7 +258,7 @@ async def test_a_worker_without_a_network_counts_no_failures(own: Fleet) -> None
     async with FakeReceiver() as check:
         check.plays("/", CLOSE)
         app.fails()
-        with capture_logs() as log:
+        with captured(uptime) as log:
             async with probing(own, probe_check_url=check.url("/")):
                 await app.probed(5)
                 assert (await app.health()).failures == 0
@@ -274,7 +274,7 @@ async def test_a_worker_without_a_network_counts_no_failures(own: Fleet) -> None
 
 async def test_a_blocked_address_does_not_count_as_a_failure(own: Fleet) -> None:
     app = await own.app()
-    with capture_logs() as log:
+    with captured(uptime) as log:
         async with probing(own, allow_private_addresses=False):
             await wait_until(lambda: str(log).count("BlockedAddress") >= 4, 10)
     assert app.probes == 0
