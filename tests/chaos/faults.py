@@ -10,7 +10,6 @@ import time
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
 from tests.chaos.books import TAKEOVERS, Disturbance
-from tests.chaos.nodes import FAKETIME, Node, Servers, Slots
+from tests.chaos.nodes import FAKETIME, Node, Servers
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Fleet
 from tests.support.s3_server import S3Server
@@ -30,25 +29,6 @@ CLOCK_SECONDS = 30  # the largest step of a clock
 
 class CannotHappen(Exception):
     """A requirement of the fault is missing on this machine."""
-
-
-@dataclass
-class Injection:
-    """A fault in effect. `process`: the name of a killed process, which has to start again."""
-
-    fault: Fault
-    target: str
-    begin: float
-    redis: bool = False
-    lossy: bool = False
-    clock: bool = False
-    slots: Slots | None = None
-    process: str | None = None
-
-    def to_disturbance(self, end: float = float("inf")) -> Disturbance:
-        return Disturbance(
-            self.fault.kind, self.target, self.begin, end, self.redis, self.lossy, self.clock, self.slots
-        )
 
 
 class Faults:
@@ -66,7 +46,7 @@ class Faults:
         self._fleet, self._servers, self._switch, self._storage = fleet, servers, switch, storage
 
     @contextlib.asynccontextmanager
-    async def inject(self, fault: Fault) -> AsyncIterator[Injection]:
+    async def inject(self, fault: Fault) -> AsyncIterator[Disturbance]:
         """Injects the fault, and undoes it at the end of the block. Raises CannotHappen if nothing was injected."""
         family = fault.kind.rpartition(" ")[2]
         match family:
@@ -75,45 +55,45 @@ class Faults:
             case "provider" | "receiver":
                 cut = fault.kind.startswith("cut")
                 begin, end = f"{family} cut" if cut else f"{family} slow {0.3 + abs(fault.size):.2f}", f"{family} ok"
-                injection = Injection(fault, family, time.monotonic())
+                disturbance = Disturbance(fault.kind, family, time.monotonic())
                 injecting = _lasting(
-                    injection, fault.seconds / 3, partial(self._switch, begin), partial(self._switch, end)
+                    disturbance, fault.seconds / 3, partial(self._switch, begin), partial(self._switch, end)
                 )
             case "storage":
                 injecting = self._stop_storage(fault)
             case _:
                 injecting = await self._inject_redis_fault(fault)
-        async with injecting as injection:
-            yield injection
+        async with injecting as disturbance:
+            yield disturbance
 
-    def _inject_process_fault(self, fault: Fault, family: str) -> AbstractAsyncContextManager[Injection]:
+    def _inject_process_fault(self, fault: Fault, family: str) -> AbstractAsyncContextManager[Disturbance]:
         kinds = ["gateway"] if family == "gateway" else ["webhooks", "monitors", "deploys", "sites"]
         candidates = [process for kind in kinds for process in self._fleet.find_by_kind(kind)]
         process = candidates[fault.chance % len(candidates)]
-        injection = Injection(fault, process.name, time.monotonic())
+        disturbance = Disturbance(fault.kind, process.name, time.monotonic())
         if not fault.kind.startswith("kill"):
-            return _lasting(injection, fault.seconds, process.freeze, process.thaw)
+            return _lasting(disturbance, fault.seconds, process.freeze, process.thaw)
         if not (fault.size < 0 and process.kill_one(fault.chance)):  # or else the others serve meanwhile
             process.kill()
-            injection.process = process.name
-        return _lasting(injection, 0)
+            disturbance.process = process.name
+        return _lasting(disturbance, 0)
 
-    def _stop_storage(self, fault: Fault) -> AbstractAsyncContextManager[Injection]:
+    def _stop_storage(self, fault: Fault) -> AbstractAsyncContextManager[Disturbance]:
         if self._storage is None or self._storage.process is None:
             raise CannotHappen("the storage is a folder")
         stop, go_on = (partial(self._storage.process.send_signal, each) for each in (signal.SIGSTOP, signal.SIGCONT))
-        return _lasting(Injection(fault, "storage", time.monotonic()), fault.seconds, stop, go_on)
+        return _lasting(Disturbance(fault.kind, "storage", time.monotonic()), fault.seconds, stop, go_on)
 
-    async def _inject_redis_fault(self, fault: Fault) -> AbstractAsyncContextManager[Injection]:
+    async def _inject_redis_fault(self, fault: Fault) -> AbstractAsyncContextManager[Disturbance]:
         servers = self._servers
         primaries = await servers.find_primaries()
         primary = primaries[fault.chance % len(primaries)]
         replica = await servers.find_replica(primary)
-        injection = Injection(fault, "redis", time.monotonic(), redis=True)
-        injection.lossy = self._forgetful and fault.kind in TAKEOVERS
+        disturbance = Disturbance(fault.kind, "redis", time.monotonic(), redis=True)
+        disturbance.lossy = self._forgetful and fault.kind in TAKEOVERS
         if fault.kind in OF_ONE_PRIMARY:
-            injection.slots = await servers.find_slots(primary)
-        lasting = partial(_lasting, injection)
+            disturbance.slots = await servers.find_slots(primary)
+        lasting = partial(_lasting, disturbance)
         match fault.kind:
             case "kill primary" | "kill replica":
                 node = primary if fault.kind == "kill primary" else replica or primary
@@ -125,8 +105,8 @@ class Faults:
             case "move slot":
                 tag = PARTITION_TAGS[fault.chance % 16]
                 slot = key_slot(tag.encode())
-                injection.slots = ((slot, slot),)
-                return self._move_slot(injection, tag)
+                disturbance.slots = ((slot, slot),)
+                return self._move_slot(disturbance, tag, fault.chance // 16)
             case "cut redis" | "pause redis":
                 return lasting(fault.seconds / 4, partial(self._disturb_clients, fault))
             case "fill memory":
@@ -135,22 +115,22 @@ class Faults:
             case "fill disk":
                 if not servers.has_disk:
                     raise CannotHappen("no file system can be mounted")
-                injection.slots = await servers.find_slots(servers.nodes[0])
+                disturbance.slots = await servers.find_slots(servers.nodes[0])
                 fill, empty = partial(to_thread, servers.fill_disk), partial(to_thread, servers.empty_disk)
                 return lasting(fault.seconds / 2, fill, empty)
             case "step clock":
                 if FAKETIME is None:
                     raise CannotHappen("libfaketime is not installed")
-                injection.clock = True
+                disturbance.clock = True
                 step = partial(primary.step_clock, fault.size * CLOCK_SECONDS)
                 return lasting(fault.seconds, step, partial(_restore_clock, primary))
             case kind:
                 raise ValueError(kind)
 
     @contextlib.asynccontextmanager
-    async def _move_slot(self, injection: Injection, tag: str) -> AsyncIterator[Injection]:
-        yield injection
-        await self._servers.move_slot(tag, injection.fault.chance // 16)
+    async def _move_slot(self, disturbance: Disturbance, tag: str, chance: int) -> AsyncIterator[Disturbance]:
+        yield disturbance
+        await self._servers.move_slot(tag, chance)
 
     async def _disturb_clients(self, fault: Fault) -> None:
         for node in self._servers.nodes:
@@ -168,12 +148,12 @@ def _do_nothing() -> None:
 
 @contextlib.asynccontextmanager
 async def _lasting(
-    injection: Injection, seconds: float, do: Callable[[], Any] = _do_nothing, undo: Callable[[], Any] = _do_nothing
-) -> AsyncIterator[Injection]:
+    disturbance: Disturbance, seconds: float, do: Callable[[], Any] = _do_nothing, undo: Callable[[], Any] = _do_nothing
+) -> AsyncIterator[Disturbance]:
     """A fault that lasts some seconds. Both functions may be coroutine functions."""
     await _call(do)
     try:
-        yield injection
+        yield disturbance
         await asyncio.sleep(seconds)
     finally:
         await _call(undo)

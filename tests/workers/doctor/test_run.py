@@ -67,7 +67,7 @@ async def test_a_good_machine(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         identity = await stack.enter_async_context(FakeIdentityProvider())
         mail = await stack.enter_async_context(MailServer())
         elsewhere = await stack.enter_async_context(FakeServer())
-        elsewhere.script = lambda _: answer(200)  # type: ignore[method-assign]
+        elsewhere.reply = answer(200)
         api = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.2", 0, ssl=context)
         await stack.enter_async_context(api)
         monkeypatch.setattr(network, "Client", _allow_private(network.Client))
