@@ -201,6 +201,7 @@ async def test_the_next_worker_with_a_name_gets_its_pending_entries_at_once(even
     successor = await events.reader(idle=60)
     assert successor.name == one.name
     await wait_until(got([numbers[0], *numbers[2:]], successor))
+    assert not await events.client.exists(f"{TAG}:dead")
     (more,) = await events.add()
     await wait_until(lambda: successor.taken[-1] == more)
 

@@ -277,6 +277,7 @@ async def test_a_blocked_address_does_not_count_as_a_failure(own: Fleet) -> None
     with captured(uptime) as log:
         async with probing(own, allow_private_addresses=False):
             await wait_until(lambda: str(log).count("BlockedAddress") >= 4, 10)
+    assert {line["event"] for line in log} == {"probe.void"}
     assert app.probes == 0
     assert (await app.health()).status == "unknown"
 
