@@ -236,7 +236,7 @@ async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> Non
 
 async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
     apps = [await own.app() for _ in range(25)]
-    slow: Script = [0.1, *UP]  # so that a probe is under way while the other worker claims apps
+    slow: Script = [0.3, *UP]  # so that a probe is under way while the other worker claims apps
     for app in apps:
         app.fails(slow)
     with captured(inspection_loop) as log:
