@@ -26,6 +26,7 @@ SLOW = ("workers/", "docs/")
 LONG = (  # tests that `make test` leaves out
     "browser/",
     "chaos/",
+    "docs/test_backup",
     "docs/test_first_capsule",
     "docs/test_load_testing",
     "docs/test_proxies",
@@ -43,6 +44,7 @@ LONG = (  # tests that `make test` leaves out
     "gateway/server/test_supervisor.py::test_streams_of_other_processes",
     "gateway/server/test_supervisor.py::test_the_gauges_of_a_replaced_process",
     "hostile/",
+    "ops/test_prometheus.py::test_each_alert_fires",
     "test_package",
     "workers/backup/test_run_service",
     "workers/builds/",
@@ -56,6 +58,7 @@ LONG = (  # tests that `make test` leaves out
     "workers/hosting/test_watchdog",
     "workers/kubernetes/test_pod",
     "workers/sandbox/",
+    "workers/test_main_tls",
     "workers/webhooks/test_mailer.py::test_a_worker_that_dies",
     "workers/webhooks/test_sender_crowd",
     "workers/webhooks/test_sender_faults",

@@ -63,12 +63,12 @@ class Paid:
         return cost(self.input, self.output) if self.output else 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Disturbance:
     """A fault, from its start until everything had recovered from it, in seconds of `time.monotonic`.
 
     `lossy`: Redis may have lost writes that it had acknowledged to a gateway. `clock`: a Redis clock was wrong.
-    `slots`: the affected slots of Redis; None for all.
+    `slots`: the affected slots of Redis; None for all. `process`: the name of a killed process, which starts again.
     """
 
     kind: str
@@ -79,6 +79,7 @@ class Disturbance:
     lossy: bool = False
     clock: bool = False
     slots: Slots | None = None
+    process: str | None = None
 
     def overlaps(self, begin: float, end: float) -> bool:
         return self.begin - 1 <= end and begin <= self.end

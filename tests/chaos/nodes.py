@@ -74,7 +74,9 @@ class Node(RedisServer):
         wrapper.chmod(0o755)
         self.binary = str(wrapper)
         once = Retry(NoBackoff(), 1)  # because a connection may be lost
-        self.connection = redis.asyncio.Redis(port=self.port, socket_timeout=1, socket_connect_timeout=1, retry=once)
+        self.connection = redis.asyncio.Redis(
+            port=self.port, socket_timeout=1, socket_connect_timeout=1, retry=once, decode_responses=True
+        )
 
     @property
     def reachable(self) -> bool:
@@ -399,7 +401,8 @@ class Cluster(Servers):
         for node in self.nodes:
             if node.reachable:
                 with contextlib.suppress(redis.RedisError, OSError):
-                    return [_to_dict(shard) for shard in await node.execute("CLUSTER SHARDS")]
+                    shards: list[dict[str, Any]] = await node.execute("CLUSTER SHARDS")
+                    return shards
         return []
 
     async def takes_writes(self) -> bool:
@@ -408,8 +411,7 @@ class Cluster(Servers):
             for node in self.nodes:
                 if not node.reachable:
                     continue
-                info = await node.execute("CLUSTER INFO")
-                if "cluster_state:ok" not in _to_text(info):
+                if (await node.execute("CLUSTER INFO"))["cluster_state"] != "ok":
                     return False
                 pipe = node.connection.pipeline(transaction=False)
                 for tag in PARTITION_TAGS:
@@ -435,7 +437,7 @@ class Cluster(Servers):
         primaries, slot = await self.find_primaries(), key_slot(tag.encode())
         source = (await self.find_primaries())[await self.find_shard(tag)]
         target = [node for node in primaries if node is not source][chance % (len(primaries) - 1)]
-        source_id, target_id = [_to_text(await node.execute("CLUSTER MYID")) for node in (source, target)]
+        source_id, target_id = [await node.execute("CLUSTER MYID") for node in (source, target)]
         await target.execute("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
         await source.execute("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
         while names := await source.execute("CLUSTER GETKEYSINSLOT", slot, 10):
@@ -453,7 +455,7 @@ class Cluster(Servers):
 
     async def find_slots(self, node: Node) -> Slots | None:
         for shard in await self._read_shards():
-            if any(int(member["port"]) == node.port for member in map(_to_dict, shard["nodes"])):
+            if any(member["port"] == node.port for member in shard["nodes"]):
                 return tuple(zip(shard["slots"][::2], shard["slots"][1::2], strict=True))
         return None
 
@@ -461,22 +463,6 @@ class Cluster(Servers):
 TOPOLOGIES: dict[str, type[Servers]] = {"cluster": Cluster, "sentinel": Sentinels, "single": Single}
 
 
-def _to_dict(values: Sequence[Any] | dict[Any, Any]) -> dict[str, Any]:
-    """Returns a reply's map, which RESP 2 sends as a list."""
-    if isinstance(values, dict):
-        return {_to_text(name): value for name, value in values.items()}
-    return {_to_text(name): value for name, value in zip(values[::2], values[1::2], strict=True)}
-
-
 def _find_primary_port(shard: dict[str, Any]) -> int | None:
-    """Returns the port of the shard's primary."""
-    for node in map(_to_dict, shard["nodes"]):
-        if _to_text(node["role"]) == "master" and _to_text(node["health"]) == "online":
-            return int(node["port"])
-    return None
-
-
-def _to_text(value: Any) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"{_to_text(name)}:{_to_text(field)}" for name, field in value.items())
-    return value.decode() if isinstance(value, bytes) else str(value)
+    primaries = (node for node in shard["nodes"] if (node["role"], node["health"]) == ("master", "online"))
+    return next((node["port"] for node in primaries), None)

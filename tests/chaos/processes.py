@@ -44,12 +44,6 @@ class Process:
             self._killed = True
             self._signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        """Stops the process cleanly. It is restarted."""
-        if self._process is not None:
-            self._killed = True
-            self._signal(signal.SIGTERM)
-
     def kill_one(self, chance: int) -> bool:
         """Kills one of the gateway's processes. Returns False if it has only one."""
         children = self._list_children()

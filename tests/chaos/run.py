@@ -24,7 +24,7 @@ from gateway.cancellation import end_if_canceled
 from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
-from tests.chaos.faults import CannotHappen, Faults, Injection
+from tests.chaos.faults import CannotHappen, Faults
 from tests.chaos.nodes import TOPOLOGIES, Servers
 from tests.chaos.plan import NEED_S3, Fault, Step, plan_steps
 from tests.chaos.population import Population
@@ -323,53 +323,52 @@ class Run:
             while not await self._is_whole(servers):
                 await asyncio.sleep(0.2)
         done = await asyncio.gather(*(self._inject(fault, faults) for fault in step.faults))
-        injections = [injection for injection in done if injection is not None]
-        if not injections:
+        disturbances = [disturbance for disturbance in done if disturbance is not None]
+        if not disturbances:
             return
         undone = time.monotonic()
         await recovery.wait_for_redis(undone)
-        await self._measure_recovery(injections, undone, recovery)
+        await self._measure_recovery(disturbances, undone, recovery)
         now = time.monotonic()
-        for injection in injections:
-            self.disturbances.remove(injection.to_disturbance())
-            self.disturbances.append(injection.to_disturbance(now))
-            _print_timed(f"{injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s")
+        for disturbance in disturbances:
+            disturbance.end = now
+            _print_timed(f"{disturbance.kind} ({disturbance.target}) {now - disturbance.begin:.1f} s")
 
     async def _is_whole(self, servers: Servers) -> bool:
         with contextlib.suppress(redis.RedisError, OSError):
             return await servers.is_whole()
         return False
 
-    async def _inject(self, fault: Fault, faults: Faults) -> Injection | None:
+    async def _inject(self, fault: Fault, faults: Faults) -> Disturbance | None:
         self.faults[fault.kind] += 1
-        injection = None
+        disturbance = None
         try:
-            async with faults.inject(fault) as injection:
-                self.disturbances.append(injection.to_disturbance())
+            async with faults.inject(fault) as disturbance:
+                self.disturbances.append(disturbance)
         except CannotHappen as reason:
             self.impossible[fault.kind] = str(reason)
             self.faults[fault.kind] -= 1
-        return injection
+        return disturbance
 
-    async def _measure_recovery(self, injections: list[Injection], undone: float, recovery: Recovery) -> None:
+    async def _measure_recovery(self, disturbances: list[Disturbance], undone: float, recovery: Recovery) -> None:
         """Records the time from when Redis and every killed process run again, and report late recoveries."""
         sinces, limit = [undone], self.options.recovery
-        for injection in injections:
-            if injection.redis:
-                sinces.append(max(recovery.state.since, injection.begin))
-            elif injection.process is not None:
-                sinces.append(await self._wait_for_restart(injection.process, injection.begin))
+        for disturbance in disturbances:
+            if disturbance.redis:
+                sinces.append(max(recovery.state.since, disturbance.begin))
+            elif disturbance.process is not None:
+                sinces.append(await self._wait_for_restart(disturbance.process, disturbance.begin))
                 limit += self.options.start
-        if all(injection.redis for injection in injections):
+        if all(disturbance.redis for disturbance in disturbances):
             sinces.remove(undone)  # Redis may have recovered before the fault was undone
-        since, kind = max(sinces), " and ".join(injection.fault.kind for injection in injections)
+        since, kind = max(sinces), " and ".join(disturbance.kind for disturbance in disturbances)
         seconds = await asyncio.gather(*(recovery.measure_gateway(name, since, limit) for name in self._ports))
         for name, took in zip(self._ports, seconds, strict=True):
             if took is None:
                 self._report_late(kind, f"{name} did not answer", limit)
             else:
-                for injection in injections:
-                    self.recoveries[injection.fault.kind].append(took)
+                for disturbance in disturbances:
+                    self.recoveries[disturbance.kind].append(took)
         for group in WORKERS:
             if (
                 await recovery.measure_workers(group, self.options.workers, since, limit + HEARTBEAT_INTERVAL_SECONDS)

@@ -155,39 +155,38 @@ def test_forgotten_admissions_do_not_count() -> None:
 # -- events and deploys --------------------------------------------------------------------------------------
 
 
-def accepted(at: float) -> dict[str, tuple[float, str]]:
-    return {"evt": (at, "acc")}
-
-
-def test_lost_event_is_seen() -> None:
-    assert books.check_events(accepted(50.0), [], set(), []) == ["event evt was lost"]
-    assert not books.check_events(accepted(50.0), [Received("acc", "evt", 51.0, True)], set(), [])
+def check_event(
+    at: float | None, *received: float, given_up: bool = False, fault: Disturbance | None = None
+) -> list[str]:
+    """Checks an event that was accepted at `at`, if at all, and received at these times."""
+    accepted = {} if at is None else {"evt": (at, "acc")}
+    entries = [Received("acc", "evt", each, True) for each in received]
+    return books.check_events(accepted, entries, {"evt"} if given_up else set(), [fault] if fault else [])
 
 
 def test_event_may_be_lost_only_by_a_takeover_of_its_partition() -> None:
-    assert not books.check_events(accepted(100.5), [], set(), [PRIMARY])
-    assert books.check_events(accepted(100.5), [], set(), [replace(PRIMARY, lossy=False)])
-    assert books.check_events(accepted(100.5), [], set(), [replace(PRIMARY, slots=ELSEWHERE)])
+    assert check_event(50.0) == ["event evt was lost"]
+    assert not check_event(50.0, 51.0)
+    assert not check_event(100.5, fault=PRIMARY)
+    for other in (replace(PRIMARY, lossy=False), replace(PRIMARY, slots=ELSEWHERE)):
+        assert check_event(100.5, fault=other)
 
 
 def test_event_may_be_given_up_only_if_its_receiver_failed() -> None:
-    assert books.check_events(accepted(105.0), [], {"evt"}, []) == ["event evt was given up"]
-    assert not books.check_events(accepted(105.0), [], {"evt"}, [RECEIVER])
-    assert books.check_events(accepted(105.0), [], set(), [RECEIVER])
+    assert check_event(105.0, given_up=True) == ["event evt was given up"]
+    assert not check_event(105.0, given_up=True, fault=RECEIVER)
+    assert check_event(105.0, fault=RECEIVER)
 
 
 def test_event_that_came_twice_needs_a_fault_that_met_it() -> None:
     worker = Disturbance("kill worker", "webhooks-1", 100, 105)
-    twice = [Received("acc", "evt", at, True) for at in (101.0, 120.0)]
-    assert not books.check_events({}, twice, set(), [worker])
-    assert not books.check_events({}, twice, set(), [PRIMARY])
-    assert books.check_events({}, twice, set(), [KILL])
-    assert books.check_events({}, twice, set(), [replace(PRIMARY, slots=ELSEWHERE)])
-    before = [Received("acc", "evt", at, True) for at in (90.0, 104.0)]
-    assert books.check_events({}, before, set(), [worker])
-    soon = [Received("acc", "evt", at, True) for at in (101.0, 101.1)]
-    assert books.check_events({}, soon, set(), [PRIMARY])
-    assert not books.check_events({}, soon, set(), [CLOCK])
+    for fault in (worker, PRIMARY):
+        assert not check_event(None, 101.0, 120.0, fault=fault)
+    for fault in (KILL, replace(PRIMARY, slots=ELSEWHERE)):
+        assert check_event(None, 101.0, 120.0, fault=fault)
+    assert check_event(None, 90.0, 104.0, fault=worker)
+    assert check_event(None, 101.0, 101.1, fault=PRIMARY)
+    assert not check_event(None, 101.0, 101.1, fault=CLOCK)
 
 
 def test_wrong_signature_is_seen() -> None:

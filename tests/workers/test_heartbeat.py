@@ -2,41 +2,22 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-
-import pytest
-import pytest_asyncio
+from contextlib import AbstractAsyncContextManager
 
 from gateway.keys import HEARTBEAT_SECONDS, WORKER_STARTS_KEY, WORKER_STARTS_SECONDS, worker_key
 from gateway.operations.backlog import count_worker_starts
 from gateway.redis.client import Store
-from tests.support.background import cancel
+from tests.support.background import in_background
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.stores import opened
 from workers import heartbeat
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer("valkey") as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def store(redis: RedisServer) -> AsyncIterator[Store]:
-    async with opened(redis.url) as store:
-        await store.client.flushdb()
-        yield store
-
-
-@contextlib.asynccontextmanager
-async def beating(
+def beating(
     store: Store, renewal_seconds: float = heartbeat.RENEWAL_SECONDS
-) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(heartbeat.keep_heartbeat(store, "monitors", renewal_seconds))
-    yield task
-    await cancel(task)
+) -> AbstractAsyncContextManager[asyncio.Task[None]]:
+    return in_background(heartbeat.keep_heartbeat(store, "monitors", renewal_seconds))
 
 
 def key(number: int) -> str:

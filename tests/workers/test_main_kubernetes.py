@@ -6,13 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from gateway.operations.layout import EXIT_CODE
+from gateway.operations.layout import EXIT_CODE, CannotRun
+from gateway.settings import load
+from workers.__main__ import run_sites
 
 KEY = {"GATEWAY_ENCRYPTION_KEY": "k" * 32}
 
 
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "GATEWAY_APPS_ENGINE": "kubernetes",
+        "GATEWAY_STORAGE_URL": f"file://{tmp_path}",
+        "GATEWAY_DATA_DIR": str(tmp_path / "data"),
+        "GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0",
+    }
+
+
 @pytest.mark.parametrize(
-    ("settings", "config", "said"),
+    ("key", "config", "said"),
     [
         # The tokens of pods would be made from nothing, and everybody could make them.
         ({}, "", "GATEWAY_ENCRYPTION_KEY: is missing"),
@@ -21,18 +33,25 @@ KEY = {"GATEWAY_ENCRYPTION_KEY": "k" * 32}
         (KEY, "token: [secret", "No cluster is known (the file of KUBECONFIG is no kubeconfig); run this in a pod"),
     ],
 )
-def test_what_is_missing_ends_the_start_in_one_line(
-    tmp_path: Path, settings: dict[str, str], config: str | None, said: str
+async def test_what_is_missing_ends_the_start(
+    settings: dict[str, str],
+    key: dict[str, str],
+    config: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     if config is not None:
-        file.write_text(config)
-    settings = settings | {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}"}
-    settings |= {"GATEWAY_DATA_DIR": str(tmp_path / "data"), "GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0"}
+        (tmp_path / "kubeconfig").write_text(config)
+    with pytest.raises(CannotRun) as fault:
+        await run_sites(load(settings | key))
+    assert str(fault.value).startswith(said)
+
+
+def test_what_is_missing_is_one_line(settings: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "capsule_gateway", "worker", "sites"]
-    ended = subprocess.run(
-        command, env=settings | {"KUBECONFIG": str(file)}, cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run(command, env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == EXIT_CODE, ended.stderr
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(said)
+    assert line.startswith("GATEWAY_ENCRYPTION_KEY: is missing")

@@ -117,26 +117,30 @@ class Service:
         await self.store.close()
 
 
+@pytest.fixture(scope="package")
+def running_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    """Runs two Valkey servers with append-only files, and a Redis."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(RedisServer(name, folder=tmp_path_factory.mktemp("redis")))
+            for name in ("valkey", "valkey", "redis")
+        ]
+
+
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[RedisServer]]:
-    """Runs two Valkey servers with append-only files, and an empty Redis."""
-    found = []
-    try:
-        for number, name in enumerate(("valkey", "valkey", "redis")):
-            (folder := tmp_path / f"redis-{number}").mkdir()
-            found.append(RedisServer(name, folder=folder).start())
-        yield found
-    finally:
-        for server in found:
-            server.stop()
+def servers(running_servers: list[RedisServer]) -> list[RedisServer]:
+    """The servers without any keys."""
+    for server in running_servers:
+        with server.client() as client:
+            client.flushall()
+    return running_servers
 
 
 @pytest_asyncio.fixture
 async def service(servers: list[RedisServer], tmp_path: Path) -> AsyncIterator[Service]:
-    async with contextlib.AsyncExitStack() as stack:
-        made = Service(servers[0].url, tmp_path / "data")
-        stack.push_async_callback(made.close)
-        yield made
+    made = Service(servers[0].url, tmp_path / "data")
+    yield made
+    await made.close()
 
 
 @pytest_asyncio.fixture
@@ -205,3 +209,16 @@ class Forger:
         if records:
             manifest["records"] = [*manifest["records"], self.add_lines(*records)]
         self.write(manifest)
+
+
+@pytest.fixture
+async def target(service: Service, tmp_path: Path) -> Path:
+    """A target with one backup, of a service with one account."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def forger(target: Path) -> Forger:
+    return Forger(target)

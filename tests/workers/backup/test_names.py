@@ -37,21 +37,18 @@ def test_which_files_a_backup_has() -> None:
 
 @pytest.mark.parametrize("unauthenticated", [False, True])
 async def test_a_forged_file(
-    unauthenticated: bool, service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+    unauthenticated: bool, empty: Service, servers: list[RedisServer], forger: Forger, target: Path, tmp_path: Path
 ) -> None:
     """Also where the operator takes a backup that proves nothing."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    forger, redis_files = Forger(tmp_path / "target"), tmp_path / "redis-1"
     for name in BAD:
         if name.startswith(("/", "certificates//")):
             name = name.replace("/outside", f"{tmp_path}/outside", 1)
         forger.forge(files=[[name, forger.add(b"forged"), "1"]])
-        before = sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(redis_files))
+        before = sorted(tmp_path.rglob("*"))
         words = "names a file outside|is damaged" if unauthenticated else "was made with none of the keys"
         with pytest.raises(BadBackup, match=words):
-            await empty.restore(tmp_path / "target", unauthenticated=unauthenticated)
-        assert sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(redis_files)) == before
+            await empty.restore(target, unauthenticated=unauthenticated)
+        assert sorted(tmp_path.rglob("*")) == before
         forger.remove_newest()
     assert files_of(empty.storage) == {}
     with servers[1].client() as client:
@@ -108,18 +105,15 @@ BROKEN_RECORDS = [
 ]
 
 
-async def test_a_forged_record(service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path) -> None:
+async def test_a_forged_record(empty: Service, servers: list[RedisServer], forger: Forger, target: Path) -> None:
     """Its ids become the names of folders on the hosts, and what Redis does not take ends a restore in the middle."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    forger = Forger(tmp_path / "target")
     for bad, words in [
         *((each, "has a record with a path for a name") for each in BAD_RECORDS),
         *((each, "has a record that Redis does not take") for each in BROKEN_RECORDS),
     ]:
         forger.forge(records=[bad])
         with pytest.raises(BadBackup, match=words):
-            await empty.restore(tmp_path / "target", unauthenticated=True)
+            await empty.restore(target, unauthenticated=True)
         forger.remove_newest()
     with servers[1].client() as client:
         assert client.keys() == []
@@ -145,14 +139,14 @@ def test_records_that_a_backup_has() -> None:
     assert [find_record_fault(KeyCopy(*each)) for each in good] == [""] * len(good)
 
 
-async def test_records_of_a_kind_that_no_backup_has(service: Service, empty: Service, tmp_path: Path) -> None:
+async def test_records_of_a_kind_that_no_backup_has(
+    service: Service, empty: Service, forger: Forger, target: Path
+) -> None:
     """They are left out: a session would open an account, and other keys in the same Redis are not the service's."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     forged = [record(f"{kind}:x", "string", "forged") for kind in (*sorted(LEFT_OUT), "another", "{tag}")]
-    Forger(tmp_path / "target").forge(records=forged)
+    forger.forge(records=forged)
     await empty.store.client.set("another:x", "of another program")
-    await empty.restore(tmp_path / "target", unauthenticated=True)
+    await empty.restore(forger.target, unauthenticated=True)
     assert await empty.store.get("another:x") == "of another program"
     present = {key.partition(":")[0] for key in await empty.store.list_keys() if key.endswith(":x")}
     assert present == {"another"}

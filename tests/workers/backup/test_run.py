@@ -1,9 +1,7 @@
 """A service that is backed up and restored: what comes back, what is refused, and what happens in between."""
 
 import asyncio
-import contextlib
 import re
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ from gateway.keys import (
     BACKUP_KEY,
     LAYOUT_KEY,
     LAYOUT_MINOR_KEY,
+    PROCESSES_KEY,
     api_keys_key,
     data_status_key,
     deploy_key,
@@ -293,61 +292,51 @@ async def test_a_secret_that_a_gateway_with_the_old_key_stores_meanwhile(
         await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
 
 
-async def test_what_is_there_is_not_replaced(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
-) -> None:
-    await service.fill()
-    await service.back_up(tmp_path / "target")
+async def test_what_is_there_is_not_replaced(empty: Service, servers: list[RedisServer], target: Path) -> None:
     await empty.storage.put("sources/app/src_1.tar.gz", b"mine")
-    with pytest.raises(BackupRefused, match=r"^the storage is not empty"):
-        await empty.restore(tmp_path / "target")
+    with pytest.raises(BackupRefused, match=r"^the storage is not empty: .*; --force replaces them"):
+        await empty.restore(target)
     assert (content(servers[1]), files_of(empty.storage)) == ({}, {"sources/app/src_1.tar.gz": b"mine"})
     await empty.fill(1)
     before = content(servers[1])
-    with pytest.raises(BackupRefused, match=r"^Redis is not empty"):
-        await empty.restore(tmp_path / "target")
+    with pytest.raises(BackupRefused, match=r"^Redis is not empty: .*; --force replaces them"):
+        await empty.restore(target)
     assert content(servers[1]) == before
-    await empty.restore(tmp_path / "target", force=True)
+    await empty.restore(target, force=True)
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
     assert not before.keys() & content(servers[1]).keys() - {LAYOUT_KEY} - content(servers[0]).keys()
 
 
-@pytest.mark.parametrize("key", ["worker:sites:host-1", "{ops}:processes"])
-async def test_a_service_that_runs(key: str, service: Service, empty: Service, tmp_path: Path) -> None:
-    await service.fill()
-    await service.back_up(tmp_path / "target")
-    await empty.store.client.set(key, "1")
-    with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
-        await empty.restore(tmp_path / "target", force=True)
-    assert await empty.store.get(LAYOUT_KEY) is None
+async def test_a_service_that_runs(empty: Service, target: Path) -> None:
+    for key in ("worker:sites:host-1", "{ops}:processes"):
+        await empty.store.client.set(key, "1")
+        with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
+            await empty.restore(target, force=True)
+        assert await empty.store.get(LAYOUT_KEY) is None
+        await empty.store.client.delete(key)
 
 
-@pytest.mark.parametrize("key", ["worker:sites:host-1", "{ops}:processes"])
 async def test_a_service_that_starts_during_the_verification(
-    key: str, service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Service, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has read the layout by then, and would not look at it again."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     verify = BackupTarget.verify
 
     async def start_and_verify(target: BackupTarget, manifest: BackupManifest) -> int:
-        await empty.store.client.mset({LAYOUT_KEY: LAYOUT, key: "1"})
+        await empty.store.client.mset({LAYOUT_KEY: LAYOUT, PROCESSES_KEY: "1"})
         return await verify(target, manifest)
 
     monkeypatch.setattr(BackupTarget, "verify", start_and_verify)
     with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
-        await empty.restore(tmp_path / "target", force=True)
+        await empty.restore(target, force=True)
     assert await empty.store.get(LAYOUT_KEY) == str(LAYOUT)
-    assert (await empty.store.list_keys(), files_of(empty.storage)) == ({LAYOUT_KEY, key}, {})
+    assert (await empty.store.list_keys(), files_of(empty.storage)) == ({LAYOUT_KEY, PROCESSES_KEY}, {})
 
 
 async def test_a_restore_that_is_ended_before_it_writes_lets_the_service_start(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise whoever presses Ctrl-C meanwhile could only restore, and lose what is there."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     await service.store.client.set(LAYOUT_KEY, LAYOUT)
 
     async def end_apps(_: Backup) -> None:
@@ -355,16 +344,12 @@ async def test_a_restore_that_is_ended_before_it_writes_lets_the_service_start(
 
     monkeypatch.setattr(Backup, "_end_apps", end_apps)
     with pytest.raises(asyncio.CancelledError):
-        await service.restore(tmp_path / "target", force=True)
+        await service.restore(target, force=True)
     assert await service.store.get(LAYOUT_KEY) == str(LAYOUT)
 
 
-async def test_apps_that_outlive_their_worker(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
-) -> None:
+async def test_apps_that_outlive_their_worker(empty: Service, servers: list[RedisServer], target: Path) -> None:
     """They would serve their former data, and what they write would be lost."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     data = AppData(empty.folder, "shop")
     empty.folder.mkdir()
 
@@ -381,9 +366,9 @@ async def test_apps_that_outlive_their_worker(
     with pytest.raises(
         BackupRefused, match=r"^1 apps of this data folder run .*, such as shop; --force ends them first"
     ):
-        await empty.restore(tmp_path / "target")
+        await empty.restore(target)
     assert (content(servers[1]), keeper.is_alive()) == ({}, True)
-    await empty.restore(tmp_path / "target", force=True)
+    await empty.restore(target, force=True)
     keeper.join(0)
     assert not keeper.is_alive()
     assert not data.is_held
@@ -391,17 +376,15 @@ async def test_apps_that_outlive_their_worker(
 
 
 async def test_an_app_that_does_not_end(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Service, servers: list[RedisServer], target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
     monkeypatch.setattr(AppData.__init__, "__kwdefaults__", {"stop_seconds": 0.1})
     empty.folder.mkdir()
     with (
         AppData(empty.folder, "shop").running("acc_1", 1_000),
         pytest.raises(BackupRefused, match=r"^shop does not end"),
     ):
-        await empty.restore(tmp_path / "target", force=True)
+        await empty.restore(target, force=True)
     assert (content(servers[1]), files_of(empty.storage).keys()) == (
         {},
         {"data/shop/account", "data/shop/limit", "data/shop/lock"},
@@ -410,12 +393,9 @@ async def test_an_app_that_does_not_end(
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 async def test_damaged_backups(
-    damage: str, service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+    damage: str, service: Service, empty: Service, servers: list[RedisServer], target: Path
 ) -> None:
     """Whichever file it is, nothing is restored. The next backup replaces what is missing or has another size."""
-    await service.fill(1)
-    target = tmp_path / "target"
-    await service.back_up(target)
     for path in [*objects_of(target), *(target / "backups").iterdir()]:
         whole = path.read_bytes()
         match damage:
@@ -445,27 +425,6 @@ async def test_a_backup_of_a_newer_version(service: Service, tmp_path: Path) -> 
 # -- after a loss, as the runbook says -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", ["redis", "storage"])
-async def test_half_of_the_data_is_lost(
-    lost: str, service: Service, servers: list[RedisServer], tmp_path: Path
-) -> None:
-    (_, key, app), *_ = await service.fill()
-    await service.back_up(tmp_path / "target")
-    records, objects = content(servers[0]), files_of(service.storage)
-    if lost == "redis":
-        await service.store.client.flushall()
-        with pytest.raises(BackupRefused, match=r"^the storage is not empty: .*; --force replaces them"):
-            await service.restore(tmp_path / "target")
-    else:
-        shutil.rmtree(service.folder)
-        with pytest.raises(BackupRefused, match=r"^Redis is not empty: .*; --force replaces them"):
-            await service.restore(tmp_path / "target")
-    await service.restore(tmp_path / "target", force=True)
-    assert files_of(service.storage) == objects
-    assert lacks(records, content(servers[0])) <= LEFT_OUT
-    assert (await service.registry.api_keys.identify(key)).account == app.account
-
-
 async def test_the_encryption_key_is_lost(service: Service, tmp_path: Path) -> None:
     """Account holders set what was encrypted again, and then backups work again."""
     (account, _, app), *_ = await service.fill(1)
@@ -484,32 +443,30 @@ async def test_the_encryption_key_is_lost(service: Service, tmp_path: Path) -> N
 # -- files on the way ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to_s3", [False, True], ids=["folder", "s3"])
+@pytest.fixture
+def spool_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders in which files are on the way. There is none for temporary files, which is often in memory."""
+    folders, opening = list[Path](), run.open_spool
+
+    def note(parent: Path) -> Any:
+        folders.append(parent)
+        return opening(parent)
+
+    monkeypatch.setattr(run, "open_spool", note)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    return folders
+
+
 async def test_no_file_is_where_temporary_files_are(
-    to_s3: bool, service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, empty: Service, spool_folders: list[Path], tmp_path: Path
 ) -> None:
-    """That folder is often small, and in memory. A target may be read-only for a restore."""
+    """A target may be read-only for a restore."""
     await service.fill(1)
-    async with contextlib.AsyncExitStack() as stack:
-        target = str(tmp_path / "target")
-        if to_s3:
-            for name, value in (await stack.enter_async_context(S3Server(tmp_path))).environment.items():
-                monkeypatch.setenv(name, value)
-            target = f"s3://{BUCKET}/backups"
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-        made = await service.back_up(target)
-        opened = BackupTarget(open_target(target), service.vault)
-        assert await opened.verify(made.manifest) > 0
-        folders, opening = list[Path](), run.open_spool
-
-        def note(parent: Path) -> Any:
-            folders.append(parent)
-            return opening(parent)
-
-        monkeypatch.setattr(run, "open_spool", note)
-        await service.back_up(target)
-        await empty.restore(target)
-    assert folders == [service.folder if to_s3 else tmp_path / "target", empty.folder]
+    target = tmp_path / "target"
+    made = await service.back_up(target)
+    assert await BackupTarget(open_target(str(target)), service.vault).verify(made.manifest) > 0
+    await empty.restore(target)
+    assert spool_folders == [target, empty.folder]
     assert files_of(empty.storage) == files_of(service.storage)
 
 
@@ -581,10 +538,7 @@ async def test_old_backups_are_removed_without_what_others_need(
     assert not list((target / "marks").iterdir())
 
 
-async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(service: Service, tmp_path: Path) -> None:
-    await service.fill()
-    target = tmp_path / "target"
-    await service.back_up(target)
+async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(service: Service, target: Path) -> None:
     other = BackupTarget(open_target(str(target)), service.vault)
     began = time.monotonic()
     async with other.marked_as("running"):
@@ -630,13 +584,10 @@ async def test_a_restore_that_is_interrupted(
     service: Service,
     empty: Service,
     servers: list[RedisServer],
-    tmp_path: Path,
+    target: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No process starts with half of the data."""
-    await service.fill()
-    target = tmp_path / "target"
-    await service.back_up(target)
     whole = getattr(run, place)
 
     async def fail(*args: Any) -> Any:
@@ -658,15 +609,13 @@ async def test_a_restore_that_is_interrupted(
 
 
 async def test_a_restore_continues(
-    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, empty: Service, servers: list[RedisServer], target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await service.fill()
-    await service.back_up(tmp_path / "target")
     restore, restored = BackupTarget.fetch, list[str]()
 
     async def fail_late(self: BackupTarget, part: Part, path: Path) -> None:
         restored.append(part.digest)
-        if len(restored) >= 4:
+        if len(restored) >= 3:
             raise StorageUnavailable
         await restore(self, part, path)
 
@@ -674,9 +623,9 @@ async def test_a_restore_continues(
         patch.setattr(spool, "PARALLEL", 1)
         patch.setattr(BackupTarget, "fetch", fail_late)
         with pytest.raises(ExceptionGroup):
-            await empty.restore(tmp_path / "target")
+            await empty.restore(target)
     assert 0 < len(files_of(empty.storage)) < len(files_of(service.storage))
-    await empty.restore(tmp_path / "target")
+    await empty.restore(target)
     assert files_of(empty.storage) == files_of(service.storage)
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
 
@@ -716,7 +665,7 @@ async def test_two_backups_at_once_under_load(service: Service, empty: Service, 
 
 
 async def test_the_target_and_the_storage_are_s3(
-    servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: list[RedisServer], spool_folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with S3Server(tmp_path) as s3:
         for name, value in s3.environment.items():
@@ -724,12 +673,15 @@ async def test_the_target_and_the_storage_are_s3(
         target = f"s3://{BUCKET}/backups/of-this"
         service = Service(servers[0].url, tmp_path / "a", storage_url=f"s3://{BUCKET}/one")
         other = Service(servers[1].url, tmp_path / "b", storage_url=f"s3://{BUCKET}/two")
-        await service.fill()
+        await service.fill(1)
         await service.storage.put("data/app/copies/1-a.tar.gz", b"copy")
-        await service.back_up(target)
+        made = await service.back_up(target)
+        opened = BackupTarget(open_target(target), service.vault)
+        assert await opened.verify(made.manifest) > 0
         assert (await service.back_up(target, keep=1)).added == 0
         await other.restore(target)
-        assert len(await BackupTarget(open_target(target), service.vault).list_backups()) == 1
+        assert spool_folders == [service.folder, service.folder, other.folder]
+        assert len(await opened.list_backups()) == 1
         assert await other.storage.exists("data/app/copies/1-a.tar.gz")
         assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
         plain = Service(servers[2].url, tmp_path / "c")
@@ -756,6 +708,9 @@ async def test_the_access_list_of_the_documentation(
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
     for each in limited:
         await each.close()
+    for server in servers[:2]:
+        with server.client() as client:
+            client.acl_deluser("gateway")
 
 
 async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_path: Path) -> None:

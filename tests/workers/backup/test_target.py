@@ -35,11 +35,8 @@ async def test_a_newer_backup_of_somebody_else(service: Service, empty: Service,
     await empty.restore(tmp_path / "target", unauthenticated=True, force=True)
 
 
-async def test_a_backup_that_was_changed(service: Service, empty: Service, tmp_path: Path) -> None:
+async def test_a_backup_that_was_changed(empty: Service, forger: Forger, target: Path) -> None:
     """Whichever of its fields it is."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    forger = Forger(tmp_path / "target")
     genuine = forger.newest
     forger.remove_newest()
     for name in genuine.keys() - {"at", "format", "authenticator"}:
@@ -53,37 +50,31 @@ async def test_a_backup_that_was_changed(service: Service, empty: Service, tmp_p
                 other = [] if value else ["another"]
         forger.write(genuine | {name: other})
         with pytest.raises(BadBackup, match="was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed"):
-            await empty.restore(tmp_path / "target")
+            await empty.restore(target)
         forger.remove_newest()
 
 
-async def test_an_old_backup_under_a_newer_name(service: Service, empty: Service, tmp_path: Path) -> None:
+async def test_an_old_backup_under_a_newer_name(service: Service, empty: Service, forger: Forger, target: Path) -> None:
     """Keys that were revoked since would be valid again."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    old = Forger(tmp_path / "target").newest_file
-    await service.back_up(tmp_path / "target")
+    old = forger.newest_file
+    await service.back_up(target)
     (old.parent / f"29990101T000000000Z{old.name[19:]}").write_bytes(old.read_bytes())
     with pytest.raises(BadBackup, match="and was renamed; remove it"):
-        await empty.restore(tmp_path / "target")
+        await empty.restore(target)
 
 
-async def test_keys_that_were_rotated(service: Service, empty: Service, tmp_path: Path) -> None:
+async def test_keys_that_were_rotated(service: Service, empty: Service, target: Path) -> None:
     """Any of the keys may have made the authenticator."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    await empty.restore(tmp_path / "target", key=f"{OTHER_KEY},{KEY}")
-    await service.back_up(tmp_path / "target", encryption_key=f"{OTHER_KEY},{KEY}")
-    await empty.restore(tmp_path / "target", key=f"{KEY},{OTHER_KEY}", force=True)
+    await empty.restore(target, key=f"{OTHER_KEY},{KEY}")
+    await service.back_up(target, encryption_key=f"{OTHER_KEY},{KEY}")
+    await empty.restore(target, key=f"{KEY},{OTHER_KEY}", force=True)
 
 
-async def test_the_authenticator_is_of_no_use_elsewhere(service: Service, tmp_path: Path) -> None:
+async def test_the_authenticator_is_of_no_use_elsewhere(forger: Forger) -> None:
     """Neither as a fingerprint, nor as a signature of something else."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    newest = Forger(tmp_path / "target").newest
+    newest = forger.newest
     made = bytes.fromhex(newest["authenticator"])
-    text = Forger(tmp_path / "target").newest_file.read_bytes()
+    text = forger.newest_file.read_bytes()
     body = text.replace(b',"authenticator":"' + made.hex().encode() + b'"', b"")
     assert Vault(KEY).is_signed("backup", body, made)
     assert not Vault(KEY).is_signed("", body, made)
@@ -92,25 +83,23 @@ async def test_the_authenticator_is_of_no_use_elsewhere(service: Service, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["remove", "shorten"])
-async def test_each_backup_is_listed(damage: str, service: Service, tmp_path: Path) -> None:
+async def test_each_backup_is_listed(damage: str, service: Service, forger: Forger, target: Path) -> None:
     """Also one that lacks an object, or has a file of another name or size."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    target = BackupTarget(open_target(str(tmp_path / "target")), service.vault)
-    [row] = await target.describe_all()
+    opened = BackupTarget(open_target(str(target)), service.vault)
+    [row] = await opened.describe_all()
     assert (row.state, row.accounts, row.apps, row.notes, row.detail) == ("complete", 1, 1, 0, "")
-    for path in objects_of(tmp_path / "target"):
+    for path in objects_of(target):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
         if damage == "remove":
             path.unlink()
-        [row] = await target.describe_all()
+        [row] = await opened.describe_all()
         assert (row.state, row.detail.partition(" of the backup is")[0]) == ("damaged", f"the object {path.name}")
         path.write_bytes(whole)
-    newest = Forger(tmp_path / "target").newest_file
+    newest = forger.newest_file
     newest.with_name(newest.name.replace(".json", "")).write_bytes(newest.read_bytes())
     newest.write_bytes(b" " * (MANIFEST_BYTES + 1))
-    assert [row.state for row in await target.describe_all()] == ["damaged", "damaged"]
+    assert [row.state for row in await opened.describe_all()] == ["damaged", "damaged"]
 
 
 async def test_a_service_without_a_key(service: Service, empty: Service, tmp_path: Path) -> None:
@@ -142,13 +131,11 @@ async def test_a_backup_takes_nothing_from_a_forged_one(service: Service, empty:
     assert files_of(empty.storage) == files_of(service.storage)
 
 
-async def test_a_forged_backup_pushes_none_out(service: Service, tmp_path: Path) -> None:
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    Forger(tmp_path / "target").forge()
-    report = await service.back_up(tmp_path / "target", keep=1)
+async def test_a_forged_backup_pushes_none_out(service: Service, forger: Forger, target: Path) -> None:
+    forger.forge()
+    report = await service.back_up(target, keep=1)
     assert report.notes[0].startswith("no old backup was removed: the backup of 2999-01-01T00:00:00.000Z was made with")
-    assert len([*(tmp_path / "target" / "backups").iterdir()]) == 3
+    assert len([*(target / "backups").iterdir()]) == 3
 
 
 async def test_marks_that_no_backup_has_made(service: Service, tmp_path: Path) -> None:
@@ -182,24 +169,18 @@ FORGED_FIELDS: list[dict[str, Any]] = [
 TEXTS = [b"", b"null", b"[]", b"\xff", b"{", b'{"format":1}', b'{"format":1,"x":' + DEEP.encode() + b"}"]
 
 
-async def test_forged_fields(service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path) -> None:
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    forger = Forger(tmp_path / "target")
+async def test_forged_fields(empty: Service, servers: list[RedisServer], forger: Forger, target: Path) -> None:
     for manifest in (*(forger.newest | fields for fields in FORGED_FIELDS), *TEXTS):
         forger.write(manifest, stamp="29990101T000000000Z")
         with pytest.raises(BadBackup):
-            await empty.restore(tmp_path / "target", unauthenticated=True)
+            await empty.restore(target, unauthenticated=True)
         forger.remove_newest()
     with servers[1].client() as client:
         assert client.keys() == []
 
 
 @pytest.mark.parametrize("part", ["files", "records"])
-async def test_lists_that_are_none(part: str, service: Service, empty: Service, tmp_path: Path) -> None:
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    forger = Forger(tmp_path / "target")
+async def test_lists_that_are_none(part: str, empty: Service, forger: Forger, target: Path) -> None:
     pack = zstandard.ZstdCompressor().compress
     huge = pack(b"x" * 100)
     parameters = zstandard.get_frame_parameters(huge)
@@ -209,7 +190,7 @@ async def test_lists_that_are_none(part: str, service: Service, empty: Service, 
     for content in (b"", b"not packed", pack(b"{"), pack(b"[1]"), pack(b"\xff"), pack(DEEP.encode()), claims):
         forger.write(forger.newest | {"at": "2999-01-01T00:00:00.000Z", part: [forger.add(content)]})
         with pytest.raises(BadBackup):
-            await empty.restore(tmp_path / "target", unauthenticated=True)
+            await empty.restore(target, unauthenticated=True)
         forger.remove_newest()
 
 
@@ -226,12 +207,12 @@ async def test_an_object_that_grows_without_end(service: Service, tmp_path: Path
     assert (tmp_path / "fetched").stat().st_size < 1 << 22
 
 
-async def test_random_changes(service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path) -> None:
+async def test_random_changes(
+    service: Service, empty: Service, servers: list[RedisServer], forger: Forger, target: Path
+) -> None:
     """Whatever is changed in the file of a backup, it is refused, and by nothing but BadBackup."""
-    await service.fill(1)
-    await service.back_up(tmp_path / "target")
-    forger, chance = Forger(tmp_path / "target"), random.Random(7)
-    target = BackupTarget(open_target(str(tmp_path / "target")), service.vault, unauthenticated=True)
+    chance = random.Random(7)
+    opened = BackupTarget(open_target(str(forger.target)), empty.vault, unauthenticated=True)
     whole = forger.newest_file.read_bytes()
     for _ in range(150):
         text = bytearray(whole)
@@ -243,9 +224,9 @@ async def test_random_changes(service: Service, empty: Service, servers: list[Re
         if text != whole:
             forger.write(bytes(text), stamp="29990101T000000000Z")
             with pytest.raises(BadBackup):
-                await empty.restore(tmp_path / "target")
+                await empty.restore(forger.target)
             with suppress(BadBackup):
-                await target.verify(await target.find())
+                await opened.verify(await opened.find())
             forger.remove_newest()
     with servers[1].client() as client:
         assert client.keys() == []

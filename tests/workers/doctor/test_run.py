@@ -67,7 +67,7 @@ async def test_a_good_machine(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         identity = await stack.enter_async_context(FakeIdentityProvider())
         mail = await stack.enter_async_context(MailServer())
         elsewhere = await stack.enter_async_context(FakeServer())
-        elsewhere.script = lambda _: answer(200)  # type: ignore[method-assign]
+        elsewhere.reply = answer(200)
         api = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.2", 0, ssl=context)
         await stack.enter_async_context(api)
         monkeypatch.setattr(network, "Client", _allow_private(network.Client))
@@ -139,15 +139,9 @@ async def test_a_pod_that_the_cluster_confines_needs_no_sandbox(
     assert not {*OF_THE_MACHINE, "data folder"} & found.keys()
 
 
-async def test_a_check_that_hangs() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        settings = Settings(provider_url=f"http://127.0.0.1:{silent.getsockname()[1]}", provider_key="key")
-        check = network.check_provider("provider", settings.providers[0], settings)
-        rows = await doctor._collect("provider", check, 0.5)
-    assert [(row.check, row.state) for row in rows] == [("provider", "fail")]
-
-
-async def test_all_servers_hang(tmp_path: Path) -> None:
+async def test_all_servers_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.CHECK_SECONDS < 20
+    monkeypatch.setattr(doctor._collect, "__defaults__", (1.0,))
     with socket.create_server(("127.0.0.2", 0)) as silent:
         address = f"127.0.0.2:{silent.getsockname()[1]}"
         one = msgspec.structs.replace(Settings().providers[0], url=f"http://{address}", key="key")
@@ -165,28 +159,27 @@ async def test_all_servers_hang(tmp_path: Path) -> None:
         )
         began = time.monotonic()
         found = await rows_of(settings)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 9
     names = [*(f"provider p{number}" for number in range(8)), "redis", "sign-in", "mail server", "probe check"]
     assert states(found, *names) == ["fail"] * len(names)
 
 
-@pytest.mark.parametrize("output", ["--json", "--output=table"])
-def test_the_command(output: str, tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{free_port()}"}
     environment |= {"GATEWAY_DATA_DIR": str(tmp_path), "GATEWAY_PROVIDER_KEY": "", "GATEWAY_DAILY_CAP": "free=0"}
-    command = [sys.executable, "-m", "capsule_gateway", "doctor", output]
+    command = [sys.executable, "-m", "capsule_gateway", "doctor", "--json"]
     run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (1, "")
-    if output == "--json":
-        rows = msgspec.json.decode(run.stdout, type=list[Row])
-        assert {("redis", "fail"), ("settings", "warn")} <= {(row.check, row.state) for row in rows}
-    else:
-        assert "CHECK" in run.stdout
+    rows = msgspec.json.decode(run.stdout, type=list[Row])
+    assert {("redis", "fail"), ("settings", "warn")} <= {(row.check, row.state) for row in rows}
 
 
 def test_invalid_settings() -> None:
-    code, out, error = invoke(["doctor", "--json"], {"GATEWAY_OPERATOR_TOKEN": "short", "GATEWAY_REDIS_WAIT": "many"})
+    wrong = {"GATEWAY_OPERATOR_TOKEN": "short", "GATEWAY_REDIS_WAIT": "many"}
+    code, out, error = invoke(["doctor", "--json"], wrong)
     rows = msgspec.json.decode(out, type=list[Row])
     assert (code, error, {(row.check, row.state) for row in rows}) == (1, "", {("settings", "fail")})
-    assert {row.detail.partition(":")[0] for row in rows} == {"GATEWAY_OPERATOR_TOKEN", "GATEWAY_REDIS_WAIT"}
+    assert {row.detail.partition(":")[0] for row in rows} == wrong.keys()
     assert all(row.action for row in rows)
+    shown = invoke(["doctor", "--output=table"], wrong)
+    assert (shown.code, "CHECK" in shown.out) == (1, True)

@@ -1,6 +1,8 @@
 """The rows about the service's settings, secrets and workers."""
 
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,17 +41,26 @@ async def test_a_misspelt_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
 
 
+PUBLIC = "https://api.example.com"
+
+
 @pytest.mark.parametrize(
-    ("settings", "state"),
+    ("check", "settings", "state"),
     [
-        (Settings(), "warn"),
-        (Settings(operator_token="x" * 20), "ok"),
-        (Settings(operator_tokens={"ana": "x" * 20}), "ok"),
-        (Settings(oidc_operators=("ana@example.com",)), "ok"),
+        (service.check_operators, {}, "warn"),
+        (service.check_operators, {"operator_token": "x" * 20}, "ok"),
+        (service.check_operators, {"operator_tokens": {"ana": "x" * 20}}, "ok"),
+        (service.check_operators, {"oidc_operators": ("ana@example.com",)}, "ok"),
+        (service.check_private_addresses, {"base_url": PUBLIC, "allow_private_addresses": True}, "fail"),
+        (service.check_private_addresses, {"base_url": PUBLIC, "allow_private_addresses": False}, "ok"),
+        (service.check_private_addresses, {"allow_private_addresses": True}, "ok"),
+        (service.check_emergency_file, {"emergency_off_file": "/nowhere/inference.off"}, "ok"),
+        (service.check_emergency_file, {"emergency_off_file": __file__}, "warn"),
     ],
 )
-async def test_nobody_is_an_operator(settings: Settings, state: str) -> None:
-    assert [row.state async for row in service.check_operators(settings)] == [state]
+async def test_a_setting(check: Callable[[Settings], AsyncIterator[Row]], settings: dict[str, Any], state: str) -> None:
+    """An operator can sign in, no private addresses are allowed beside a public one, and inference was not left off."""
+    assert [row.state async for row in check(Settings(**settings))] == [state]
 
 
 async def test_weak_tokens() -> None:
@@ -67,26 +78,6 @@ async def test_weak_tokens() -> None:
         "key 2 of GATEWAY_ENCRYPTION_KEY",
     ]
     assert not any(weak in repr(row) for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("base_url", "allowed", "state"),
-    [
-        ("https://api.example.com", True, "fail"),
-        ("https://api.example.com", False, "ok"),
-        ("http://localhost:8000", True, "ok"),
-    ],
-)
-async def test_private_addresses_beside_a_public_one(base_url: str, allowed: bool, state: str) -> None:
-    settings = Settings(base_url=base_url, allow_private_addresses=allowed)
-    assert [row.state async for row in service.check_private_addresses(settings)] == [state]
-
-
-async def test_inference_was_left_off(tmp_path: Path) -> None:
-    settings = Settings(emergency_off_file=str(tmp_path / "inference.off"))
-    assert [row.state async for row in service.check_emergency_file(settings)] == ["ok"]
-    (tmp_path / "inference.off").touch()
-    assert [row.state async for row in service.check_emergency_file(settings)] == ["warn"]
 
 
 async def test_secrets_that_no_key_opens(redis_url: str, store: Store) -> None:

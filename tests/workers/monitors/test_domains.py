@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import dns.rcode
@@ -21,7 +20,7 @@ from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.support.background import cancel
 from tests.support.dns_server import DnsServer, dns_server
-from tests.support.monitored_apps import Fleet, Watched, fleet
+from tests.support.monitored_apps import Fleet, Watched
 from tests.support.polling import wait_until
 from workers.monitors.domains import Domains, judge
 
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 DAY_MS = 86_400_000
 NOW = 1_782_979_200_000
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path) as running:
-        yield running
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -19,27 +19,8 @@ OPERATORS: dict[int, Callable[[int, int], bool]] = {
     0x45: lambda value, operand: value & operand != 0,
 }
 # First and third arguments of clone and socket, and second ones of ioctl and fallocate.
-INTERESTING = [
-    0,
-    1,
-    2,
-    3,
-    10,
-    16,
-    17,
-    38,
-    40,
-    44,
-    132,
-    262,
-    0x5412,
-    0x40305828,
-    0x4030582A,
-    0x40305839,
-    0x11,
-    0x10000011,
-    0x2000000,
-]
+INTERESTING = [*range(4), 10, 16, 17, 38, 40, 44, 132, 262, 0x5412, 0x10000011, 0x2000000]
+INTERESTING += [0x40305828, 0x4030582A, 0x40305839]
 INTERESTING += [value | 1 << 32 for value in INTERESTING]
 HIGHEST_CALL = 480
 

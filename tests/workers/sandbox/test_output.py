@@ -65,6 +65,7 @@ def test_output_is_cut_into_lines() -> None:
     assert splitter.split("é".encode()[1:] + rest) == ["é", *longest, "end", "y" * LINE_CHARACTERS]
     assert splitter.split(b"") == ["rest"]
     assert splitter.split(b"") == []
+    assert splitter.split(b"\377\n") == ["�"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from tests.support.programs import require
 from tests.support.sandbox import ROOT, Room, delegation, repeat_without_root, room_of
 from workers.sandbox import bwrap, cgroups, tools
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.output import LINE_CHARACTERS
 from workers.sandbox.sandbox import BUILD_USERS, Command, Sandbox, SandboxLimits
 
 # Selects the tests that control groups influence. The others are the same with and without them.
@@ -271,27 +270,6 @@ async def test_trusted_commands_end_with_their_descendants(trusted: Room) -> Non
 
 
 # -- output --------------------------------------------------------------------------------------------------
-
-
-async def test_output_arrives_as_it_is_written(room: Room) -> None:
-    command = room.command("echo first; sleep $MARK", SandboxLimits())
-    async with room.sandbox.start(command, room.uid, room.lines.append):
-        await wait_until(lambda: room.lines == ["first"])
-    assert room.alive() == []
-
-
-async def test_lines_arrive_whole_and_long_lines_are_split(room: Room) -> None:
-    script = "printf 'a\\r\\n\\nb\\342\\202'; sleep 0.1; printf '\\254\\n\\377\\n'; head -c 9000 /dev/zero | tr '\\0' x"
-    assert (await room.run(script)).ok
-    assert room.lines == [
-        "a",
-        "",
-        "b€",
-        "�",
-        "x" * LINE_CHARACTERS,
-        "x" * LINE_CHARACTERS,
-        "x" * (9000 - 2 * LINE_CHARACTERS),
-    ]
 
 
 async def test_endless_output_does_not_block_the_event_loop(room: Room) -> None:

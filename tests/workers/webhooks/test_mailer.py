@@ -3,11 +3,14 @@
 import ssl
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+import pytest_asyncio
 from msgspec.structs import replace
 
 from gateway.accounts.records import Deletion, Suspension
@@ -37,19 +40,28 @@ HANGING = {"workers.webhooks.mailer.ATTEMPT_SECONDS": 0.5, "workers.webhooks.mai
 Tls = tuple[ssl.SSLContext, str]
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def server() -> AsyncIterator[MailServer]:
+    async with MailServer() as server:
+        yield server
+
+
+def registry_of(own: Queue) -> Registry:
+    return Registry(own.store, Vault(ENCRYPTION_KEY))
+
+
 async def subscribed(own: Queue, choices: NoticeChoices = DEPLOYS) -> Account:
     """Creates an account without a receiver, of which Ada gets these notices."""
-    registry = Registry(own.store, Vault(ENCRYPTION_KEY))
-    record, key = await registry.create_account("Ada’s workshop", "maker")
+    record, key = await registry_of(own).create_account("Ada’s workshop", "maker")
     own.confidential.add(key)
-    await join(registry, record.id, ADA, choices)
+    await join(own, record.id, ADA, choices)
     return Account(own, record.id)
 
 
-async def join(registry: Registry, account: str, address: str, choices: NoticeChoices) -> None:
+async def join(own: Queue, account: str, address: str, choices: NoticeChoices = DEPLOYS) -> None:
     """Makes the address a member who gets these notices."""
-    await registry.members.put(account, address, "developer")
-    await Notices(registry.store).choose(account, address, choices)
+    await registry_of(own).members.put(account, address, "developer")
+    await Notices(own.store).choose(account, address, choices)
 
 
 async def worker(own: Queue, server: MailServer, constants: dict[str, float] = QUICK, **settings: str) -> Worker:
@@ -67,30 +79,29 @@ def link_of(message: EmailMessage) -> EndLink | None:
     return open_link(Vault(ENCRYPTION_KEY), message["List-Unsubscribe"].strip("<>").rpartition("/")[2])
 
 
-async def test_two_workers_send_each_notice_once(own: Queue) -> None:
-    async with MailServer() as server:
-        account = await subscribed(own)
-        registry = Registry(own.store, Vault(ENCRYPTION_KEY))
-        await join(registry, account.id, BOB, NoticeChoices(finding=True))
-        workers = [await worker(own, server) for _ in range(2)]
-        events = [await account.emit(FAILED) for _ in range(10)]
-        record = await registry.account(account.id)
-        await own.webhooks.queue_sample(record, "security.finding", None, "apps.example.com")
-        await account.emit(SAMPLES["deploy.succeeded"])
-        await own.drained()
-        await own.webhooks.redeliver(account.id, events[0])
-        await own.drained()
-        await outcomes(own, sent=10)
-        assert server.recipients == [ADA] * 10
-        assert subjects(server) == [f"The deploy of {account.app.name} failed"] * 10
-        assert len({message["Message-ID"] for message in server.messages}) == 10
-        message = server.messages[0]
-        assert "Ada’s workshop" in text_of(message)
-        assert link_of(message) == EndLink(ADA, "notices")
-        for each in workers:
-            assert await each.stop() == 0
-            assert ADA not in each.log
-        assert not [key for key in await own.store.list_keys() if "@" in key]
+async def test_two_workers_send_each_notice_once(own: Queue, server: MailServer) -> None:
+    account = await subscribed(own)
+    registry = registry_of(own)
+    await join(own, account.id, BOB, NoticeChoices(finding=True))
+    workers = [await worker(own, server) for _ in range(2)]
+    events = [await account.emit(FAILED) for _ in range(10)]
+    record = await registry.account(account.id)
+    await own.webhooks.queue_sample(record, "security.finding", None, "apps.example.com")
+    await account.emit(SAMPLES["deploy.succeeded"])
+    await own.drained()
+    await own.webhooks.redeliver(account.id, events[0])
+    await own.drained()
+    await outcomes(own, sent=10)
+    assert server.recipients == [ADA] * 10
+    assert subjects(server) == [f"The deploy of {account.app.name} failed"] * 10
+    assert len({message["Message-ID"] for message in server.messages}) == 10
+    message = server.messages[0]
+    assert "Ada’s workshop" in text_of(message)
+    assert link_of(message) == EndLink(ADA, "notices")
+    for each in workers:
+        assert await each.stop() == 0
+        assert ADA not in each.log
+    assert not [key for key in await own.store.list_keys() if "@" in key]
 
 
 @pytest.mark.parametrize("smtps", [False, True])
@@ -109,22 +120,33 @@ async def test_tls_and_a_password(own: Queue, tls: Tls, smtps: bool) -> None:
         assert server.encrypted == [True]
 
 
-async def test_a_notice_is_tried_again(own: Queue) -> None:
+async def test_a_notice_is_tried_again(own: Queue, server: MailServer) -> None:
+    """An entry before it that is no notice becomes a dead letter."""
     assert mailer.FIRST_PAUSE_SECONDS < 10
     assert mailer.RETRY_SECONDS == 3_600
-    async with MailServer() as server:
-        server.refusals = ["451 later", "550 never", "421 closing"]
-        account = await subscribed(own)
-        await account.emit(FAILED)
-        await worker(own, server)
-        await outcomes(own, sent=1)
-        assert len(server.attempts) == 4
+    server.refusals = ["451 later", "550 never", "421 closing"]
+    account = await subscribed(own)
+    tag = partition_tag(account.id)
+    fields = {
+        "account": account.id,
+        "address": "hash",
+        "kind": "budget",
+        "type": "unknown",
+        "app": "",
+        "data": "{}",
+    }
+    await own.store.client.xadd(stream_key(tag, "mails"), fields)
+    await account.emit(FAILED)
+    await worker(own, server)
+    await outcomes(own, sent=1)
+    assert len(server.attempts) == 4
+    assert await own.store.client.xlen(dead_letters_key(tag)) == 1
 
 
 async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
     async with MailServer(greets=False) as server:
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
-        await join(Registry(own.store, Vault(ENCRYPTION_KEY)), account.id, BOB, DEPLOYS)
+        await join(own, account.id, BOB)
         sending = await worker(own, server, QUICK | HANGING)
         events, began = [await account.emit(FAILED) for _ in range(10)], time.monotonic()
         for event in events:
@@ -136,53 +158,50 @@ async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, rec
         assert '"reason":"timeout"' in sending.log.replace(" ", "")
 
 
-async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(own: Queue) -> None:
+async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(own: Queue, server: MailServer) -> None:
     """The server got the message, but the worker did not record it: it comes a second time, with the same id."""
-    async with MailServer() as server:
-        server.may_answer.clear()
-        account = await subscribed(own)
-        await account.emit(FAILED)
-        dying = await worker(own, server)
-        await wait_until(lambda: server.attempts, 10)
-        dying.kill()
-        server.may_answer.set()
-        await worker(own, server)
-        await wait_until(lambda: count_outcomes(own.store), 30, holds=lambda found: found["sent"] == 1)
-        assert len(server.messages) == 2
-        assert len({message["Message-ID"] for message in server.messages}) == 1
+    server.may_answer.clear()
+    account = await subscribed(own)
+    await account.emit(FAILED)
+    dying = await worker(own, server)
+    await wait_until(lambda: server.attempts, 10)
+    dying.kill()
+    server.may_answer.set()
+    await worker(own, server)
+    await wait_until(lambda: count_outcomes(own.store), 30, holds=lambda found: found["sent"] == 1)
+    assert len(server.messages) == 2
+    assert len({message["Message-ID"] for message in server.messages}) == 1
 
 
-async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue) -> None:
+async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue, server: MailServer) -> None:
     """So a shared account in which many deploys fail does not silence a person's other accounts."""
-    async with MailServer() as server:
-        shared, second, third = [await subscribed(own) for _ in range(3)]
-        for _ in range(25):
-            await shared.emit(FAILED)
-        await worker(own, server)
-        await outcomes(own, sent=10, limited=15)
+    shared, second, third = [await subscribed(own) for _ in range(3)]
+    for _ in range(25):
+        await shared.emit(FAILED)
+    await worker(own, server)
+    await outcomes(own, sent=10, limited=15)
+    await second.emit(FAILED)
+    await outcomes(own, sent=11, limited=15)
+    assert len(lasts(server)) == 1
+    for _ in range(8):
         await second.emit(FAILED)
-        await outcomes(own, sent=11, limited=15)
-        assert len(lasts(server)) == 1
-        for _ in range(8):
-            await second.emit(FAILED)
-        await outcomes(own, sent=19, limited=15)
-        await second.emit(FAILED)  # alone: of several at once, two may find that they are the last
-        await outcomes(own, sent=20, limited=15)
-        assert len(lasts(server)) == 2
-        for _ in range(2):
-            await second.emit(FAILED)
-        await outcomes(own, sent=20, limited=17)
-        await third.emit(FAILED)
-        await outcomes(own, sent=20, limited=18)
-        registry = Registry(own.store, Vault(ENCRYPTION_KEY))
-        await join(registry, third.id, BOB, DEPLOYS)
-        await third.emit(FAILED)
-        await outcomes(own, sent=21, limited=19)
-        assert server.recipients[-1] == BOB
-        counters = [key for key in await own.store.list_keys() if "notices-on" in key]
-        assert len(counters) == 6
-        for key in counters:
-            assert 0 < await own.store.client.ttl(key) <= 2 * mailer.DAY_SECONDS
+    await outcomes(own, sent=19, limited=15)
+    await second.emit(FAILED)  # alone: of several at once, two may find that they are the last
+    await outcomes(own, sent=20, limited=15)
+    assert len(lasts(server)) == 2
+    for _ in range(2):
+        await second.emit(FAILED)
+    await outcomes(own, sent=20, limited=17)
+    await third.emit(FAILED)
+    await outcomes(own, sent=20, limited=18)
+    await join(own, third.id, BOB)
+    await third.emit(FAILED)
+    await outcomes(own, sent=21, limited=19)
+    assert server.recipients[-1] == BOB
+    counters = [key for key in await own.store.list_keys() if "notices-on" in key]
+    assert len(counters) == 6
+    for key in counters:
+        assert 0 < await own.store.client.ttl(key) <= 2 * mailer.DAY_SECONDS
 
 
 def lasts(server: MailServer) -> list[EmailMessage]:
@@ -197,69 +216,64 @@ async def test_the_shares_of_a_mail(own: Queue) -> None:
 
 
 async def invite(own: Queue, account: str, address: str) -> None:
-    registry = Registry(own.store, Vault(ENCRYPTION_KEY))
-    record = await registry.account(account)
+    record = await registry_of(own).account(account)
     assert record is not None
-    placed = await registry.members.set_role(account, address, "viewer", ADA)
+    placed = await registry_of(own).members.set_role(account, address, "viewer", ADA)
     assert placed.invitation is not None
     await Notices(own.store).queue_invitation(record, placed.invitation)
 
 
-async def test_invitations_take_nothing_from_notices(own: Queue) -> None:
+async def test_invitations_take_nothing_from_notices(own: Queue, server: MailServer) -> None:
     """An address gets five in a day, of whatever accounts, and its notices all the same."""
-    async with MailServer() as server:
-        account = await subscribed(own)
-        for _ in range(mailer.DAILY_INVITATIONS + 1):
-            stranger, key = await Registry(own.store, Vault(ENCRYPTION_KEY)).create_account("Stranger", "free")
-            own.confidential.add(key)
-            await invite(own, stranger.id, ADA)
-        await invite(own, account.id, BOB)
-        await account.emit(FAILED)
-        each = await worker(own, server)
-        await outcomes(own, sent=mailer.DAILY_INVITATIONS + 2, limited=1)
-        assert Counter(server.recipients) == {ADA: mailer.DAILY_INVITATIONS + 1, BOB: 1}
-        assert "You are invited to the account Ada’s workshop" in subjects(server)
-        assert "last notice of today" not in " ".join(map(text_of, server.messages))
-        ends = Counter(map(link_of, server.messages))
-        assert ends[EndLink(ADA, "invitations")] == mailer.DAILY_INVITATIONS
-        assert (ends[EndLink(BOB, "invitations")], ends[EndLink(ADA, "notices")]) == (1, 1)
-        assert await each.stop() == 0
-        assert BOB not in each.log
+    account = await subscribed(own)
+    for _ in range(mailer.DAILY_INVITATIONS + 1):
+        stranger, key = await registry_of(own).create_account("Stranger", "free")
+        own.confidential.add(key)
+        await invite(own, stranger.id, ADA)
+    await invite(own, account.id, BOB)
+    await account.emit(FAILED)
+    each = await worker(own, server)
+    await outcomes(own, sent=mailer.DAILY_INVITATIONS + 2, limited=1)
+    assert Counter(server.recipients) == {ADA: mailer.DAILY_INVITATIONS + 1, BOB: 1}
+    assert "You are invited to the account Ada’s workshop" in subjects(server)
+    assert "last notice of today" not in " ".join(map(text_of, server.messages))
+    ends = Counter(map(link_of, server.messages))
+    assert ends[EndLink(ADA, "invitations")] == mailer.DAILY_INVITATIONS
+    assert (ends[EndLink(BOB, "invitations")], ends[EndLink(ADA, "notices")]) == (1, 1)
+    assert await each.stop() == 0
+    assert BOB not in each.log
 
 
-@pytest.mark.parametrize("end", ["the account", "the invited", "the member"])
-async def test_a_mail_that_waits_is_not_sent_once_somebody_ends_it(own: Queue, end: str) -> None:
-    async with MailServer() as server:
-        server.refusals = ["451 later"] * 100
-        account = await subscribed(own)
-        await (account.emit(FAILED) if end == "the member" else invite(own, account.id, BOB))
-        await worker(own, server)
-        await wait_until(lambda: server.attempts, 10)
-        if end == "the account":
-            assert await Registry(own.store, Vault("")).members.remove(account.id, BOB)
-        elif end == "the invited":
-            await Notices(own.store).end_invitations(BOB)
-        else:
-            await Notices(own.store).end(account.id, ADA)
-        await outcomes(own, ended=1)
-        assert server.messages == []
+async def test_a_mail_that_waits_is_not_sent_once_somebody_ends_it(own: Queue, server: MailServer) -> None:
+    """The account, the person that it invites, or a member."""
+    server.refusals = ["451 later"] * 100
+    account = await subscribed(own)
+    await invite(own, account.id, BOB)
+    await invite(own, account.id, "cyd@example.com")
+    await account.emit(FAILED)
+    await worker(own, server)
+    await wait_until(lambda: server.attempts, 10)
+    assert await Registry(own.store, Vault("")).members.remove(account.id, BOB)
+    await Notices(own.store).end_invitations("cyd@example.com")
+    await Notices(own.store).end(account.id, ADA)
+    await outcomes(own, ended=3)
+    assert server.messages == []
 
 
-@pytest.mark.parametrize("stop", ["suspension", "deletion"])
-async def test_an_account_that_is_stopped_invites_nobody(own: Queue, stop: str) -> None:
+async def test_an_account_that_is_stopped_invites_nobody(own: Queue, server: MailServer) -> None:
     """It may be stopped because it is abused. Its members hear all the same what happens to its apps."""
-    async with MailServer() as server:
-        account, registry = await subscribed(own), Registry(own.store, Vault(ENCRYPTION_KEY))
+    registry, at = registry_of(own), "2026-07-02T12:00:00.000Z"
+    for change in (
+        {"suspension": Suspension("It is abused.", at)},
+        {"deletion": Deletion(at=at, deletesAt="2026-08-02T12:00:00.000Z")},
+    ):
+        account = await subscribed(own)
         await invite(own, account.id, BOB)
         await account.emit(FAILED)
-        change = {
-            "suspension": Suspension("It is abused.", "2026-07-02T12:00:00.000Z"),
-            "deletion": Deletion(at="2026-07-02T12:00:00.000Z", deletesAt="2026-08-02T12:00:00.000Z"),
-        }[stop]
-        assert await registry.change_account(account.id, lambda record: replace(record, **{stop: change}))
-        await worker(own, server)
-        await outcomes(own, ended=1, sent=1)
-        assert server.recipients == [ADA]
+        assert await registry.change_account(account.id, partial(replace, **change))
+    await worker(own, server)
+    await outcomes(own, ended=2, sent=2)
+    assert server.recipients == [ADA, ADA]
 
 
 async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
@@ -267,7 +281,7 @@ async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
     async with fleet(tmp_path) as own, MailServer() as server:
         app = await own.app()
         await own.queue.webhooks.clear_receiver(app.account.id)
-        await join(own.registry, app.account.id, ADA, NoticeChoices(appDown=True))
+        await join(own.queue, app.account.id, ADA, NoticeChoices(appDown=True))
         mail = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "notices@example.com"}
         await own.worker("monitors", "webhooks", **mail)
         app.fails()
@@ -275,22 +289,3 @@ async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
         app.heals()
         both = [f"{app.app.name} answers again", f"{app.app.name} does not answer"]
         await wait_until(lambda: subjects(server), 15, holds=lambda found: found == both)
-
-
-async def test_an_entry_that_is_no_notice_becomes_a_dead_letter(own: Queue) -> None:
-    async with MailServer() as server:
-        await worker(own, server)
-        account = await subscribed(own)
-        tag = partition_tag(account.id)
-        fields = {
-            "account": account.id,
-            "address": "hash",
-            "kind": "budget",
-            "type": "unknown",
-            "app": "",
-            "data": "{}",
-        }
-        await own.store.client.xadd(stream_key(tag, "mails"), fields)
-        await wait_until(lambda: own.store.client.xlen(dead_letters_key(tag)), 10)
-        await account.emit(FAILED)
-        await outcomes(own, sent=1)

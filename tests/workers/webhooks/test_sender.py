@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
-from gateway.events.webhooks import new_secret
-from gateway.keys import partition_tag, previous_secret_key, stream_key
+from gateway.events.webhooks import Webhooks, new_secret
+from gateway.keys import bodies_key, partition_tag, previous_secret_key, stream_key
 from gateway.outbound import client
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
@@ -30,9 +30,11 @@ Tls = tuple[ssl.SSLContext, str]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> AsyncIterator[Queue]:
-    """A queue with one worker. Its tests use different accounts."""
+    """A queue with one worker. Its tests use different accounts. The proxies, where nobody listens, are not used."""
+    proxy = f"http://127.0.0.1:{free_port()}"
+    proxies = {"HTTP_PROXY": proxy, "http_proxy": proxy, "HTTPS_PROXY": proxy, "ALL_PROXY": proxy}
     async with queue(tmp_path_factory.mktemp("queue")) as running:
-        worker = await running.worker(constants=SHORT, GATEWAY_CA_FILE=tls[1])
+        worker = await running.worker(constants=SHORT, GATEWAY_CA_FILE=tls[1], **proxies)
         yield running
         assert await worker.stop() == 0
 
@@ -40,7 +42,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> AsyncIte
 # Delivered
 
 
-@pytest.mark.parametrize("status", [200, 201, 204, 299])
+@pytest.mark.parametrize("status", [200, 299])
 async def test_an_event_is_delivered(shared: Queue, receiver: FakeReceiver, status: int) -> None:
     account = await shared.account(receiver)
     receiver.plays(f"/{account.id}", answer(status))
@@ -58,12 +60,13 @@ async def test_an_event_is_delivered(shared: Queue, receiver: FakeReceiver, stat
     }
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-async def test_every_type_is_delivered(shared: Queue, receiver: FakeReceiver, kind: str) -> None:
+async def test_every_type_is_delivered(shared: Queue, receiver: FakeReceiver) -> None:
     account = await shared.account(receiver)
-    event_id = await account.emit(SAMPLES[kind])
-    assert await account.outcome(event_id) == ("delivered", 204)
-    assert verified(receiver.got(f"/{account.id}")[0], account.secret)["type"] == kind
+    ids = {await account.emit(sample): kind for kind, sample in SAMPLES.items()}
+    for event_id in ids:
+        assert await account.outcome(event_id) == ("delivered", 204)
+    envelopes = [verified(exchange, account.secret) for exchange in receiver.got(f"/{account.id}")]
+    assert {each["id"]: each["type"] for each in envelopes} == ids
 
 
 async def test_deliveries_over_tls_reuse_connections(shared: Queue, tls: Tls) -> None:
@@ -77,30 +80,35 @@ async def test_deliveries_over_tls_reuse_connections(shared: Queue, tls: Tls) ->
         assert len({exchange.connection for exchange in exchanges}) <= 8, "connections are reused"
 
 
-async def test_the_timestamp_is_the_time_of_sending(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver)
-    await account.emit()
-    await asyncio.sleep(0.5)
+async def test_what_counts_is_the_time_of_sending(own: Queue, receiver: FakeReceiver) -> None:
+    """An event is signed then, for the receiver of that time, and dropped if it is too old or its data are gone."""
+    moved, cleared, old, emptied = [await own.account(receiver, f"/{number}") for number in range(4)]
+    events = {account: await account.emit() for account in (moved, cleared, old, emptied)}
+    young = await old.emit()
+    await moved.set(receiver.url("/after"))
+    await own.webhooks.clear_receiver(cleared.id)
+    await own.store.client.hdel(bodies_key(emptied.id), events[emptied])
+    stream, client = stream_key(partition_tag(old.id), "events"), own.store.client
+    for entry, fields in await client.xrange(stream):
+        if age := {events[old]: 86_410, young: 86_300}.get(fields["id"]):
+            await client.xdel(stream, entry)
+            await client.xadd(stream, {**fields, "at": int((time.time() - age) * 1000)})
     started = time.time()
     await own.worker()
-    await wait_until(lambda: receiver.got(f"/{account.id}"))
-    assert verified(receiver.got(f"/{account.id}")[0], account.secret)["timestamp"] / 1000 >= started - 0.001
-
-
-async def test_the_receiver_at_the_time_of_sending_gets_the_event(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver, "/before")
-    event_id = await account.emit()
-    await account.set(receiver.url("/after"))
-    await own.worker()
-    assert await account.outcome(event_id) == ("delivered", 204)
-    assert receiver.got("/before") == []
-    verified(receiver.got("/after")[0], account.secret)
+    assert await cleared.outcome(events[cleared]) == ("dropped", "no-receiver")
+    assert await old.outcome(events[old]) == ("dropped", "expired")
+    assert await emptied.outcome(events[emptied]) == ("dropped", "expired")
+    assert await moved.outcome(events[moved]) == ("delivered", 204)
+    assert await old.outcome(young) == ("delivered", 204)
+    assert sorted(exchange.path for exchange in receiver.exchanges) == ["/2", "/after"]
+    assert receiver.ids("/2") == {young: 1}
+    assert verified(receiver.got("/after")[0], moved.secret)["timestamp"] / 1000 >= started - 0.001
 
 
 # Failed
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 404, 410, 429, 500, 503])
+@pytest.mark.parametrize("status", [300, 307, 429, 500])
 async def test_a_status_other_than_2xx_is_a_failure(shared: Queue, receiver: FakeReceiver, status: int) -> None:
     account = await shared.account(receiver)
     receiver.plays(f"/{account.id}", answer(status, headers={"Location": receiver.url("/elsewhere")}))
@@ -208,17 +216,10 @@ async def test_an_address_that_is_not_public_is_not_called(own: Queue, receiver:
     assert receiver.exchanges == []
 
 
-async def test_a_proxy_in_the_environment_is_not_used(own: Queue, receiver: FakeReceiver) -> None:
-    async with FakeReceiver() as proxy:
-        await own.worker(HTTP_PROXY=proxy.url(""), http_proxy=proxy.url(""), ALL_PROXY=proxy.url(""))
-        account = await own.account(receiver)
-        assert await account.outcome(await account.emit()) == ("delivered", 204)
-        assert proxy.exchanges == []
-
-
-async def test_an_event_is_not_sent_if_its_secret_cannot_be_decrypted(own: Queue, receiver: FakeReceiver) -> None:
-    await own.worker(GATEWAY_ENCRYPTION_KEY="another key of 32 characters or more")
-    account = await own.account(receiver)
+async def test_an_event_is_not_sent_if_its_secret_cannot_be_decrypted(shared: Queue, receiver: FakeReceiver) -> None:
+    account = shared.unset_account()
+    webhooks = Webhooks(shared.store, Vault("another key of 32 characters or more"), allow_private=True)
+    await webhooks.set_receiver(account.id, receiver.url(f"/{account.id}"))
     assert await account.outcome(await account.emit()) == ("failed", "secret")
     assert receiver.exchanges == []
 
@@ -239,39 +240,13 @@ async def test_a_previous_secret_that_cannot_be_decrypted_does_not_sign(shared: 
 # Dropped
 
 
-async def test_an_event_without_receiver_is_dropped(shared: Queue) -> None:
-    account = shared.unset_account()
-    assert await account.outcome(await account.emit()) == ("dropped", "no-receiver")
-
-
-async def test_an_event_whose_receiver_was_cleared_is_dropped(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver)
-    event_id = await account.emit()
-    await own.webhooks.clear_receiver(account.id)
-    await own.worker()
-    assert await account.outcome(event_id) == ("dropped", "no-receiver")
-    assert receiver.exchanges == []
-
-
-async def test_events_older_than_a_day_are_dropped(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver)
-    old, young = await account.emit(), await account.emit()
-    stream, client = stream_key(partition_tag(account.id), "events"), own.store.client
-    for (entry, fields), age in zip(await client.xrange(stream), (86_410, 86_300), strict=True):
-        await client.xdel(stream, entry)
-        await client.xadd(stream, {**fields, "at": int((time.time() - age) * 1000)})
-    await own.worker()
-    assert await account.outcome(old) == ("dropped", "expired")
-    assert await account.outcome(young) == ("delivered", 204)
-    assert set(receiver.ids(f"/{account.id}")) == {young}
-
-
 async def test_a_full_partition_drops_new_events(own: Queue, receiver: FakeReceiver) -> None:
     """Waiting events are never trimmed."""
     account = await own.account(receiver)
     key, bound = f"{partition_tag(account.id)}:events", 100_000
     fill = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'id', n) end"
-    await own.store.client.eval(fill, 1, key, bound)
+    for _ in range(10):  # a script that takes longer could meet a timeout
+        await own.store.client.eval(fill, 1, key, bound // 10)
     event_id = await account.emit()
     assert await account.outcome(event_id) == ("dropped", "overflow")
     assert await own.waiting() == bound
@@ -286,7 +261,7 @@ async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, rece
     hanging = await own.account(receiver)
     receiver.hangs(f"/{hanging.id}")
     await own.worker(constants=SHORT)
-    ids = await hanging.emit_many(1000)
+    ids = await hanging.emit_many(1100)
     await wait_until(lambda: receiver.got(f"/{hanging.id}"))
     # One account of the same partition, and so of the same stream, and one of another.
     same = own.unset_account(lambda tag: tag == partition_tag(hanging.id))
@@ -299,12 +274,14 @@ async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, rece
             await account.emit()
             await wait_until(lambda path=path, number=number: len(receiver.got(path)) > number, every=0.005)
             assert receiver.got(path)[number].at - began < BUDGET
-    assert await own.waiting() >= 990
+    assert await own.waiting() >= 1090
     receiver.plays(f"/{hanging.id}", OK)
-    await wait_until(lambda: len(receiver.ids(f"/{hanging.id}")) == 1000, 20)
+    await wait_until(lambda: len(receiver.ids(f"/{hanging.id}")) == 1100, 20)
     await own.drained()
     assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "each event arrives once"
-    assert len(await hanging.log()) == 1000
+    assert len(await hanging.log(2000)) == 1000, "the log is bounded"
+    outcomes = await own.outcomes()
+    assert outcomes["delivered"] + outcomes.get("failed", 0) == 1110
 
 
 async def test_a_full_lane_drops_its_newest_events(own: Queue, receiver: FakeReceiver) -> None:
@@ -338,40 +315,39 @@ async def test_a_full_lane_drops_its_newest_events(own: Queue, receiver: FakeRec
     assert outcomes["dropped"] == outcomes["dropped:overflow"] <= count - lane
 
 
-async def test_events_are_sent_in_order_of_arrival(own: Queue, receiver: FakeReceiver) -> None:
+async def test_events_are_sent_in_order_of_arrival(shared: Queue, receiver: FakeReceiver) -> None:
     """After a timeout, the waiting events of a receiver are sent one by one at first."""
-    account = await own.account(receiver)
+    account = await shared.account(receiver)
     path, answering = f"/{account.id}", asyncio.Event()
     receiver.plays(path, HANG)
     ids = [await account.emit() for _ in range(4)]
-    await own.worker(constants=SHORT)
     await wait_until(lambda: receiver.got(path))
     receiver.plays(path, answering, OK)
     await wait_until(lambda: len(receiver.got(path)) == 2, 8)
     await asyncio.sleep(0.2)
     assert [exchange.header("x-service-delivery") for exchange in receiver.got(path)] == ids[:2]
     answering.set()
-    await own.drained()
+    await shared.drained()
     assert [row["outcome"] for row in await account.log()] == ["delivered"] * 3 + ["failed"]
 
 
 async def test_several_workers_send_each_event_once(own: Queue, receiver: FakeReceiver) -> None:
     await asyncio.gather(own.worker(), own.worker(), own.worker())
     accounts = [await own.account(receiver) for _ in range(8)]
-    sent = await asyncio.gather(*(account.emit_many(100) for account in accounts))
+    sent = await asyncio.gather(*(account.emit_many(50) for account in accounts))
     await own.drained(20)
     for account, ids in zip(accounts, sent, strict=True):
         assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
         assert sorted(row["id"] for row in await account.log()) == sorted(ids)
-    assert await own.outcomes() == {"delivered": 800}
+    assert await own.outcomes() == {"delivered": 400}
 
 
 # Bounds
 
 
-async def test_a_huge_answer_is_not_read(own: Queue, receiver: FakeReceiver) -> None:
-    worker = await own.worker()
-    account = await own.account(receiver)
+async def test_a_huge_answer_is_not_read(shared: Queue, receiver: FakeReceiver) -> None:
+    [worker] = shared.workers
+    account = await shared.account(receiver)
     assert await account.outcome(await account.emit()) == ("delivered", 204)
     receiver.plays(f"/{account.id}", HUGE_ANSWER)
     before = worker.memory
@@ -381,15 +357,6 @@ async def test_a_huge_answer_is_not_read(own: Queue, receiver: FakeReceiver) -> 
     huge = receiver.got(f"/{account.id}")[1:]
     assert len(huge) == 10
     assert all(exchange.written < 16 * 2**20 for exchange in huge), "at most as much as the sockets buffer"
-
-
-async def test_the_log_has_at_most_a_thousand_entries(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver)
-    await own.worker()
-    await account.emit_many(1200)
-    await own.drained(20)
-    assert len(await account.log(2000)) == 1000
-    assert await own.outcomes() == {"delivered": 1200}
 
 
 # Stopping
@@ -426,8 +393,3 @@ async def test_sigterm_waits_for_hanging_receivers_only_within_the_budget(own: Q
     assert await worker.stop() == 0
     assert time.monotonic() - began < 8, "one budget, not one per event"
     assert await own.waiting() == 9
-
-
-async def test_a_worker_with_an_invalid_setting_names_it(own: Queue) -> None:
-    with pytest.raises(AssertionError, match="GATEWAY_WEBHOOK_CLAIM_IDLE"):
-        await own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE="1")

@@ -1,13 +1,12 @@
 """Many accounts, events and workers at once, also on a cluster."""
 
-import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
 from gateway.keys import bodies_key, partition_tag, stream_key
-from tests.fakes.receiver import OK, FakeReceiver, verified
+from tests.fakes.receiver import FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.processes import limit_descriptors
 from tests.support.redis_servers import cluster
@@ -85,46 +84,6 @@ async def test_full_memory_drops_the_newest_events_of_hanging_receivers(own: Que
         entries = await own.store.client.xrange(f"{partition_tag(account.id)}:events")
         kept = {fields["id"] for _, fields in entries} | receiver.ids(f"/{account.id}").keys()
         assert {f"{account.id}-{number}" for number in range(each // 8)} <= kept, "the oldest are kept"
-
-
-async def test_events_that_a_worker_releases_are_sent_at_once(own: Queue, receiver: FakeReceiver) -> None:
-    """Another running worker sends them long before the claim time."""
-    gate, idle = asyncio.Event(), 15
-    receiver.default = [gate, *OK]
-    leaving, staying = await asyncio.gather(*(own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE=str(idle)) for _ in range(2)))
-    await asyncio.gather(leaving.joined(), staying.joined())
-    accounts = [await own.account(receiver) for _ in range(16)]
-    await asyncio.sleep(idle / 3)  # a worker claims nothing in its first third of the claim time
-    sent = await asyncio.gather(*(account.emit_many(40) for account in accounts))
-    await wait_until(lambda: len(receiver.exchanges) >= 16)
-    stopping = asyncio.create_task(leaving.stop())
-    await asyncio.sleep(0.2)
-    gate.set()
-    assert await stopping == 0
-    await own.drained(8)  # less than the claim time, of which up to a third had passed
-    for account, ids in zip(accounts, sent, strict=True):
-        assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
-    assert await own.outcomes() == {"delivered": 640}
-    assert "stream.claimed" in staying.log
-
-
-async def test_outcomes_are_recorded_after_redis_has_stalled(own: Queue, receiver: FakeReceiver) -> None:
-    """Redis stalls for longer than a command may take, and longer than an entry may be idle."""
-    receiver.default = [0.02, *OK]
-    idle = 5.0
-    short = {"gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": idle, "workers.webhooks.sender.BUDGET_SECONDS": 3}
-    await asyncio.gather(*(own.worker(constants=short, GATEWAY_WEBHOOK_CLAIM_IDLE=str(idle)) for _ in range(2)))
-    accounts = [await own.account(receiver) for _ in range(8)]
-    sent = await asyncio.gather(*(account.emit_many(100) for account in accounts))
-    await wait_until(lambda: len(receiver.exchanges) > 100)
-    own.redis.freeze()
-    await asyncio.sleep(idle + 0.5)
-    own.redis.thaw()
-    await own.store.client.connection_pool.disconnect()
-    await own.drained(30)
-    for account, ids in zip(accounts, sent, strict=True):
-        assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
-    assert await own.outcomes() == {"delivered": 800}
 
 
 async def test_memory_does_not_grow(own: Queue, receiver: FakeReceiver) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.keys import bodies_key, dead_letters_key, partition_tag, webhook_key
+from gateway.keys import dead_letters_key, partition_tag, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.worker_process import Queue
@@ -67,12 +67,3 @@ async def test_a_broken_receiver_record_fails_its_events(own: Queue, receiver: F
     await own.webhooks.redeliver(account.id, event_id)
     await wait_until(lambda: receiver.got(f"/{account.id}"))
     assert verified(receiver.got(f"/{account.id}")[0], account.secret)["id"] == event_id
-
-
-async def test_an_event_without_stored_data_is_dropped(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver)
-    event_id = await account.emit()
-    await own.store.client.hdel(bodies_key(account.id), event_id)
-    await own.worker()
-    assert await account.outcome(event_id) == ("dropped", "expired")
-    assert receiver.exchanges == []
