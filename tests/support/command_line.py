@@ -5,10 +5,8 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,10 +71,14 @@ class Tool:
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
         """Runs the tool, which must never print a traceback. An error is one line."""
-        run = await asyncio.to_thread(invoke, arguments, {**self.environment, **environment}, given)
+        run = await self.run(*arguments, given=given, **environment)
         if run.code:
             assert run.err.splitlines()[-1].startswith("capsule: "), run.err
         return run
+
+    async def run(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
+        """Runs the tool, which may print anything."""
+        return await asyncio.to_thread(invoke, arguments, {**self.environment, **environment}, given)
 
     async def refused(self, *arguments: str, code: int = 1, **options: Any) -> str:
         """Runs the tool, which must fail. Returns the error without the tool's name."""
@@ -89,14 +91,16 @@ class Tool:
 
 def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the tool in a separate process with pipes for its output."""
-    return subprocess.run(
-        [sys.executable, "-m", "capsule_gateway", *arguments],
-        env=_environment(tool),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    process = start_process(tool, *arguments)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start_process(tool: Tool, *arguments: str) -> subprocess.Popen[str]:
+    """Starts the tool in a separate process with pipes for its output."""
+    command = [sys.executable, "-m", "capsule_gateway", *arguments]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(command, env=_environment(tool), stdin=nothing, stdout=pipe, stderr=pipe, text=True)
 
 
 def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str = "", **environment: str) -> str:
@@ -125,32 +129,3 @@ def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str =
 
 def _environment(tool: Tool) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], **{name: value for name, value in tool.environment.items() if value}}
-
-
-class Watch:
-    """Runs a command that never ends: it gets Ctrl-C at the end of the block."""
-
-    def __init__(self, tool: Tool, *arguments: str) -> None:
-        self._tool, self._arguments, self.code = tool, arguments, 0
-
-    def __enter__(self) -> "Watch":
-        self._file = self._tool.home / f"{time.monotonic_ns()}.out"
-        with self._file.open("wb") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "capsule_gateway", *self._arguments],
-                env=_environment(self._tool),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self.code = self._process.wait(20)
-        finally:
-            self._process.kill()
-
-    @property
-    def out(self) -> str:
-        return self._file.read_text()

@@ -16,14 +16,14 @@ MERGED_BY = {"containers": "name", "env": "name", "volumes": "name", "volumeMoun
 
 
 def build(folder: Path) -> list[Document]:
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    [kustomization] = load(folder / "kustomization.yaml")
     assert set(kustomization) <= FIELDS, f"{folder}: {set(kustomization) - FIELDS}"
     documents = [document for name in kustomization["resources"] for document in load(folder / name)]
     for document in documents:
         if (namespace := kustomization.get("namespace")) and document["kind"] not in CLUSTER_WIDE:
             document["metadata"]["namespace"] = namespace
     for patch in kustomization.get("patches", []):
-        for change in yaml.safe_load_all((folder / patch["path"]).read_text()):
+        for change in load(folder / patch["path"]):
             (target,) = [document for document in documents if identity(document) == identity(change)]
             merge(target, change)
     for image in kustomization.get("images", []):
@@ -36,7 +36,7 @@ def build(folder: Path) -> list[Document]:
 
 
 def load(path: Path) -> list[Document]:
-    return build(path) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
+    return build(path) if path.is_dir() else list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
 
 
 def identity(document: Document) -> tuple[str, str, str]:

@@ -1,34 +1,50 @@
-"""The command line with the key of a new account, and with the operator token."""
+"""The command line with the key of a new account, with the operator token, and at a stub of the service."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.fakes import FakeAppBackend
-from tests.support.accounts import Account, App
+from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.support.command_line import Tool
-from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.gateway_process import OPERATOR
+
+
+class Service(FakeServer):
+    """Answers the calls in `answers` with these values, and others with `replies` in turn, of which the last stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, Any] = {}  # by method and path
+        self.replies: list[Script] = [answer(200, {})]
+
+    def script(self, exchange: Exchange) -> Script:
+        call = f"{exchange.method} {exchange.path.partition('?')[0]}"
+        if call in self.answers:
+            return answer(200, self.answers[call])
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+    @property
+    def calls(self) -> list[str]:
+        return [f"{each.method} {each.path}" for each in self.exchanges]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def app(account: Account, backend: FakeAppBackend) -> App:
-    return await account.app(backend)
+async def service() -> AsyncIterator[Service]:
+    async with Service() as service:
+        yield service
 
 
 @pytest.fixture
-def capsule(account: Account, tmp_path: Path) -> Tool:
-    return Tool(account.gateway.address, account.key, tmp_path)
+def stubbed(service: Service, tmp_path: Path) -> Tool:
+    return Tool(service.address, "csk_key", tmp_path)
 
 
 @pytest.fixture
-def operator(gw: Gateway, tmp_path: Path) -> Tool:
-    return Tool(gw.address, OPERATOR, tmp_path)
+def operator(service: Service, tmp_path: Path) -> Tool:
+    return Tool(service.address, OPERATOR, tmp_path)
 
 
 @pytest.fixture

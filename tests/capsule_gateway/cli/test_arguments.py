@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from capsule_gateway.cli.arguments import app_argument, find_app_name
 from capsule_gateway.cli.service import WrongUsage
-from tests.support.accounts import App
+from tests.capsule_gateway.cli.conftest import Service
 from tests.support.command_line import Tool
 
 NOTES = 'name = "notes"\n'
@@ -89,14 +89,9 @@ def test_without_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_commands_in_the_folder_of_an_app(
-    capsule: Tool, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "capsule.toml").write_text(f'name = "{app.name}"\n')
-    monkeypatch.chdir(tmp_path)
-    assert app.origin in (await capsule("apps", "show")).out
-    assert (await capsule("env", "set", "LEVEL", given="3")).line.startswith(f"Set LEVEL for {app.name}")
-    assert (await capsule("env", "list", "--json")).json[0]["name"] == "LEVEL"
-    assert (await capsule("env", "remove", "LEVEL")).line.startswith(f"Removed LEVEL from {app.name}")
-    assert app.name in (await capsule("limits", "show")).out
-    assert "Missing argument" in await capsule.refused("apps", "remove", "--yes", code=2)  # must be named
+@pytest.mark.usefixtures("folder")
+async def test_commands_in_the_folder_of_an_app(stubbed: Tool, service: Service) -> None:
+    assert (await stubbed("env", "set", "LEVEL", given="3")).line.startswith("Set LEVEL for notes")
+    await stubbed("env", "list")
+    assert service.calls == ["PUT /account/apps/notes/env", "GET /account/apps/notes/env"]
+    assert "Missing argument" in await stubbed.refused("apps", "remove", "--yes", code=2)  # must be named

@@ -1,12 +1,13 @@
 """Shell completion, with a service and without one."""
 
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.capsule_gateway.cli.conftest import Service
 from tests.support.command_line import Tool
 from tests.support.redis_servers import free_port
 
@@ -35,14 +36,14 @@ ROWS: dict[str, Any] = {
 }
 
 
-class Service(FakeServer):
-    def script(self, exchange: Exchange) -> Script:
-        return answer(200, ROWS[exchange.path.partition("?")[0]])
+@pytest.fixture
+def complete(stubbed: Tool, service: Service) -> Callable[[str], Awaitable[list[str]]]:
+    service.answers = {f"GET {path}": rows for path, rows in ROWS.items()}
+    return lambda words: complete_words(stubbed, *words.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
+async def test_what_an_account_has(complete: Callable[[str], Awaitable[list[str]]]) -> None:
+    for words, offered in (
         ("deploys publish sh", ["shop"]),
         ("apps show nobodys", []),
         ("hooks remove hook_", ["hook_1"]),
@@ -53,50 +54,37 @@ class Service(FakeServer):
         ("env set shop O", ["OTHER"]),
         ("data restore shop snp", ["snp_1", "snp_2"]),
         ("data download shop snp_2", ["snp_2"]),
-        ("keys remove k", ["key_1"]),
         ("keys revoke k", ["key_1"]),
         ("members remove a", ["ana@example.com"]),
         ("members set b", ["bo@example.com"]),
         ("deliveries show evt", ["evt_2", "evt_1"]),
-        ("deliveries redeliver evt_1", ["evt_1"]),
         ("requests 0", ["0a1b"]),
         ("deploys rollback shop dep", ["dep_1"]),
         ("deploys cancel dep", ["dep_1"]),
-    ],
-)
-async def test_what_an_account_has(words: str, offered: list[str], tmp_path: Path) -> None:
-    async with Service() as service:
-        assert await complete_words(Tool(service.address, "csk_key", tmp_path), *words.split()) == offered
+    ):
+        assert await complete(words) == offered, words
 
 
-async def test_an_answer_that_cannot_be_read(tmp_path: Path) -> None:
+async def test_an_answer_that_cannot_be_read(complete: Callable[[str], Awaitable[list[str]]], service: Service) -> None:
     """Its rows may be missing, or be no rows: the line being typed is not disturbed."""
     unreadable: list[Any] = [{"snapshots": None}, {"snapshots": ["x"]}, {}, []]
     for found in unreadable:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(ROWS, "/account/apps/shop/data", found)
-            async with Service() as service:
-                tool = Tool(service.address, "csk_key", tmp_path)
-                assert await complete_words(tool, "data", "restore", "shop", "s") == []
+        service.answers["GET /account/apps/shop/data"] = found
+        assert await complete("data restore shop s") == []
 
 
-async def test_without_a_service_or_a_key(tmp_path: Path) -> None:
-    async with Service() as service:
-        for url, key in ((f"http://127.0.0.1:{free_port()}", "csk_key"), (service.address, "")):
-            assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "s") == []
+async def test_without_a_service_or_a_key(service: Service, tmp_path: Path) -> None:
+    for url, key in ((f"http://127.0.0.1:{free_port()}", "csk_key"), (service.address, "")):
+        assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "s") == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-async def test_the_script_of_a_shell(offline: Tool, shell: str) -> None:
-    script = (await offline("completion", shell)).out
-    assert f"_CAPSULE_COMPLETE={shell}_complete" in script
-    assert (await offline("completion", SHELL=f"/usr/bin/{shell}")).out == script
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-
-
-async def test_an_unknown_shell(offline: Tool) -> None:
-    for shell in ("/bin/tcsh", None):
-        assert await offline.refused("completion", code=2, SHELL=shell) == (
-            "name the shell: capsule completion bash|zsh|fish"
-        )
+async def test_the_script_of_a_shell(offline: Tool) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        script = (await offline("completion", shell)).out
+        assert f"_CAPSULE_COMPLETE={shell}_complete" in script
+        assert (await offline("completion", SHELL=f"/usr/bin/{shell}")).out == script
+        if shell == "bash":
+            assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    for unknown in ("/bin/tcsh", None):
+        said = await offline.refused("completion", code=2, SHELL=unknown)
+        assert said == "name the shell: capsule completion bash|zsh|fish"

@@ -54,11 +54,8 @@ def test_a_backup_and_its_restore(capsule: Capsule, valkey: RedisServer, tmp_pat
         assert capsule("backup", "verify", target, "--at", at)[1].startswith(
             f"The backup of {at} is complete: 1 objects"
         )
-        assert capsule("restore", target) == (
-            1,
-            "",
-            "capsule: Redis is not empty: it has accounts; --force replaces them\n",
-        )
+        refusal = "capsule: Redis is not empty: it has accounts; --force replaces them\n"
+        assert capsule("restore", target) == (1, "", refusal)
         client.delete("{p09}:account:acc_1")
         code, out, error = capsule("restore", target, "--dry-run")
         assert error.startswith(f"Reading the backup of {at}: 1 accounts, 0 apps, ")
@@ -106,51 +103,29 @@ def test_backups_of_somebody_else(capsule: Capsule, valkey: RedisServer, tmp_pat
         client.flushall()
 
 
-@pytest.mark.parametrize(
-    ("text", "until"),
-    [
-        ("2026-11-28", "2026-11-28T23:59:59.999Z"),
-        ("2026-11-28 23:00", "2026-11-28T23:00:59.999Z"),
-        ("2026-11-28T23:00", "2026-11-28T23:00:59.999Z"),
-        ("2026-11-28T23:00Z", "2026-11-28T23:00:59.999Z"),
-        ("2026-11-28T23:00:00+01:00", "2026-11-28T22:00:00.999Z"),
-        ("2026-11-28 00:30-0230", "2026-11-28T03:00:59.999Z"),
-        ("2026-11-28T23:00:00.123Z", "2026-11-28T23:00:00.123Z"),
-        ("2024-02-29", "2024-02-29T23:59:59.999Z"),
-    ],
-)
-def test_the_time_of_a_backup(text: str, until: str) -> None:
-    option = click.Option(["--at"])
-    assert parse_until(click.Context(backup), option, text) == until
+TIMES = """
+2026-11-28 | 2026-11-28T23:59:59.999Z
+2026-11-28 23:00 | 2026-11-28T23:00:59.999Z
+2026-11-28T23:00 | 2026-11-28T23:00:59.999Z
+2026-11-28T23:00Z | 2026-11-28T23:00:59.999Z
+2026-11-28T23:00:00+01:00 | 2026-11-28T22:00:00.999Z
+2026-11-28 00:30-0230 | 2026-11-28T03:00:59.999Z
+2026-11-28T23:00:00.123Z | 2026-11-28T23:00:00.123Z
+2024-02-29 | 2024-02-29T23:59:59.999Z
+"""
+NO_TIMES = "tomorrow|28.11.2026|2026/11/28|1h|2026|2026-11|20261128|2026-W48|2026-02-30|| |2026-11-28T|2026-11-28T23"
+NO_TIMES += "|2026-11-28T25:00|2026-11-28x23:00|2026-11-28 23:00 CET|2026-11-28Z|2026-11-28T23:00:00."
+NO_TIMES += "|2026-11-28T23:00+99:00|2026-11-28\n|٢٠٢٦-11-28|0000-01-01"
 
 
-NO_TIMES = [
-    "tomorrow",
-    "foo",
-    "28.11.2026",
-    "2026/11/28",
-    "1h",
-    "2026",
-    "2026-11",
-    "20261128",
-    "2026-W48",
-    "2026-02-30",
-]
-NO_TIMES += ["", " ", "2026-11-28T", "2026-11-28T23", "2026-11-28T25:00", "2026-11-28x23:00", "2026-11-28 23:00 CET"]
-NO_TIMES += [
-    "2026-11-28Z",
-    "2026-11-28T23:00:00.",
-    "2026-11-28T23:00+99:00",
-    "2026-11-28\n",
-    "٢٠٢٦-11-28",
-    "0000-01-01",
-]
-
-
-@pytest.mark.parametrize("text", NO_TIMES)
-def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a time; use one like 2026-07-02"):
-        parse_until(click.Context(backup), click.Option(["--at"]), text)
+def test_the_time_of_a_backup() -> None:
+    context, option = click.Context(backup), click.Option(["--at"])
+    for line in TIMES.strip().splitlines():
+        text, _, until = line.partition(" | ")
+        assert parse_until(context, option, text) == until
+    for text in NO_TIMES.split("|"):
+        with pytest.raises(click.BadParameter, match="is not a time; use one like 2026-07-02"):
+            parse_until(context, option, text)
 
 
 def test_another_backup_than_the_last(capsule: Capsule, valkey: RedisServer, tmp_path: Path) -> None:
@@ -208,48 +183,41 @@ def test_a_full_disk(capsule: Capsule, valkey: RedisServer, tmp_path: Path) -> N
         client.flushall()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["backup", "list", "none"], "none is not a folder"),
-        (["restore", "none"], "none is not a folder"),
-        (["backup", "verify", "."], "there is no backup"),
-        (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01T23:59:59.999Z"),
-    ],
-)
-def test_without_a_backup(arguments: list[str], error: str, capsule: Capsule) -> None:
-    assert capsule(*arguments) == (1, "", f"capsule: {error}\n")
-
-
-def test_s3_without_credentials(capsule: Capsule) -> None:
-    error = "capsule: s3://bucket: s3:// also needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY\n"
-    assert capsule("backup", "s3://bucket") == (1, "", error)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "backup a b",
-        "backup list",
-        "backup verify",
-        "backup list a b",
-        "backup ''",
-        "backup list ''",
-        "backup verify ''",
-        "restore ''",
-        "backup t --at 2026-07-02",
-        "backup t --unauthenticated",
-        "backup list t --unauthenticated",
-        "backup t --json",
-    ],
-)
-def test_wrong_usage(arguments: str, capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_backup_credentials_or_redis(
+    capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert capsule(*shlex.split(arguments))[0] == 2
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_without_redis(capsule: Capsule, tmp_path: Path) -> None:
+    for arguments, error in (
+        ("backup list none", "none is not a folder"),
+        ("restore none", "none is not a folder"),
+        ("backup verify .", "there is no backup"),
+        ("restore . --at 2026-01-01", "there is no backup until 2026-01-01T23:59:59.999Z"),
+        ("backup s3://bucket", "s3://bucket: s3:// also needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ):
+        assert capsule(*arguments.split()) == (1, "", f"capsule: {error}\n")
     url = f"redis://:secret@127.0.0.1:{free_port()}"
-    code, _, error = capsule("backup", str(tmp_path / "target"), GATEWAY_REDIS_URL=url)
+    code, _, error = capsule("backup", "target", GATEWAY_REDIS_URL=url)
     assert (code, error) == (1, "capsule: Redis: Redis is not running\n")
+
+
+WRONG = """
+backup a b
+backup list
+backup verify
+backup list a b
+backup ''
+backup list ''
+backup verify ''
+restore ''
+backup t --at 2026-07-02
+backup t --unauthenticated
+backup list t --unauthenticated
+backup t --json
+"""
+
+
+def test_wrong_usage(capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in WRONG.strip().splitlines():
+        assert capsule(*shlex.split(arguments))[0] == 2, arguments
+    assert [*tmp_path.iterdir()] == []

@@ -8,22 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from gateway.keys import partition_tag
-from tests.support.accounts import Account, App
+from tests.capsule_gateway.cli.conftest import Service
+from tests.fakes.server import answer
+from tests.support.accounts import App
 from tests.support.command_line import Run, Tool
 from tests.support.deploys import report_phases
-from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(hosted: App) -> Account:
-    """A new account at the gateway whose engine the test plays."""
-    return await hosted.gateway.account()
 
 
 @pytest.mark.parametrize(("options", "named"), [((), "node server.ts"), (("--template", "static"), "")])
@@ -66,103 +60,79 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def deploy_to_the_end(capsule: Tool, gw: Gateway, folder: Path, *options: str, ok: bool = True) -> Run:
-    running = asyncio.create_task(capsule("deploy", str(folder), *options))
-    manifest = folder / "capsule.toml"
-    app = manifest.read_text().split('"')[1] if manifest.exists() else folder.name
+@pytest.mark.usefixtures("quick_follow")
+async def test_the_first_deploy_creates_the_app_and_the_second_only_publishes(hosted: App, folder: Path) -> None:
+    """At a real gateway, whose engine the test plays."""
+    gw, name = hosted.gateway, (folder / "capsule.toml").read_text().split('"')[1]
+    account = await gw.account()
+    capsule = Tool(gw.address, account.key, folder.parent)
 
     async def is_queued() -> list[dict[str, Any]]:
         response = await gw.platform("GET", "deploys?state=queued")
-        return [deploy for deploy in response.json() if deploy["app"] == app]
+        return [deploy for deploy in response.json() if deploy["app"] == name]
 
-    (deploy,) = await wait_until(is_queued)
-    await report_phases(gw, deploy["id"], *(("build", "health", "canary") if ok else ("build",)), ok=ok, reason="why")
-    return await asyncio.wait_for(running, 20)
+    async def deploy(*options: str, ok: bool = True) -> Run:
+        running = asyncio.create_task(capsule("deploy", str(folder), *options))
+        (queued,) = await wait_until(is_queued)
+        phases = ("build", "health", "canary") if ok else ("build",)
+        await report_phases(gw, queued["id"], *phases, ok=ok, reason="why")
+        return await asyncio.wait_for(running, 20)
 
-
-@pytest.mark.usefixtures("quick_follow")
-async def test_the_first_deploy_creates_the_app_and_the_second_only_publishes(
-    capsule: Tool, account: Account, folder: Path
-) -> None:
-    gw = account.gateway
-    name = (folder / "capsule.toml").read_text().split('"')[1]
-    run = await deploy_to_the_end(capsule, gw, folder)
+    run = await deploy()
     assert run.code == 0, run
     assert f"Live at https://{name}.apps.localhost after " in run.out
     assert f"Created the app {name}." in run.err
     variables = (await account.get(f"/account/apps/{name}/env")).json()
     assert [each["name"] for each in variables] == ["BETTER_AUTH_SECRET"]
-    stored = max(
-        Path(gw.environment["GATEWAY_DATA_DIR"]).glob("sources/*/*.tar.gz"), key=lambda path: path.stat().st_mtime
-    )
-    with tarfile.open(stored) as tar:
+    sources = Path(gw.environment["GATEWAY_DATA_DIR"]).glob("sources/*/*.tar.gz")
+    with tarfile.open(max(sources, key=lambda path: path.stat().st_mtime)) as tar:
         assert sorted(tar.getnames()) == [".gitignore", "capsule.toml", "package.json"]
 
-    run = await deploy_to_the_end(capsule, gw, folder, "--json")
-    assert run.json["state"] == "live"
-    assert not run.err
+    run = await deploy("--json")
+    assert (run.json["state"], run.json["by"], run.err) == ("live", "first", "")
     assert (await account.get(f"/account/apps/{name}/env")).json() == variables
-    run = await deploy_to_the_end(capsule, gw, folder, ok=False)
+    run = await deploy(ok=False)
     assert run.code == 1
     assert "failed: build: why" in run.err
     sites = f"{partition_tag(account.id)}:site:*"
     with gw.redis.client() as client:
         assert not [site for site in client.scan_iter(sites) if client.hexists(site, "cache")]
-        assert (await deploy_to_the_end(capsule, gw, folder, "--no-cache")).code == 0
+        assert (await deploy("--no-cache")).code == 0
         assert [site for site in client.scan_iter(sites) if client.hexists(site, "cache")]
 
 
-@pytest.mark.usefixtures("quick_follow")
-async def test_the_first_deploy_of_a_folder_writes_its_manifest(
-    capsule: Tool, account: Account, tmp_path: Path
-) -> None:
-    folder = tmp_path / f"app-{secrets.token_hex(4)}"
-    folder.mkdir()
-    (folder / "package.json").write_text(
-        json.dumps({"dependencies": {"vite": "8"}, "scripts": {"build": "vite build"}})
-    )
-    run = await deploy_to_the_end(capsule, account.gateway, folder, "--yes")
-    assert run.code == 0, run
-    said = ["Found Vite. Wrote capsule.toml: npm install && npm run build → dist.", f"Created the app {folder.name}."]
-    assert run.err.splitlines() == said
-    assert f"Live at https://{folder.name}.apps.localhost after " in run.out
-
-
-@pytest.mark.parametrize(
-    ("manifest", "says"),
-    [
+async def test_without_a_usable_manifest_nothing_is_sent(stubbed: Tool, service: Service, tmp_path: Path) -> None:
+    for manifest, says in (
         (None, "no framework was recognized. There is no index.html"),
         ("", "has no name"),
         ('[build]\noutput = "dist"\n', "has no name"),
         ('name = "notes"\nnam = 1\n', "capsule.toml, line 2: "),
         ('name = "no name"\n', "capsule.toml, line 1: "),
-    ],
-)
-async def test_without_a_usable_manifest_nothing_is_sent(
-    capsule: Tool, account: Account, tmp_path: Path, manifest: str | None, says: str
-) -> None:
-    if manifest is not None:
-        (tmp_path / "capsule.toml").write_text(manifest)
-    assert says in await capsule.refused("deploy", str(tmp_path), code=2)
-    assert (await account.get("/account/apps")).json() == []
+    ):
+        if manifest is not None:
+            (tmp_path / "capsule.toml").write_text(manifest)
+        assert says in await stubbed.refused("deploy", str(tmp_path), code=2)
+    assert not service.exchanges
 
 
-async def test_a_name_of_another_account(capsule: Tool, hosted: App, folder: Path) -> None:
-    (folder / "capsule.toml").write_text(f'name = "{hosted.name}"\n')
-    assert f"the name {hosted.name} is taken" in await capsule.refused("deploy", str(folder))
+async def test_a_name_of_another_account(stubbed: Tool, service: Service, folder: Path) -> None:
+    (folder / "capsule.toml").write_text('name = "shop"\n')
+    service.answers["GET /account/apps"] = []
+    service.replies = [answer(409, {"error": {"code": "NAME_TAKEN", "message": "Taken.", "requestId": "r1"}})]
+    assert "the name shop is taken" in await stubbed.refused("deploy", str(folder))
 
 
-async def test_open(capsule: Tool, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open(stubbed: Tool, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) is None)
     monkeypatch.chdir(tmp_path)
-    service = app.gateway.address
-    assert (await capsule("open")).line == f"{service}/dashboard"
-    assert (await capsule("open", app.name)).line == app.origin
-    (tmp_path / "capsule.toml").write_text(f'name = "{app.name}"\n')
-    assert (await capsule("open")).line == app.origin
-    assert (await capsule("open", "--dashboard")).line == f"{service}/dashboard#/apps/{app.name}"
-    assert opened == [f"{service}/dashboard", app.origin, app.origin, f"{service}/dashboard#/apps/{app.name}"]
+    origin, dashboard = "https://shop.apps.example", f"{service.address}/dashboard"
+    service.answers["GET /account/apps/shop"] = {"url": origin}
+    assert (await stubbed("open")).line == dashboard
+    assert (await stubbed("open", "shop")).line == origin
+    (tmp_path / "capsule.toml").write_text('name = "shop"\n')
+    assert (await stubbed("open")).line == origin
+    assert (await stubbed("open", "--dashboard")).line == f"{dashboard}#/apps/shop"
+    assert opened == [dashboard, origin, origin, f"{dashboard}#/apps/shop"]
     monkeypatch.setattr("webbrowser.open", lambda _: False)
-    assert (await capsule("open")).err == "No browser opened. Open the address yourself.\n"
-    assert "no app not-mine" in await capsule.refused("open", "not-mine")
+    assert (await stubbed("open")).err == "No browser opened. Open the address yourself.\n"

@@ -12,9 +12,9 @@ from capsule_gateway.cli import follow
 from capsule_gateway.cli.cells import text_of
 from capsule_gateway.cli.service import ServiceRefusal
 from capsule_gateway.cli.show import as_list
-from tests.support.accounts import App
-from tests.support.command_line import Tool, Watch
-from tests.support.polling import wait_until
+from tests.capsule_gateway.cli.conftest import Service
+from tests.fakes.server import answer
+from tests.support.command_line import Tool
 
 Page = list[dict[str, Any]] | ServiceRefusal
 
@@ -91,18 +91,20 @@ def test_for_programs(play: Callable[..., tuple[Result, list[int]]]) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_requests_and_deliveries(capsule: Tool, app: App) -> None:
-    first = await app.ask("x")
-    await wait_until(lambda: capsule("requests", "--json"), 10, holds=lambda run: len(run.json) == 1)
-    with Watch(capsule, "requests", "--follow", "--app", app.name) as watch:
-        await wait_until(lambda: first.headers["X-Request-Id"] in watch.out, 15)
-        second = await app.ask("y")
-        await wait_until(lambda: second.headers["X-Request-Id"] in watch.out, 15)
-    assert watch.code == 130
-    assert watch.out.count(first.headers["X-Request-Id"]) == 1
-    with Watch(capsule, "deliveries", "--follow") as watch:
-        await wait_until(lambda: "OUTCOME" in watch.out, 15)
-    assert watch.code == 130
-    assert "give either --follow or --before" in await capsule.refused(
-        "deliveries", "list", "--follow", "--before", "evt_1", code=2
-    )
+async def test_requests_and_deliveries(stubbed: Tool, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask for a page, wait, and end with Ctrl-C."""
+
+    def press_ctrl_c(seconds: float) -> None:
+        assert seconds == follow.POLL_SECONDS
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", press_ctrl_c)
+    row = {"id": "id_1", "at": "2026-07-02T10:00:00.000Z", "app": "notes", "outcome": "failed"}
+    service.replies = [answer(200, [row])]
+    for command in ("requests --follow --app notes", "deliveries --follow"):
+        run = await stubbed.run(*command.split())
+        assert run.code == 130
+        assert "notes" in run.out
+    assert service.calls == ["GET /account/requests?app=notes&limit=100", "GET /account/deliveries?limit=100"]
+    wrong = ("deliveries", "list", "--follow", "--before", "evt_1")
+    assert "give either --follow or --before" in await stubbed.refused(*wrong, code=2)

@@ -1,4 +1,7 @@
-"""`capsule mcp`: the proxy for agents over standard input and output, and how it ends."""
+"""`capsule mcp`: the proxy for agents over standard input and output, and how it ends.
+
+tests/gateway/mcp has its tools, at a real gateway.
+"""
 
 import asyncio
 import json
@@ -6,85 +9,89 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.fakes import FakeProvider
-from tests.fakes.server import FakeServer, answer
-from tests.support.accounts import App
+from tests.fakes.server import CLOSE, Exchange, FakeServer, Script, answer
 from tests.support.agents import call, over_stdio, refused
 from tests.support.command_line import Tool
-from tests.support.gateway_process import gateway
-from tests.support.redis_servers import RedisServer, free_port
+from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
-}
+ABOUT = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+PARAMS = {**ABOUT, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": PARAMS}
 
 
-async def start(app: App) -> asyncio.subprocess.Process:
-    """Starts the command and waits for its first answer."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "CAPSULE_URL": app.gateway.address,
-        "CAPSULE_API_KEY": app.account.key,
-    }
-    command = [sys.executable, "-m", "capsule_gateway", "mcp"]
+class Remote(FakeServer):
+    """The endpoint of a gateway, which may be away for the calls of its tool."""
+
+    is_away = False
+
+    def script(self, exchange: Exchange) -> Script:
+        tool = {"name": "service_hook", "inputSchema": {"type": "object"}}
+        results: dict[str, Any] = {
+            "initialize": {**ABOUT, "serverInfo": {"name": "capsule", "version": "1"}},
+            "tools/list": {"tools": [tool]},
+            "tools/call": {"content": [], "structuredContent": {"hooks": []}},
+        }
+        if self.is_away:
+            return [CLOSE]
+        return answer(200, {"jsonrpc": "2.0", "id": 1, "result": results[exchange.json["method"]]})
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def remote() -> AsyncIterator[Remote]:
+    async with Remote() as remote:
+        yield remote
+
+
+@pytest.mark.parametrize("ends", ["standard input", "Ctrl-C"])
+async def test_it_ends(remote: Remote, ends: str) -> None:
+    environment = {"PATH": os.environ["PATH"], "CAPSULE_URL": remote.address, "CAPSULE_API_KEY": "csk_key"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "capsule_gateway", "mcp"]
     process = await asyncio.create_subprocess_exec(*command, env=environment, **pipes)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
     line = await asyncio.wait_for(process.stdout.readline(), 60)
     assert json.loads(line)["result"]["serverInfo"]["name"] == "capsule"
-    return process
+    if ends == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(None if ends == "Ctrl-C" else b""), 60)
+    assert (process.returncode, out, err) == (-signal.SIGINT if ends == "Ctrl-C" else 0, b"", b"")
 
 
-async def test_it_ends_with_its_standard_input(app: App) -> None:
-    process = await start(app)
-    out, err = await asyncio.wait_for(process.communicate(b""), 60)
-    assert (process.returncode, out, err) == (0, b"", b"")
-
-
-async def test_ctrl_c_ends_it(app: App) -> None:
-    process = await start(app)
-    process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, out, err) == (-signal.SIGINT, b"", b"")
-
-
-async def test_an_unusable_gateway_prints_one_line(app: App, tmp_path: Path) -> None:
-    port, key = app.gateway.port, app.account.key
-    for url, api_key, message in (
-        (f"http://127.0.0.1:{free_port()}", key, "cannot reach http://127.0.0.1:"),
-        (app.gateway.address, "csk_wrong", "UNAUTHORIZED"),
-        (f"http://localhost:{port}", key, f"http://localhost:{port} is not the service's own address"),
-    ):
-        assert message in await Tool(url, api_key, tmp_path).refused("mcp")
+async def test_an_unusable_gateway_prints_one_line(remote: Remote, tmp_path: Path) -> None:
+    closed = f"http://127.0.0.1:{free_port()}"
+    assert f"cannot reach {closed}" in await Tool(closed, "csk_key", tmp_path).refused("mcp")
     assert "no API key" in await Tool("", "", tmp_path).refused("mcp", code=2)
-
-
-@pytest.mark.parametrize(
-    "body", [{}, [], b"<html>", {"jsonrpc": "2.0", "error": {"message": "no"}}, {"jsonrpc": "2.0", "result": {"a": 1}}]
-)
-async def test_another_service_prints_one_line(body: object, tmp_path: Path) -> None:
+    refusal = {"error": {"code": "UNAUTHORIZED", "message": "No.", "requestId": "r1"}}
     async with FakeServer() as stranger:
-        stranger.reply = answer(200, body)
-        assert stranger.address in await Tool(stranger.address, "csk_key", tmp_path).refused("mcp")
+        address = stranger.address
+        for status, body, message in (
+            (401, refusal, "UNAUTHORIZED"),
+            (421, {}, f"{address} is not the service's own address"),
+            (200, {}, address),
+            (200, [], address),
+            (200, b"<html>", address),
+            (200, {"jsonrpc": "2.0", "error": {"message": "no"}}, address),
+            (200, {"jsonrpc": "2.0", "result": {"a": 1}}, address),
+        ):
+            stranger.reply = answer(status, body)
+            assert message in await Tool(address, "csk_key", tmp_path).refused("mcp")
 
 
-async def test_a_gateway_that_restarts(valkey: RedisServer, provider: FakeProvider, tmp_path: Path) -> None:
-    async with gateway(valkey.url, provider, tmp_path) as first:
-        account = await first.account()
-        async with over_stdio(first.address, account.key) as client:
-            assert await call(client, "service_hook", action="list") == {"hooks": []}
-            first.kill()
-            assert "cannot reach" in await refused(client, "service_hook", action="list")
-            await first.start()
-            assert await call(client, "service_hook", action="list") == {"hooks": []}
+async def test_a_gateway_that_restarts(remote: Remote) -> None:
+    async with over_stdio(remote.address, "csk_key") as client:
+        assert await call(client, "service_hook", action="list") == {"hooks": []}
+        remote.is_away = True
+        assert "the connection to" in await refused(client, "service_hook", action="list")
+        remote.is_away = False
+        assert await call(client, "service_hook", action="list") == {"hooks": []}

@@ -18,6 +18,7 @@ from gateway.operations.layout import LAYOUT
 from tests.fakes import FakeProvider
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
+from tests.support.preloaded import launch
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.worker_process import Worker
 from workers import __main__ as workers
@@ -40,22 +41,22 @@ async def test_a_port_that_is_in_use() -> None:
     processes.check_port("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7", "nowhere.invalid"])
-async def test_a_host_of_another_machine(host: str) -> None:
-    with pytest.raises(ServiceRefusal, match=f"^{host} is not an address of this machine: choose another --host$"):
-        processes.check_port(host, free_port())
+async def test_a_host_of_another_machine() -> None:
+    for host in ("203.0.113.7", "nowhere.invalid"):
+        with pytest.raises(ServiceRefusal, match=f"^{host} is not an address of this machine: choose another --host$"):
+            processes.check_port(host, free_port())
 
 
-@pytest.mark.parametrize("names", [[], ["sites"], ["deploys", "webhooks"]])
 async def test_a_data_folder_of_a_worker(
-    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (file := tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GATEWAY_DATA_DIR", f"{file}/data")
-    assert workers.main(names) == 1
     message = f"GATEWAY_DATA_DIR: '{file}' is not a folder; give the folder to the worker's user, or set another folder"
-    assert capsys.readouterr().err == f"The settings are invalid:\n{message}\n"
+    for names in ([], ["sites"], ["deploys", "webhooks"]):
+        assert workers.main(names) == 1
+        assert capsys.readouterr().err == f"The settings are invalid:\n{message}\n"
 
 
 async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_path: Path) -> None:
@@ -70,11 +71,14 @@ async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_
         assert f"GATEWAY_{name}" in found[event]
 
 
-async def test_workers_wait_for_redis(tmp_path: Path) -> None:
+async def test_workers_wait_for_redis_and_log_when_it_is_lost(tmp_path: Path) -> None:
+    """Each time once, and once when it is there: not only gateways do so."""
+    often = {"gateway.operations.redis_health.CHECK_SECONDS": 0.2}
     with RedisServer("valkey") as server:
         server.kill()
         url = f"redis://:secret@127.0.0.1:{server.port}"
-        async with Worker(url, tmp_path, "webhooks", "monitors", confidential={"secret"}) as worker:
+        names = ("webhooks", "monitors")
+        async with Worker(url, tmp_path, *names, confidential={"secret"}, constants=often) as worker:
             await wait_until(lambda: "redis.unavailable" in worker.log, 20)
             await asyncio.sleep(1.5)  # it retries every second
             (line,) = warnings_in(worker.log)
@@ -82,20 +86,12 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
             assert "GATEWAY_REDIS_URL" in line["action"]
             server.start()
             await worker.joined()
-            assert "redis.available" in worker.log
-
-
-async def test_workers_log_when_redis_is_lost(tmp_path: Path) -> None:
-    """Once, and once when it is back: not only gateways do so."""
-    often = {"gateway.operations.redis_health.CHECK_SECONDS": 0.2}
-    with RedisServer("valkey") as server:
-        async with Worker(server.url, tmp_path, constants=often) as worker:
-            await worker.joined()
+            await wait_until(lambda: "redis.available" in worker.log)
             server.kill()
-            await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+            await wait_until(lambda: worker.log.count("redis.unavailable") == 2, 20)
             server.start()
-            await wait_until(lambda: "redis.available" in worker.log, 20)
-            assert worker.log.count("redis.unavailable") == 1
+            await wait_until(lambda: worker.log.count("redis.available") == 2, 20)
+            assert worker.log.count("redis.unavailable") == 2
 
 
 async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: str, tmp_path: Path) -> None:
@@ -111,37 +107,29 @@ async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: s
 NEWER = f"The data are of layout 1000, and this version knows {LAYOUT}: start the newer version that wrote them, or"
 
 
-@pytest.mark.parametrize("command", ["serve", "serve --workers 2", "worker webhooks", "worker", "worker --restart"])
+@pytest.mark.parametrize("command", ["serve --port 0", "worker", "worker --restart"])
 async def test_data_of_a_newer_version(command: str, redis_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
     with redis.Redis.from_url(redis_url) as client:
         client.set("layout", 1000)
-        arguments = [*command.split(), *(["--port", str(free_port())] if "serve" in command else [])]
+        arguments = command.replace(" 0", f" {free_port()}").split()
         environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url, "GATEWAY_DATA_DIR": str(tmp_path)}
-        run = subprocess.run(
-            [sys.executable, "-m", "capsule_gateway", *arguments],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert run.returncode == 78, run.stdout + run.stderr
-        assert NEWER in run.stderr
-        assert "Traceback" not in run.stderr + run.stdout
+        process = launch("capsule_gateway", arguments, {}, environment, tmp_path, log)
+        assert process.wait(60) == 78, log.read_text()
+        assert NEWER in log.read_text()
+        assert "Traceback" not in log.read_text()
         client.delete("layout")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-async def test_a_redis_that_returns_with_data_of_a_newer_version(
-    processes: int, provider: FakeProvider, tmp_path: Path
-) -> None:
+async def test_a_redis_that_returns_with_data_of_a_newer_version(provider: FakeProvider, tmp_path: Path) -> None:
+    """Each of two processes of a gateway ends for it, and then the gateway."""
     server, newer = RedisServer("valkey"), RedisServer("valkey").start()
     with newer.client() as client:
         client.set("layout", 1000)
         client.save()
     folder = Path(newer._scratch or "")
     gw = Gateway(server.url, provider, tmp_path)
-    gw.workers = processes
+    gw.workers = 2
     worker = Worker(server.url, tmp_path, "webhooks", "sites", GATEWAY_DATA_DIR=str(tmp_path / "data"))
     try:
         await gw.start()
@@ -161,9 +149,9 @@ async def test_a_redis_that_returns_with_data_of_a_newer_version(
         newer.stop()
 
 
-@pytest.mark.parametrize("module", ["capsule_gateway.cli.main", "workers.__main__"])
-async def test_a_python_that_is_too_old(module: str) -> None:
-    code = f"import sys; sys.version, sys.version_info = '3.10.9 (main)', (3, 10, 9); import {module}"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    line = "Capsule Gateway needs Python 3.11 or newer; this is 3.10.9. Start it with a newer version.\n"
-    assert (run.returncode, run.stderr) == (1, line)
+async def test_a_python_that_is_too_old() -> None:
+    for module in ("capsule_gateway.cli.main", "workers.__main__"):
+        code = f"import sys; sys.version, sys.version_info = '3.10.9 (main)', (3, 10, 9); import {module}"
+        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        line = "Capsule Gateway needs Python 3.11 or newer; this is 3.10.9. Start it with a newer version.\n"
+        assert (run.returncode, run.stderr) == (1, line)

@@ -1,19 +1,19 @@
 """The days of `capsule usage`."""
 
 import datetime
-from pathlib import Path
 
 import pytest
 
-from tests.fakes.server import FakeServer, answer
+from tests.capsule_gateway.cli.conftest import Service
 from tests.support.command_line import Tool
 
 
-@pytest.mark.parametrize(("days", "before"), [("1", 0), ("7", 6)])
-async def test_the_last_days_include_today(tmp_path: Path, days: str, before: int) -> None:
-    begin = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=before)
-    async with FakeServer() as service:
-        service.reply = answer(200, {"rows": []})
-        await Tool(service.address, "csk_key", tmp_path)("usage", "--days", days, "--by", "app")
-        assert service.exchanges[-1].path == f"/account/usage?by=day&group=app&from={begin}"
-        assert "--days" in await Tool(service.address, "csk_key", tmp_path).refused("usage", "--days", "401", code=2)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_last_days_include_today(stubbed: Tool, service: Service) -> None:
+    service.answers["GET /account/usage"] = {"rows": []}
+    today = datetime.datetime.now(datetime.UTC).date()
+    for days in (1, 7):
+        await stubbed("usage", "--days", str(days), "--by", "app")
+        begin = today - datetime.timedelta(days=days - 1)
+        assert service.calls[-1] == f"GET /account/usage?by=day&group=app&from={begin}"
+    assert "--days" in await stubbed.refused("usage", "--days", "401", code=2)
