@@ -29,6 +29,7 @@ from workers.doctor import network
 from workers.doctor import run as doctor
 from workers.doctor.row import Row
 from workers.doctor.run import examine
+from workers.webhooks import mailer
 
 ROOT = Path(__file__).parents[3]
 OF_THE_MACHINE = ("sandbox", "control groups")  # not each machine that runs tests can confine code
@@ -141,7 +142,9 @@ async def test_a_pod_that_the_cluster_confines_needs_no_sandbox(
 
 async def test_all_servers_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.CHECK_SECONDS < 20
-    monkeypatch.setattr(doctor._collect, "__defaults__", (1.0,))
+    monkeypatch.setattr(doctor._collect, "__defaults__", (3.0,))
+    monkeypatch.setattr(network, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(mailer, "ATTEMPT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.2", 0)) as silent:
         address = f"127.0.0.2:{silent.getsockname()[1]}"
         one = msgspec.structs.replace(Settings().providers[0], url=f"http://{address}", key="key")
@@ -162,6 +165,8 @@ async def test_all_servers_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert time.monotonic() - began < 9
     names = [*(f"provider p{number}" for number in range(8)), "redis", "sign-in", "mail server", "probe check"]
     assert states(found, *names) == ["fail"] * len(names)
+    assert found["tls"].detail == "127.0.0.2 does not answer: TimeoutError"
+    assert found["mail server"].detail == "takes no notices: timeout"
 
 
 def test_the_command(tmp_path: Path) -> None:
