@@ -102,6 +102,18 @@ async def test_a_freed_permit_is_used_at_once_in_another_process(simulated: Simu
 
 
 @virtual_time
+async def test_a_burst_beyond_the_free_permits_waits_within_its_limit(simulated: SimulatedRedis) -> None:
+    permits = simulated.start(limit=100)
+    await take(permits, 1)
+    asked = [asyncio.create_task(permits.wait_for_permit("acc", "app", 1)) for _ in range(500)]
+    await asyncio.sleep(1)
+    done = [task for task in asked if task.done()]
+    refused = [task for task in done if isinstance(task.exception(), ProviderQuotaExhausted)]
+    assert (len(done), len(refused), permits.waiting) == (440, 341, 60)
+    await cancel(*asked)
+
+
+@virtual_time
 async def test_retry_after_accounts_for_requests_that_still_run(simulated: SimulatedRedis) -> None:
     permits = simulated.start(limit=20, max_wait=45)
     await take(permits, 20)
