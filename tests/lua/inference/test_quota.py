@@ -138,6 +138,20 @@ def test_a_request_that_needs_many_tokens_stays_first(provider: Provider) -> Non
     assert (len(one.running), len(two.running)) == (0, 1)
 
 
+def test_nothing_is_spare_while_a_request_waits(provider: Provider) -> None:
+    one, two = processes(provider, 2, tokens=10_000)
+    one.enqueue("small", 2_000)
+    one.call()
+    two.enqueue("large", 9_000)
+    two.call()
+    one.call(spares=4)
+    assert (one.budget.tokens.spare, two.running) == (0, [])
+    one.end(used=0)
+    one.call()
+    two.call()
+    assert len(two.running) == 1
+
+
 def test_the_budget_of_a_dead_process_counts_as_spent_for_a_minute(provider: Provider) -> None:
     dead, other = processes(provider, 2, requests=4)
     dead.enqueue("a", count=2)
