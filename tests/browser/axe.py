@@ -81,6 +81,13 @@ async def assert_accessible(page: Page, looks: list[Any] = LOOKS) -> None:
         assert not faults, (page.url, scheme, size["width"], faults)
 
 
+async def assert_fits(page: Page, *widths: int) -> None:
+    """Checks that nothing is wider than a window of these widths."""
+    for width in widths:
+        await page.set_viewport_size({"width": width, "height": 900})
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width, (page.url, width)
+
+
 async def assert_usable(page: Page) -> None:
     """Checks the page at 200 % and 400 %, with forced colors, and by keyboard."""
     for size in (ZOOMED, NARROW):

@@ -1,11 +1,14 @@
 """An account holder who uses the dashboard in a real browser, and the events that the gateway gets meanwhile."""
 
 import asyncio
+import csv
+import io
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, Route, expect
@@ -55,6 +58,11 @@ class Holder:
     def button(self, name: str, **options: Any) -> Locator:
         return self.page.get_by_role("button", name=name, **options)
 
+    async def confirm(self, name: str, answer: str = "") -> None:
+        """Presses a button, and the one in its dialog, which is called `answer` or the same."""
+        await self.button(name).click()
+        await self.page.get_by_role("dialog").get_by_role("button", name=answer or name).click()
+
     def row(self, text: str) -> Locator:
         return self.page.get_by_role("row").filter(has_text=text)
 
@@ -68,6 +76,13 @@ class Holder:
                 assert await wanted.evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
                 return
         raise AssertionError(f"{name} cannot be reached")
+
+    async def download_csv(self) -> list[dict[str, str]]:
+        async with self.page.expect_download() as downloading:
+            await self.button("Download CSV").click()
+        file = await downloading.value
+        assert file.suggested_filename.endswith(".csv")
+        return list(csv.DictReader(io.StringIO(Path(await file.path()).read_text())))
 
     async def clipboard(self) -> str:
         return await self.page.evaluate("navigator.clipboard.readText()")

@@ -32,5 +32,21 @@ class Site(FakeServer):
         return _file(mimetypes.guess_type(file.name)[0] or "text/plain", content)
 
 
+class Folder(FakeServer):
+    """Serves the files of a built app, and the tokens of its backend."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.token = folder, ""
+
+    def script(self, exchange: Exchange) -> Script:
+        if exchange.path == "/token":
+            return answer(200, {"token": self.token})
+        file = self.folder / (exchange.path.lstrip("/") or "index.html")
+        if not file.is_file():
+            return answer(404)
+        return answer(200, file.read_bytes(), {"Content-Type": mimetypes.guess_type(file.name)[0] or "text/plain"})
+
+
 def _file(kind: str, content: bytes) -> Script:
     return answer(200, content, {"Content-Type": f"{kind}; charset=utf-8"})

@@ -4,9 +4,9 @@ That is by axe-core, in both color schemes, on a desktop and a phone; and with z
 """
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
-from tests.browser.axe import EVERY_LOOK, assert_accessible, assert_usable, open_view
+from tests.browser.axe import EVERY_LOOK, assert_accessible, assert_fits, assert_usable, open_view
 from tests.browser.dashboard import SECTIONS, VIEWS, Holder, visiting
 from tests.fakes import FakeAppBackend
 from tests.fakes.receiver import FakeReceiver
@@ -17,26 +17,31 @@ from tests.support.worker_process import Worker
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+async def assert_good(page: Page) -> None:
+    await assert_accessible(page, EVERY_LOOK)
+    await assert_usable(page)
+
+
 async def test_the_dashboard(
     browser: Browser, gw: Gateway, worker: Worker, backend: FakeAppBackend, receiver: FakeReceiver
 ) -> None:
     async with visiting(browser, gw) as holder:
-        shown = await fill(holder, backend, receiver)
+        page, shown = holder.page, await fill(holder, backend, receiver)
         await holder.go()
-        await expect(holder.page.get_by_label("API key")).to_be_visible()
-        await assert_accessible(holder.page, EVERY_LOOK)
+        await expect(page.get_by_label("API key")).to_be_visible()
+        await assert_good(page)
         await holder.log_in()
-        await assert_accessible(holder.page, EVERY_LOOK)
-        views = {**VIEWS, **shown}
+        await assert_good(page)
+        views = {**VIEWS, **shown, "new-app": "New app"}
         del views[""]  # the login has opened it
         for view, heading in views.items():
-            await open_view(holder.page, view)
+            await open_view(page, view)
             await expect(holder.heading(heading)).to_be_visible()
-            await assert_accessible(holder.page, EVERY_LOOK)
-        await holder.page.evaluate("location.hash = '#/hooks'")
+            await assert_good(page)
+        await page.evaluate("location.hash = '#/hooks'")
         await holder.button("Revoke Nightly").click()
-        await expect(holder.page.get_by_role("dialog")).to_be_visible()
-        await assert_accessible(holder.page, EVERY_LOOK)
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await assert_accessible(page, EVERY_LOOK)
 
 
 async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) -> dict[str, str]:
@@ -67,52 +72,31 @@ async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) 
     }
 
 
-async def test_the_dashboard_with_zoom_forced_colors_and_keyboard(
-    browser: Browser, gw: Gateway, worker: Worker, backend: FakeAppBackend, receiver: FakeReceiver
-) -> None:
-    async with visiting(browser, gw) as holder:
-        shown = await fill(holder, backend, receiver)
-        await holder.go()
-        await expect(holder.page.get_by_label("API key")).to_be_visible()
-        await assert_usable(holder.page)
-        await holder.log_in()
-        await assert_usable(holder.page)
-        views = {**VIEWS, **shown, "new-app": "New app"}
-        del views[""]  # the login has opened it
-        for view, heading in views.items():
-            await open_view(holder.page, view)
-            await expect(holder.heading(heading)).to_be_visible()
-            await assert_usable(holder.page)
-
-
-async def test_the_operators_page(browser: Browser, gw: Gateway) -> None:
+async def test_the_operators_page(browser: Browser, gw: Gateway, backend: FakeAppBackend) -> None:
     context = await browser.new_context(base_url=gw.address)
     page = await context.new_page()
     await page.goto("/ops")
     await expect(page.get_by_label("Operator token")).to_be_focused()
-    await assert_accessible(page, EVERY_LOOK)
-    await assert_usable(page)
+    await assert_good(page)
     await page.get_by_label("Operator token").fill(OPERATOR)
     await page.keyboard.press("Enter")
     await expect(page.locator("#live")).to_have_text("Live")
-    await assert_accessible(page, EVERY_LOOK)
-    await assert_usable(page)
-    account = await gw.account()
-    assert (await gw.platform("PUT", "apps/seen-by-operators", {"account": account.id})).is_success
-    views = ("?period=24h", "accounts", f"accounts/{account.id}", "apps", "apps/seen-by-operators")
+    await assert_good(page)
+    app = await gw.app(backend)
+    await app.ask("x")
+    views = ("?period=24h", "accounts", f"accounts/{app.account.id}", "apps", f"apps/{app.name}")
     for view in (*views, "deploys", "spending", "system", "audit"):
         await open_view(page, view)
-        await assert_accessible(page, EVERY_LOOK)
-        await assert_usable(page)
+        await assert_good(page)
     gw.confidential |= {cookie["value"] for cookie in await context.cookies()}
     await context.close()
 
 
-@pytest.mark.parametrize("path", ["", "/docs", "/docs/deploys"])
+@pytest.mark.parametrize("path", ["", "/docs", "/docs/deploys", "/docs/reference"])
 async def test_the_public_pages(browser: Browser, gw: Gateway, path: str) -> None:
     page = await browser.new_page()
     await page.goto(gw.address + path)
     await expect(page.get_by_role("heading").first).to_be_visible()
-    await assert_accessible(page, EVERY_LOOK)
-    await assert_usable(page)
+    await assert_good(page)
+    await assert_fits(page, 320, 390, 980, 1440)
     await page.close()

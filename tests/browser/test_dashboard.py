@@ -191,8 +191,7 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
     await holder.button("Keep it").click()
     await expect(holder.button("Clear")).to_be_focused()
     assert (await holder.account.get("/account/webhook")).status_code == 200
-    await holder.button("Clear").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Clear").click()
+    await holder.confirm("Clear")
     await expect(page.get_by_text("No webhook is set")).to_be_visible()
     assert (await holder.account.get("/account/webhook")).status_code == 404
 
@@ -209,6 +208,9 @@ async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: 
     await expect(holder.row("app.crashed")).to_have_count(1)
 
     await page.get_by_label("All events").select_option("app.crashed")
+    await expect(page).to_have_url(re.compile(r"#/webhooks\?type=app\.crashed$"))
+    await page.reload()
+    await expect(page.get_by_label("All events")).to_have_value("app.crashed")
     await expect(holder.row("deploy.failed")).to_have_count(0)
     await expect(holder.row("app.crashed")).to_have_count(1)
     await page.get_by_label("All outcomes").select_option("delivered")
@@ -229,6 +231,7 @@ async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: 
     assert secret not in await page.content()
     await holder.button("Redeliver").click()
     await wait_until(lambda: len(receiver.got()) == 3)
+    await expect(page.get_by_role("link", name="Attempt 2")).to_be_visible()
     await page.get_by_role("link", name="All deliveries").click()
     await expect(holder.row("app.crashed")).to_have_count(2)
 
@@ -295,8 +298,7 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
         await page.keyboard.press("Escape")
         await expect(holder.button("Revoke Content system")).to_be_focused()
         assert (await http.post(url)).status_code == 202
-        await holder.button("Revoke Content system").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+        await holder.confirm("Revoke Content system", "Revoke")
         await expect(page.get_by_text("No hooks yet")).to_be_visible()
         await expect(holder.heading("Deploy hooks")).to_be_focused()
         assert (await http.post(url)).status_code == 404
@@ -337,8 +339,7 @@ async def test_a_reader_who_scrolls_up_as_a_line_arrives_stays_there(holder: Hol
     page, deploy = holder.page, await holder.deploy(await holder.app())
     await page.add_init_script(SCROLL_UP)
     await holder.hurry()
-    await holder.log_in()
-    await holder.go(f"deploys/{deploy}")
+    await holder.log_in(f"deploys/{deploy}")
     log, follow = page.get_by_role("log"), holder.button("Follow")
     await expect(log).to_have_text("No log output yet.")
     holder.log(deploy, "npm run build\n" * 100)
@@ -354,18 +355,6 @@ async def test_a_reader_who_scrolls_up_as_a_line_arrives_stays_there(holder: Hol
     assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8")
 
 
-async def test_a_failed_deploy_says_where_and_why(holder: Holder) -> None:
-    app = await holder.app()
-    deploy = await holder.deploy(app, "preview")
-    await holder.report(deploy, "build", ok=False, reason="the build command ended with status 1")
-    await holder.log_in("deploys")
-    await expect(holder.row(app)).to_contain_text("Failed")
-    await holder.page.get_by_role("link", name=app).click()
-    await expect(holder.page.get_by_text("Build: the build command ended with status 1")).to_be_visible()
-    phases = holder.page.get_by_role("list", name="Phases")
-    await expect(phases).to_have_text(re.compile(r"Build: failed.*Health check: not run$"))
-
-
 async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     first, second = "", ""
@@ -376,13 +365,11 @@ async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> 
     await holder.log_in("deploys")
     await page.get_by_role("link", name=f"{app}, deploy {waiting}").click()
     await expect(page.get_by_text("The deploy engine")).to_be_visible()
-    await holder.button("Cancel").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    await holder.confirm("Cancel")
     await expect(page.get_by_text("Canceled on request")).to_be_visible()
     await expect(holder.button("Cancel")).to_have_count(0)
     await page.evaluate(f"location.hash = '#/deploys/{first}'")
-    await holder.button("Roll back to this release").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Roll back to this release").click()
+    await holder.confirm("Roll back to this release")
     await expect(page.get_by_role("link", name=first)).to_be_visible()
     await expect(page.get_by_text("Rollback", exact=True)).to_be_visible()
 
@@ -393,29 +380,8 @@ async def test_a_preview_is_promoted(holder: Holder) -> None:
     await holder.report(preview, "build", "health")
     await holder.log_in("deploys")
     await page.get_by_role("link", name=f"{app}, deploy {preview}").click()
-    await holder.button("Promote").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+    await holder.confirm("Promote")
     await expect(page.get_by_role("link", name=preview)).to_be_visible()
-
-
-async def test_variables_are_set_and_removed(holder: Holder) -> None:
-    page, app = holder.page, await holder.app(build={"start": "exec node server.js"})
-    await holder.log_in()
-    await page.get_by_role("link", name=app, exact=True).click()
-    await expect(page.get_by_text("No output yet.")).to_be_visible()
-    await page.get_by_role("link", name="Settings", exact=True).click()
-    await page.get_by_role("link", name="Environment", exact=True).click()
-    await page.get_by_label("Name", exact=True).fill("lower")
-    await page.get_by_label("Value", exact=True).fill("a value")
-    await holder.button("Set", exact=True).click()
-    await expect(page.get_by_role("alert").filter(has_text="a name consists of")).to_be_visible()
-    await page.get_by_label("Name", exact=True).fill("TOKEN")
-    await holder.button("Set", exact=True).click()
-    await expect(holder.row("TOKEN")).to_be_visible()
-    await expect(page.get_by_label("Value", exact=True)).to_have_value("")
-    await holder.button("Remove TOKEN").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
-    await expect(page.get_by_text("No variables yet")).to_be_visible()
 
 
 async def test_hidden_pages_and_finished_deploys_send_no_requests(holder: Holder) -> None:

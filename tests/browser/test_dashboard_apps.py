@@ -34,8 +34,7 @@ async def live(holder: Holder, app: str) -> str:
 
 async def test_an_app_is_visited_once_it_is_live(holder: Holder) -> None:
     app = await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.log_in(f"apps/{app}")
     await expect(holder.heading(app)).to_be_visible()
     visit = holder.page.get_by_role("link", name="Visit")
     await expect(holder.page.get_by_role("button", name="Publish")).to_be_visible()
@@ -136,8 +135,7 @@ async def test_the_data_of_an_app(holder: Holder) -> None:
             await records.add_snapshot(account.id, app, made)
             await commands.answer(command, DataAnswer(made))
 
-        await holder.log_in()
-        await holder.go(f"apps/{app}/data")
+        await holder.log_in(f"apps/{app}/data")
         card = page.locator("main")
         await expect(card).to_contain_text(f"250 MB of {(await account.get(at)).json()['limitBytes'] >> 30} GB")
         await expect(card).to_contain_text("Clear the data.")
@@ -167,8 +165,7 @@ async def test_an_outage_over_midnight_is_one_outage(holder: Holder) -> None:
         key = health_days_key(partition_tag(holder.account.id), app)
         client.hset(key, mapping=dict(history.split_outage(midnight - 60_000, midnight + 60_000)))
         client.expire(key, 600)
-    await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.log_in(f"apps/{app}")
     await expect(holder.page.get_by_text("Down for 2 min 0 s in 1 outage in 2 days of probes.")).to_be_visible()
     days = holder.page.get_by_role("list", name="Health, day by day").get_by_role("listitem")
     both = [re.compile(r": down for 1 min 0 s in 1 outage$"), re.compile(r": down for 1 min 0 s$")]
@@ -177,8 +174,7 @@ async def test_an_outage_over_midnight_is_one_outage(holder: Holder) -> None:
 
 async def test_custom_domains_from_the_first_record_to_their_removal(holder: Holder, resolver: DnsServer) -> None:
     page, app = holder.page, await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}/settings/domain")
+    await holder.log_in(f"apps/{app}/settings/domain")
     card = page.locator("section.card").filter(has=holder.heading("Custom domains", 2))
     await card.get_by_label("Domain").fill("not a domain")
     await card.get_by_role("button", name="Add domain").click()
@@ -286,8 +282,7 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     await holder.button("Redeploy").click()
     await holder.button("Not now").click()
     await expect(holder.button("Redeploy")).to_be_focused()
-    await holder.button("Redeploy").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Redeploy").click()
+    await holder.confirm("Redeploy")
     await expect(page.get_by_role("definition").filter(has_text="Redeploy")).to_be_visible()
     await expect(page).not_to_have_url(re.compile(f"{second}$"))
     again = page.url.rpartition("/")[2]

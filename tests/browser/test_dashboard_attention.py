@@ -1,6 +1,5 @@
 """The dashboard says what is wrong, and each form works with its optional parts empty."""
 
-import asyncio
 import secrets
 
 import pytest
@@ -9,10 +8,6 @@ from playwright.async_api import Locator, expect
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend
-from tests.fakes.receiver import FakeReceiver
-from tests.fakes.server import answer
-from tests.support.polling import wait_until
-from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,8 +18,7 @@ def card(holder: Holder, title: str) -> Locator:
 
 async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
     account, app = holder.account, await holder.app(repository=None)
-    await holder.log_in()
-    await holder.go(f"apps/{app}/settings")
+    await holder.log_in(f"apps/{app}/settings")
     source = card(holder, "Source and build")
     for field, value, build in (
         ("Build command", "npm run build", {"command": "npm run build"}),
@@ -54,8 +48,7 @@ async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
 async def test_every_other_form_of_an_app_with_its_optional_parts_empty(holder: Holder) -> None:
     page, account = holder.page, holder.account
     app = await holder.app(repository=None)
-    await holder.log_in()
-    await holder.go(f"apps/{app}/settings/tokens")
+    await holder.log_in(f"apps/{app}/settings/tokens")
     tokens = card(holder, "Users’ tokens")
     for kind, required in (("jwks", {}), ("secret", {"Secret": "s" * 32}), ("backend", {"URL": "/api/me"})):
         await tokens.get_by_label("Verification").select_option(kind)
@@ -120,8 +113,7 @@ async def test_keys_of_the_account(holder: Holder) -> None:
     await panel.get_by_role("button", name="Copy").click()
     await panel.get_by_role("button", name="I have stored it").click()
     assert (await account.get("/account/keys")).json()[0]["name"] == "laptop"
-    await holder.button("Revoke laptop").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    await holder.confirm("Revoke laptop", "Revoke")
     await expect(holder.row("laptop")).to_have_count(0)
     assert len((await account.get("/account/keys")).json()) == 1
     changes = card(holder, "Changes").get_by_role("row")
@@ -139,8 +131,7 @@ async def test_changes_are_filtered_by_action_and_actor(holder: Holder) -> None:
     await account.call("PUT", f"/account/apps/{name}/env", {"TOKEN": "x"})
     await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "Too loud"})
     await gw.platform("DELETE", f"accounts/{account.id}/suspension")
-    await holder.log_in()
-    await holder.go("account")
+    await holder.log_in("account")
     changes = card(holder, "Changes")
     rows = changes.locator("tbody").get_by_role("row")
     await expect(rows.filter(has_text="Create app")).to_contain_text(name)
@@ -161,8 +152,7 @@ async def test_changes_are_filtered_by_action_and_actor(holder: Holder) -> None:
 
 async def test_a_key_for_the_deploys_of_one_app(holder: Holder) -> None:
     page, account, name = holder.page, holder.account, await holder.app()
-    await holder.log_in()
-    await holder.go("account")
+    await holder.log_in("account")
     await expect(page.get_by_label("With", exact=True)).to_be_disabled()
     await page.get_by_label("May do").select_option("Publish and follow deploys")
     await page.get_by_label("With", exact=True).select_option(name)
@@ -176,41 +166,9 @@ async def test_a_key_for_the_deploys_of_one_app(holder: Holder) -> None:
     assert (listed["scope"], listed["app"]) == ("deploy", name)
 
 
-async def test_a_redelivery_is_followed_on_the_page_of_its_delivery(
-    holder: Holder, worker: Worker, receiver: FakeReceiver
-) -> None:
-    page = holder.page
-    await holder.account.set_webhook(receiver.url())
-    receiver.plays("/events", answer(500))
-    await holder.account.call("POST", "/account/webhook/test", {"type": "app.crashed"})
-    await wait_until(lambda: len(receiver.got()) == 1)
-    await holder.log_in("webhooks")
-    await page.get_by_role("link", name="app.crashed of").click()
-    receiver.plays("/events")
-    await holder.button("Redeliver", exact=True).click()
-    await expect(page.get_by_role("link", name="Attempt 2")).to_be_visible()
-    await page.get_by_role("link", name="Attempt 2").click()
-    await expect(page.get_by_text("Delivered")).to_be_visible()
-
-
-async def test_a_view_that_was_opened_during_an_outage_recovers(holder: Holder) -> None:
-    page = holder.page
-    await holder.hurry()
-    await holder.log_in()
-    await page.route("**/account/hooks", lambda route: route.abort())
-    await page.route("**/account", lambda route: route.abort())
-    await holder.go("hooks")
-    await expect(holder.heading("No connection")).to_be_focused()
-    await asyncio.sleep(1)
-    await expect(holder.heading("No connection")).to_be_visible()
-    await page.unroute_all()
-    await expect(holder.heading("Deploy hooks")).to_be_focused()
-
-
 async def test_a_name_that_no_app_can_have(holder: Holder) -> None:
     page = holder.page
-    await holder.log_in()
-    await holder.go("new-app")
+    await holder.log_in("new-app")
     await page.get_by_label("Name").fill(f"Ünïque Notes {holder.account.id[-6:]}!")
     fit = f"unique-notes-{holder.account.id[-6:]}"
     await holder.button(f"Use {fit}").click()

@@ -31,8 +31,7 @@ async def delete_app(holder: Holder, app: str) -> None:
 
 
 async def revoke_key(holder: Holder, app: str) -> None:
-    await holder.button("Revoke laptop").click()
-    await holder.page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    await holder.confirm("Revoke laptop", "Revoke")
 
 
 @pytest.mark.parametrize(

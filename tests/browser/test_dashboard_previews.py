@@ -1,5 +1,6 @@
 """Previews in the dashboard, and what its pages say of a deploy, in a real browser. The test is the deploy engine."""
 
+import re
 from urllib.parse import urlencode
 
 import pytest
@@ -55,16 +56,14 @@ async def test_a_preview_is_published_found_and_ended(holder: Holder) -> None:
         await expect(page.get_by_role("definition").filter(has_text=fact).first).to_be_visible()
     await expect(page.get_by_role("link", name=url.removeprefix("https://"))).to_be_visible()
     await look(holder)
-    await holder.button("End preview").click()
-    await page.get_by_role("dialog").get_by_role("button", name="End preview").click()
+    await holder.confirm("End preview")
     await expect(page.get_by_text("Ended", exact=True)).to_be_visible()
     await expect(holder.button("End preview")).to_have_count(0)
 
 
 async def test_a_branch_of_the_repository(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}/deploys")
+    await holder.log_in(f"apps/{app}/deploys")
     await holder.button("Publish a preview").click()
     sheet = page.get_by_role("dialog", name=f"Publish a preview of {app}")
     await sheet.get_by_label("Branch").fill("-x")
@@ -103,10 +102,11 @@ async def test_a_failed_deploy_says_what_is_served_and_what_to_do(holder: Holder
     page, app = holder.page, await holder.app("shop-3", repository=None)
     first = await upload(holder, app)
     await holder.report(first, "build", ok=False, reason="the build command ended with status 2")
-    await holder.log_in()
-    await holder.go(f"deploys/{first}")
+    await holder.log_in(f"deploys/{first}")
     await expect(page.get_by_text("Its address serves nothing yet.")).to_be_visible()
     await expect(page.get_by_text("The log shows why the build failed.")).to_be_visible()
+    phases = page.get_by_role("list", name="Phases")
+    await expect(phases).to_have_text(re.compile(r"Build: failed.*Health check: not run"))
     live = await upload(holder, app)
     await holder.report(live, "build", "health", "canary")
     second = await upload(holder, app)

@@ -72,8 +72,7 @@ def write_folder(folder: Path) -> dict[str, bytes]:
 async def test_a_folder_becomes_a_deploy(holder: Holder, tmp_path: Path) -> None:
     app = await holder.app()
     files = write_folder(tmp_path / "site")
-    await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.log_in(f"apps/{app}")
     await holder.button("Publish", exact=True).click()
     await assert_accessible(holder.page, EVERY_LOOK)
     await (
@@ -102,8 +101,7 @@ async def test_dropped_files_pages_and_archives(holder: Holder) -> None:
 
 async def test_a_dropped_folder(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.log_in(f"apps/{app}")
     await holder.button("Publish", exact=True).click()
     files = {
         "node_modules": {"x": {"i.js": "", "j.js": ""}},
@@ -146,8 +144,7 @@ async def test_a_refused_source_says_why(holder: Holder) -> None:
 async def test_trying_an_app(holder: Holder, provider: FakeProvider) -> None:
     page = holder.page
     app = await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.log_in(f"apps/{app}")
     await page.get_by_role("link", name="Try it").click()
     await expect(holder.heading(f"Try {app}")).to_be_focused()
     await assert_accessible(page, EVERY_LOOK)
@@ -181,8 +178,7 @@ async def test_trying_an_app(holder: Holder, provider: FakeProvider) -> None:
 
 async def test_thinking_that_takes_the_whole_answer_is_explained(holder: Holder, provider: FakeProvider) -> None:
     app = await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}/try")
+    await holder.log_in(f"apps/{app}/try")
     prompt = provider.plays(ROLE, chunk(reasoning_content="hm"), chunk(finish="length"), chunk(usage=(5, 500)), DONE)
     main = holder.page.get_by_role("main")
     await holder.page.get_by_label("Text").fill(prompt)
@@ -202,8 +198,7 @@ async def test_thinking_that_takes_the_whole_answer_is_explained(holder: Holder,
 
 async def test_an_answer_can_be_stopped(holder: Holder, provider: FakeProvider) -> None:
     app = await holder.app()
-    await holder.log_in()
-    await holder.go(f"apps/{app}/try")
+    await holder.log_in(f"apps/{app}/try")
     await holder.page.get_by_label("Text").fill(provider.plays([*tokens("One")[:2], 30.0]))
     await holder.button("Ask", exact=True).click()
     await expect(holder.page.get_by_label("Answer")).to_have_text("One")

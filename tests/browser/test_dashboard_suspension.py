@@ -33,11 +33,9 @@ async def test_a_suspension_is_seen_with_its_reason(holder: Holder) -> None:
 async def test_the_account_is_deleted_and_kept(holder: Holder) -> None:
     page, account = holder.page, holder.account
     name = (await account.get()).json()["name"]
-    await holder.log_in()
-    await holder.go("account")
+    await holder.log_in("account")
     await page.get_by_label("to confirm").fill(name)
-    await holder.button("Delete").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Delete the account").click()
+    await holder.confirm("Delete", "Delete the account")
     await expect(page.locator("#banner strong")).to_be_visible()
     await assert_accessible(page, EVERY_LOOK)
     assert "deletesAt" in (await account.get()).json()

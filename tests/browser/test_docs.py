@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import Holder, withholding
 from tests.fakes import FakeAppBackend
 from tests.support.gateway_process import Gateway
@@ -16,16 +16,6 @@ async def opened(browser: Browser, gw: Gateway, path: str) -> Page:
     page = await context.new_page()
     await page.goto(gw.address + path)
     return page
-
-
-@pytest.mark.parametrize("path", ["/docs", "/docs/webhooks", "/docs/reference"])
-async def test_a_page_is_accessible_and_fits(browser: Browser, gw: Gateway, path: str) -> None:
-    page = await opened(browser, gw, path)
-    await assert_accessible(page, EVERY_LOOK)
-    for width in (1440, 980, 390):
-        await page.set_viewport_size({"width": width, "height": 900})
-        assert await page.evaluate("document.documentElement.scrollWidth") == width
-    await page.context.close()
 
 
 async def test_search_by_keyboard(browser: Browser, gw: Gateway) -> None:

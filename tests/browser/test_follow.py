@@ -97,27 +97,12 @@ async def test_without_the_stream_views_poll_and_then_follow_again(holder: Holde
     await expect(holder.row("followed")).to_be_visible()
 
 
-async def test_a_view_recovers_from_an_outage(holder: Holder, backend: FakeAppBackend) -> None:
-    page = holder.page
-    app = await holder.account.app(backend)
-    await holder.hurry()
-    await holder.log_in("hooks")
-    await expect(holder.heading("Deploy hooks")).to_be_visible()
-    await page.context.set_offline(True)
-    await expect(page.get_by_text(LATE)).to_be_visible()
-    await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "meanwhile"})
-    await page.context.set_offline(False)
-    await expect(holder.row("meanwhile")).to_be_visible()
-    await expect(page.get_by_text(LATE)).to_be_hidden()
-
-
 async def test_an_output_that_is_followed_again_is_not_called_out_of_date(holder: Holder) -> None:
     page = holder.page
     app = await holder.app(build={"start": "exec node server.js"})
     logs = f"**/account/apps/{app}/logs*"
     await page.route(logs, lambda route: route.abort())
-    await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.log_in(f"apps/{app}")
     await expect(page.get_by_text(LATE)).to_be_visible()
     await page.unroute(logs)
     await expect(page.get_by_text(LATE)).to_be_hidden()

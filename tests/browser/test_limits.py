@@ -20,8 +20,7 @@ async def test_an_account_holder_limits_an_app(
         page, app = holder.page, await holder.account.app(backend)
         prompt = provider.plays(tokens("x", usage=(1000, 100_000)))
         assert (await app.ask(prompt, maxTokens=2000)).status_code == 200
-        await holder.log_in()
-        await holder.go(f"apps/{app.name}/settings/limits")
+        await holder.log_in(f"apps/{app.name}/settings/limits")
         day, user = page.get_by_label("Euros per day", exact=True), page.get_by_label("Requests per minute and user")
         card = page.locator("section").filter(has=holder.heading("Limits", 2))
         await expect(card).to_contain_text("of €2.00 today")

@@ -1,7 +1,6 @@
 """The template's module as an npm package: packed, checked by TypeScript, bundled by Vite, and run in a browser."""
 
 import json
-import mimetypes
 import os
 import subprocess
 from pathlib import Path
@@ -10,10 +9,9 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.browser.packages import require
-from tests.browser.site import MODULE
+from tests.browser.site import MODULE, Folder
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
-from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.support import programs
 from tests.support.gateway_process import DOMAIN, App
 
@@ -31,18 +29,6 @@ const answer: string = await complete("PROMPT").catch((error: AiError) => error.
 const streamed: string = await streamComplete("PROMPT", () => {{}}, {{ onDone: (end) => void ended.push(end) }});
 document.querySelector("output")!.textContent = `${{answer}} ${{streamed}} ${{ended.length}}`;
 """
-
-
-class Built(FakeServer):
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def script(self, exchange: Exchange) -> Script:
-        file = self.folder / (exchange.path.lstrip("/") or "index.html")
-        if not file.is_file():
-            return answer(404)
-        return answer(200, file.read_bytes(), {"Content-Type": mimetypes.guess_type(file.name)[0] or "text/plain"})
 
 
 def install(folder: Path) -> list[str]:
@@ -80,7 +66,7 @@ async def test_the_package_answers_in_a_vite_app(
     address = app.gateway.address + app.path
     run(vite, "build", "--target", "es2022", cwd=tmp_path, VITE_SERVICE_AI_URL=address)
 
-    async with Built(tmp_path / "dist") as site:
+    async with Folder(tmp_path / "dist") as site:
         page = await browser.new_page()
         await page.goto(f"http://{app.name}.{DOMAIN}:{site.port}/")
         await expect(page.locator("output")).to_have_text("Bonjour Bonjour 1")

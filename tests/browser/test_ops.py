@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
 from gateway.ids import now_iso
 from gateway.keys import PODS_KEY, members_key, spend_by_provider_key, spenders_key
-from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
+from tests.browser.axe import EVERY_LOOK, assert_accessible, assert_fits, open_view
 from tests.browser.conftest import SOON
 from tests.browser.dashboard import withholding
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -71,6 +71,15 @@ async def view(page: Page, name: str) -> None:
     await expect(page.get_by_role("heading", level=1)).to_be_focused()
 
 
+async def act(at: Page | Locator, button: str, answer: str, reason: str = "") -> None:
+    """Presses a button, and in its dialog the button `answer`, after a reason is typed."""
+    await at.get_by_role("button", name=button).click()
+    dialog = (at.page if isinstance(at, Locator) else at).get_by_role("dialog")
+    if reason:
+        await dialog.get_by_label("Reason").fill(reason)
+    await dialog.get_by_role("button", name=answer).click()
+
+
 async def log_in(page: Page, token: str = OPERATOR) -> None:
     await page.get_by_label("Operator token").fill(token)
     await page.keyboard.press("Enter")
@@ -103,6 +112,7 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     await expect(inside.locator(".codes")).to_contain_text("USER_RATE_LIMITED1")
     spender = inside.get_by_role("row").filter(has_text=app.account.id)
     await expect(spender).to_contain_text("max")
+    await expect(spender.get_by_role("rowheader")).to_have_text(re.compile(rf"^Account \w+ {app.account.id}$"))
     await expect(spender.locator(".bar .settled")).to_be_visible()
     await expect(inside.get_by_role("img", name="Requests per minute: 20 answered, 1 invalid")).to_be_visible()
     await expect(inside.locator("#attention")).to_contain_text("No worker running: webhooks, deploys")
@@ -268,8 +278,7 @@ async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend)
     await expect(inside.get_by_role("status")).to_have_text("The account is on the maker plan.")
     await expect(inside.get_by_label("Plan", exact=True)).to_have_value("maker")
 
-    await inside.get_by_role("button", name="Create key").click()
-    await dialog.get_by_role("button", name="Create key").click()
+    await act(inside, "Create key", "Create key")
     await expect(inside.get_by_role("heading", name="The new API key")).to_be_focused()
     key = await inside.locator(".once pre").inner_text()
     gw.confidential.add(key)
@@ -329,24 +338,18 @@ async def test_an_account_and_an_app_are_suspended_with_a_reason(
     await expect(dialog).to_be_visible()
     await dialog.get_by_role("button", name="Cancel").click()
     await expect(top).to_contain_text("Active")
-    await top.get_by_role("button", name="Suspend").click()
-    await dialog.get_by_label("Reason").fill("Sends mail to strangers")
-    await dialog.get_by_role("button", name="Suspend").click()
+    await act(top, "Suspend", "Suspend", "Sends mail to strangers")
     await expect(top).to_contain_text("Suspended")
     await expect(inside.get_by_text("Suspended for a moment · Sends mail to strangers", exact=True)).to_be_in_viewport()
     assert (await account.get()).json()["suspension"]["reason"] == "Sends mail to strangers"
     row = inside.get_by_role("row").filter(has_text=app.name)
     await expect(row).to_contain_text("Account suspended")
-    await top.get_by_role("button", name="Resume").click()
-    await dialog.get_by_role("button", name="Resume").click()
+    await act(top, "Resume", "Resume")
     await expect(top).to_contain_text("Active")
-    await row.get_by_role("button", name=f"Suspend {app.name}").click()
-    await dialog.get_by_label("Reason").fill("This app alone")
-    await dialog.get_by_role("button", name="Suspend").click()
+    await act(row, f"Suspend {app.name}", "Suspend", "This app alone")
     await expect(row).to_contain_text("This app alone")
     assert (await app.ask("x")).status_code == 403
-    await row.get_by_role("button", name=f"Resume {app.name}").click()
-    await dialog.get_by_role("button", name="Resume").click()
+    await act(row, f"Resume {app.name}", "Resume")
     await expect(row.get_by_role("button", name=f"Suspend {app.name}")).to_be_visible()
     assert (await app.ask("x")).status_code == 200
 
@@ -427,31 +430,20 @@ async def test_accounts_are_sorted_and_filtered(inside: Page, gw: Gateway, backe
     await expect(inside.get_by_label("Plan")).to_have_value("")
 
 
-async def test_names_and_their_ids_are_apart(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend)
-    await app.ask("x")
-    spender = inside.locator("#spend").get_by_role("rowheader").filter(has_text=app.account.id)
-    await expect(spender).to_have_text(re.compile(rf"^Account \w+ {app.account.id}$"))
-
-
 async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> None:
     account = await gw.account()
     await inside.goto(f"/ops#/accounts/{account.id}")
-    dialog, cap = inside.get_by_role("dialog"), inside.get_by_label("Daily cap in euro")
+    cap = inside.get_by_label("Daily cap in euro")
     for text, expected in (("2.5", 2_500_000_000), ("", 10_000_000_000)):
         await cap.fill(text)
-        await inside.get_by_role("button", name="Change cap").click()
-        await dialog.get_by_role("button", name="Change cap").click()
+        await act(inside, "Change cap", "Change cap")
         await expect(inside.get_by_role("heading", level=1)).to_be_focused()
         await expect(cap).to_have_value(text)
         assert (await account.spend())["cap"] == expected
     await cap.fill("much")
-    await inside.get_by_role("button", name="Change cap").click()
-    await dialog.get_by_role("button", name="Change cap").click()
+    await act(inside, "Change cap", "Change cap")
     await expect(inside.get_by_role("alert").filter(has_text="dailyEuro")).to_be_visible()
-    await inside.get_by_role("button", name="Revoke first").click()
-    await dialog.get_by_label("Reason").fill("Found in a public repository")
-    await dialog.get_by_role("button", name="Revoke key").click()
+    await act(inside, "Revoke first", "Revoke key", "Found in a public repository")
     await expect(inside.get_by_text("The account has no API keys.")).to_be_visible()
     assert (await account.get()).status_code == 401
 
@@ -460,9 +452,7 @@ async def test_a_late_answer_does_not_replace_the_view(inside: Page, gw: Gateway
     app = await gw.app(backend)
     await inside.goto(f"/ops#/apps/{app.name}")
     async with withholding(inside, "**/suspension", "PUT") as answered:
-        await inside.get_by_role("button", name=f"Suspend {app.name}").click()
-        await inside.get_by_role("dialog").get_by_label("Reason").fill("An exercise")
-        await inside.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+        await act(inside, f"Suspend {app.name}", "Suspend", "An exercise")
         await answered.wait()
         await view(inside, "Accounts")
         await inside.get_by_label("Name or id").fill("typed meanwhile")
@@ -496,9 +486,7 @@ async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(
     await expect(inside.get_by_role("heading", level=1)).to_have_text(app.name)
     await expect(inside.get_by_role("link", name=re.compile("^Account "))).to_be_visible()
     await expect(inside.get_by_text("No deploys yet.")).to_be_visible()
-    for width in (320, 390, 980, 1440):
-        await inside.set_viewport_size({"width": width, "height": 900})
-        assert await inside.evaluate("document.documentElement.scrollWidth") <= width, width
+    await assert_fits(inside, 320, 390, 980, 1440)
     await inside.get_by_role("button", name="Delete app").click()
     await dialog.get_by_label("to confirm").fill(app.name)
     await dialog.get_by_role("button", name="Delete app").click()
@@ -564,14 +552,6 @@ async def test_a_press_that_does_not_end_does_not_keep_a_view_away(inside: Page)
     await inside.mouse.down()
     await inside.evaluate("location.hash = '#/audit'")
     await expect(inside.get_by_role("heading", name="Audit")).to_be_visible()
-
-
-async def test_the_new_views_are_accessible(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend)
-    await app.ask("x")
-    for address in ("?period=24h", f"accounts/{app.account.id}", f"apps/{app.name}", "audit"):
-        await open_view(inside, address)
-        await assert_accessible(inside, EVERY_LOOK)
 
 
 async def test_providers_are_shown_and_switched(
@@ -646,9 +626,7 @@ async def test_pods_are_shown_on_kubernetes_only(
         row = pods.get_by_role("row").filter(has_text="dep_019b3c5a7d4abcdef0001")
         await expect(row).to_contain_text("for a moment")
         await expect(row).to_contain_text(reason)
-        for width in (320, 390, 760, 980, 1440):
-            await page.set_viewport_size({"width": width, "height": 900})
-            assert await page.evaluate("document.documentElement.scrollWidth") <= width, width
+        await assert_fits(page, 320, 390, 760, 980, 1440)
         await assert_accessible(page, EVERY_LOOK)
 
         await store.client.delete(PODS_KEY)  # as when it expires
@@ -691,9 +669,7 @@ async def test_spending_is_read_on_any_dates(
         await (await downloading.value).save_as(tmp_path / "spending.csv")
         assert len((tmp_path / "spending.csv").read_text().splitlines()) == 4
         await assert_accessible(page, EVERY_LOOK)
-        for width in (320, 390, 760, 980, 1440):
-            await page.set_viewport_size({"width": width, "height": 900})
-            assert await page.evaluate("document.documentElement.scrollWidth") <= width, width
+        await assert_fits(page, 320, 390, 760, 980, 1440)
 
         await open_view(page, f"accounts/{account}")
         await page.get_by_role("link", name="Spending on any dates").click()

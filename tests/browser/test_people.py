@@ -163,8 +163,7 @@ async def test_members_and_their_roles(holder: Holder, browser: Browser, people:
         await expect(other.page.get_by_text("Your session has ended.")).to_be_visible()
 
     await holder.go("account")
-    await holder.button("Log out everywhere").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Log out").click()
+    await holder.confirm("Log out everywhere", "Log out")
     await expect(page.get_by_text("Your session has ended.")).to_be_visible()
 
 

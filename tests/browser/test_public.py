@@ -31,15 +31,6 @@ async def opened(browser: Browser, gw: Gateway, path: str = "/", motion: str = "
     return page
 
 
-async def test_the_page_is_accessible_and_fits(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw)
-    await assert_accessible(page, EVERY_LOOK)
-    for width in (1440, 980, 390, 320):
-        await page.set_viewport_size({"width": width, "height": 900})
-        assert await page.evaluate("document.documentElement.scrollWidth") == width
-    await page.context.close()
-
-
 async def test_the_example_plays_token_by_token(browser: Browser, gw: Gateway) -> None:
     page = await opened(browser, gw)
     answer = page.locator("#answer p")

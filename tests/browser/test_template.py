@@ -4,7 +4,6 @@ The tests save screenshots in the folder that SCREENSHOTS names.
 """
 
 import asyncio
-import mimetypes
 import os
 import re
 import secrets
@@ -23,9 +22,10 @@ from playwright.async_api import Browser, Locator, Page, Route, expect
 from capsule_gateway.cli.folders import CAPSULE, write_template
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.packages import require
+from tests.browser.site import Folder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
-from tests.fakes.server import HANG, Exchange, FakeServer, Script, answer
+from tests.fakes.server import HANG, answer
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import DOMAIN, App, Gateway
 from tests.support.programs import miss
@@ -363,22 +363,6 @@ def check_types(*arguments: str | Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-class Static(FakeServer):
-    """Serves the built template `static`, and the tokens of its backend."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.token = folder, ""
-
-    def script(self, exchange: Exchange) -> Script:
-        if exchange.path == "/token":
-            return answer(200, {"token": self.token})
-        file = self.folder / (exchange.path.lstrip("/") or "index.html")
-        if not file.is_file():
-            return answer(404)
-        return answer(200, file.read_bytes(), {"Content-Type": mimetypes.guess_type(file.name)[0] or "text/plain"})
-
-
 async def test_static_asks_with_the_token_of_a_backend_elsewhere(
     browser: Browser, gw: Gateway, backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -386,7 +370,7 @@ async def test_static_asks_with_the_token_of_a_backend_elsewhere(
     write_template(app.name, "static", tmp_path / "app")
     environment = {**os.environ, "VITE_SERVICE_AI_URL": gw.address + app.path}
     subprocess.run(["sh", "build.sh"], cwd=tmp_path / "app", env=environment, check=True, timeout=10)
-    async with Static(tmp_path / "app" / "dist") as site:
+    async with Folder(tmp_path / "app" / "dist") as site:
         address = f"http://{app.name}.{DOMAIN}:{site.port}"
         async with visiting(browser, address) as page:
             await expect(page).to_have_title(app.name)

@@ -60,9 +60,9 @@ class Answer:
     tokens: list[str]
     error: dict[str, Any] | None
 
-    @property
-    def code(self) -> str | None:
-        return self.error and self.error.get("code")
+    def __getattr__(self, name: str) -> Any:
+        """Returns a field of the error, or None without one."""
+        return (self.error or {}).get(name)
 
 
 class Visitor:

@@ -1,3 +1,3 @@
-from tests.gateway.conftest import backend, building, gw, hosted, provider, resolver
+from tests.gateway.conftest import backend, building, hosted, provider
 
-__all__ = ["backend", "building", "gw", "hosted", "provider", "resolver"]
+__all__ = ["backend", "building", "hosted", "provider"]

@@ -220,8 +220,9 @@ async def test_an_app_that_is_gone_is_not_served(shop: Shop) -> None:
         await shop.builder.make(deploy := f"dep_{number + 2}")
         await shop.go_on("check", deploy=deploy)
 
-        async def change_apps(_: str = "", apps: list[App] = left) -> None:
-            shop.engine.apps[:] = apps
+        async def change_apps(call: str = "", apps: list[App] = left) -> None:
+            if call != "tidy":  # which may come before the step
+                shop.engine.apps[:] = apps
 
         if when == "before the step":
             await change_apps()

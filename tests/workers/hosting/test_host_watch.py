@@ -35,7 +35,7 @@ from workers.engine.steps import ReleaseSteps
 from workers.hosting import host_watch
 from workers.hosting.driver import HostDriver
 from workers.hosting.hold_engine import HostHold
-from workers.hosting.host_watch import HostWatch
+from workers.hosting.host_watch import HostWatch, read_certificate_left
 from workers.sandbox.removal import remove_folder
 
 
@@ -161,6 +161,10 @@ async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypat
             assert {line["event"] for line in lines} == {"sites.not_watched"}
             patch.undo()
             await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
+
+
+async def test_before_caddys_first_start_there_is_no_certificate(machine: Machine) -> None:
+    assert await read_certificate_left(machine.hosting.folder, "api.example.com") is None
 
 
 async def test_a_dead_hosts_report_is_forgotten(machine: Machine) -> None:
