@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.support.gateway_process import OPERATOR, Gateway
-from tests.support.operations import OPERATIONS
+from tests.support.operations import list_operations
 from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
@@ -33,11 +33,11 @@ WRONG += [f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}", "Bearer csk_nobody"]
 
 async def test_an_invalid_body_without_a_credential_gets_401(gw: Gateway) -> None:
     """Each operation with the credentials of others, and with some of the wrong ones and of the bodies in turn."""
-    paths = {path for _, path, _ in OPERATIONS}
+    paths = {path for _, path, _ in list_operations()}
     assert paths >= {"/account/webhook/test", "/account/apps/x/source", "/platform/apps/x/findings"}
     credentials = {"operatorToken": OPERATOR, "apiKey": (await gw.account()).key}
     wrong, bodies = cycle(WRONG), cycle(BODIES.values())
-    for method, path, accepted in OPERATIONS:
+    for method, path, accepted in list_operations():
         others = [f"Bearer {credential}" for kind, credential in credentials.items() if kind not in accepted]
         for authorization in (*others, "Bearer csk_nobody", next(wrong), next(wrong)):
             body = next(bodies)
@@ -55,7 +55,7 @@ async def test_an_invalid_body_from_another_site_gets_403(gw: Gateway, visitor: 
     await visitor.log_in((await gw.account()).key)
     await visitor.log_in_as_operator()
     foreign = {"Origin": "http://demo.apps.localhost", "Content-Type": "application/json"}
-    tried = [(method, path) for method, path, _ in OPERATIONS if method != "GET"]
+    tried = [(method, path) for method, path, _ in list_operations() if method != "GET"]
     assert {path.split("/")[1] for _, path in tried} >= {"account", "platform"}
     for method, path in tried:
         refused(await visitor.http.request(method, path, content=b"{", headers=foreign), 403, "CSRF_REFUSED")

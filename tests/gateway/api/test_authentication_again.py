@@ -16,14 +16,13 @@ from gateway.accounts.sessions import ACCOUNT, OPERATOR
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
-from tests.support.operations import OPERATIONS
+from tests.support.operations import list_operations
 from tests.support.raw_http import Reply, read_reply, request
 from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-CHANGES = [(method, path, accepted) for method, path, accepted in OPERATIONS if method != "GET"]
 ENDS_SECONDS = 2.0  # that a stream may take to end, as the documentation says
 BODY = b'{"name": "late"}'
 
@@ -74,8 +73,7 @@ async def test_a_revoked_key_finishes_nothing(gw: Gateway, app: App) -> None:
     """Neither a change nor a call of a tool. The bodies of many requests are held at once."""
     calls = [
         (method, path.replace("/apps/x", f"/apps/{app.name}"), describe_body(path), BODY)
-        for method, path, accepted in CHANGES
-        if "apiKey" in accepted
+        for method, path in list_changes("apiKey")
     ]
     calls += [("POST", "/mcp", ["Accept: application/json, text/event-stream"], body) for body in write_tool_calls(app)]
     for some in batched(calls):
@@ -103,13 +101,16 @@ def batched(calls: list[Any]) -> Iterator[list[Any]]:
         yield calls[start : start + MAX_BODIES]
 
 
+def list_changes(credential: str) -> list[tuple[str, str]]:
+    return [(method, path) for method, path, kinds in list_operations() if method != "GET" and credential in kinds]
+
+
 def describe_body(path: str) -> list[str]:
     return ["Content-Type: application/gzip"] if path.endswith("/source") else []
 
 
 async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: App) -> None:
-    calls = [(method, path) for method, path, accepted in CHANGES if "operatorToken" in accepted]
-    for some in batched(calls):
+    for some in batched(list_changes("operatorToken")):
         visitor = Visitor(gw)
         async with visitor.http:
             await visitor.log_in_as_operator()
