@@ -383,10 +383,14 @@ class FakePod:
         application.router.add_put("/{path:.*}", take)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
-        try:
-            await web.TCPSite(runner, self.ip, RECEIVE_PORT).start()
+        assert runner.server is not None
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(runner.server, self.ip, RECEIVE_PORT, start_serving=False)
+        try:  # before anything else is waited for, in which the pod may end
+            await server.start_serving()
             await received.wait()
         finally:
+            server.close()
             await runner.cleanup()
 
 
