@@ -186,5 +186,5 @@ def test_invalid_settings() -> None:
     assert (code, error, {(row.check, row.state) for row in rows}) == (1, "", {("settings", "fail")})
     assert {row.detail.partition(":")[0] for row in rows} == wrong.keys()
     assert all(row.action for row in rows)
-    shown = invoke(["doctor", "--output=table"], wrong)
+    shown = invoke(["doctor", "--output=table"], {**wrong, "COLUMNS": None})
     assert (shown.code, "CHECK" in shown.out) == (1, True)
