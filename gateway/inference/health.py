@@ -178,14 +178,17 @@ class Health:
         registry: Registry,
         client: Probed,
         *,
+        answer_seconds: float = ANSWER_SECONDS,
         answer_refresh: float = ANSWER_REFRESH_SECONDS,
         probe_interval: float = PROBE_INTERVAL_SECONDS,
         longest_pause: float = LONGEST_PAUSE_SECONDS,
     ) -> None:
-        """`answer_refresh`: seconds between two records of answers. `probe_interval`: between requests that try it.
+        """`answer_seconds`: for which an account's answer speaks against the failures of another one.
 
+        `answer_refresh`: seconds between two records of answers. `probe_interval`: between requests that try it.
         `longest_pause`: seconds for which a `Retry-After` passes the provider over at most.
         """
+        self._answer_ms = round(answer_seconds * 1000)
         self._answer_refresh, self._probe_interval, self._longest_pause = answer_refresh, probe_interval, longest_pause
         self.provider, self._store, self._client = provider, registry.store, client
         self._record = HealthRecord()
@@ -293,7 +296,7 @@ class Health:
         fresh = {of: at for of, at in self._answered.items() if at > now - self._answer_refresh}
         if account not in fresh:
             fresh[account] = now
-            self._start(scripts.record_answer(self._store, self.provider, account, round(ANSWER_SECONDS * 1000)))
+            self._start(scripts.record_answer(self._store, self.provider, account, self._answer_ms))
         self._answered = fresh
         if len(fresh) == 2:
             self._answer_due = min(fresh.values()) + self._answer_refresh
@@ -395,7 +398,7 @@ class Health:
     async def _change(self, seen: Sequence[Observation], pause_until: int) -> None:
         answered: Collection[str] = ()
         if any(each.signal is ProviderSignal.FAILED for each in seen):
-            answered = await scripts.list_answers(self._store, self.provider, round(ANSWER_SECONDS * 1000))
+            answered = await scripts.list_answers(self._store, self.provider, self._answer_ms)
 
         async def compute(present: str) -> Change[HealthRecord]:
             before = msgspec.json.decode(present or "{}", type=HealthRecord)

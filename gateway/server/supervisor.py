@@ -127,13 +127,40 @@ class Child:
         self._early_ends = min(self._early_ends + 1, 10)
 
 
+def run_child(number: int, config: uvicorn.Config, listeners: list[socket.socket], pipe: Connection) -> None:
+    """Runs one gateway process. Called in that process."""
+    stop_at_hangup()
+    from prometheus_client import values  # here, because it reads the folder's variable when it is imported
+
+    values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
+    config.configure_logging()  # again in this process, to turn off the access log
+    server = uvicorn.Server(config)
+    threading.Thread(target=answer_supervisor, args=(server, pipe), name="supervised", daemon=True).start()
+    server.run(listeners)
+
+
+def answer_supervisor(server: uvicorn.Server, pipe: Connection) -> None:
+    try:
+        while True:
+            pipe.recv()
+            pipe.send(server.started)
+    except (OSError, EOFError):
+        logger.error("supervisor.gone")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Supervisor:
     def __init__(
-        self, config: uvicorn.Config, listeners: list[socket.socket], folder: Path, announce: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        listeners: list[socket.socket],
+        folder: Path,
+        announce: Callable[[], None],
+        run: Callable[..., None] = run_child,
     ) -> None:
-        """`announce` is called when the first process serves."""
+        """`announce` is called when the first process serves. Each process calls `run`."""
         self._announce = announce
-        self._children = [Child(number, config, listeners, folder, run_child) for number in range(config.workers)]
+        self._children = [Child(number, config, listeners, folder, run) for number in range(config.workers)]
         self._grace = (config.timeout_graceful_shutdown or 0) + STOP_MARGIN_SECONDS
         self._stopping = self._has_served = False
 
@@ -170,28 +197,6 @@ class Supervisor:
                 if now > give_up or child.is_hanging(now):
                     child.kill()
             time.sleep(TICK_SECONDS)
-
-
-def run_child(number: int, config: uvicorn.Config, listeners: list[socket.socket], pipe: Connection) -> None:
-    """Runs one gateway process. Called in that process."""
-    stop_at_hangup()
-    from prometheus_client import values  # here, because it reads the folder's variable when it is imported
-
-    values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
-    config.configure_logging()  # again in this process, to turn off the access log
-    server = uvicorn.Server(config)
-    threading.Thread(target=answer_supervisor, args=(server, pipe), name="supervised", daemon=True).start()
-    server.run(listeners)
-
-
-def answer_supervisor(server: uvicorn.Server, pipe: Connection) -> None:
-    try:
-        while True:
-            pipe.recv()
-            pipe.send(server.started)
-    except (OSError, EOFError):
-        logger.error("supervisor.gone")
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def remove_gauges(folder: Path, number: int) -> None:

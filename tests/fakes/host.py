@@ -33,6 +33,7 @@ class FakeHost:
         self._ended: set[str] = set()  # start commands that have ended by themselves
         self._restarted: set[str] = set()  # and those of them that run again
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self.held_seconds = HELD_SECONDS
 
     async def __aenter__(self) -> Self:
         (self._folder / "caddy").mkdir()
@@ -74,7 +75,7 @@ class FakeHost:
 
     async def _answer_for(self, site: Site, host: str, path: str) -> tuple[int, str]:
         """Raises OSError and EOFError if the app does not answer."""
-        ends, is_held = asyncio.get_running_loop().time() + HELD_SECONDS, (site.folder / "held").is_dir()
+        ends, is_held = asyncio.get_running_loop().time() + self.held_seconds, (site.folder / "held").is_dir()
         while True:
             release = site.release(site.current or "")
             if not (release / "start").exists():

@@ -19,8 +19,8 @@ CHECK_SECONDS = 12.0  # for one check: the command takes less than 20, with its 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of pods that use the API server
 
 
-async def examine(settings: Settings) -> list[Row]:
-    """Runs all checks."""
+async def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> list[Row]:
+    """Runs all checks at once, each for so many seconds at most."""
     ignore_late_lookups()
     hosts_apps, in_cluster = settings.deploy_engine == "local", settings.apps_engine == "kubernetes"
     checks: list[tuple[str, Callable[[Settings], AsyncIterator[Row]]]] = [
@@ -48,7 +48,7 @@ async def examine(settings: Settings) -> list[Row]:
         *([("mail server", network.check_mail_server)] if settings.sends_notices else []),
         *([("probe check", network.check_probe_address)] if settings.probe_check_url else []),
     ]
-    found = await asyncio.gather(*(_collect(name, check(settings)) for name, check in checks))
+    found = await asyncio.gather(*(_collect(name, check(settings), seconds) for name, check in checks))
     return [row for rows in found for row in rows]
 
 
@@ -57,7 +57,7 @@ def _has_service_account() -> bool:
     return SERVICE_ACCOUNT.exists()
 
 
-async def _collect(name: str, check: AsyncIterator[Row], seconds: float = CHECK_SECONDS) -> list[Row]:
+async def _collect(name: str, check: AsyncIterator[Row], seconds: float) -> list[Row]:
     rows = []
     try:
         async with asyncio.timeout(seconds):

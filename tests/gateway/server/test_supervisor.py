@@ -203,9 +203,8 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def supervise(run: Callable[..., None]) -> int:
-        monkeypatch.setattr(supervisor, "run_child", run)
         config = uvicorn.Config("nowhere:create", workers=1, log_config=None, timeout_graceful_shutdown=30)
-        return supervisor.Supervisor(config, [], tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM)).run()
+        return supervisor.Supervisor(config, [], tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM), run).run()
 
     yield supervise
     for number, handler in before.items():

@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[3]
 OF_THE_MACHINE = ("sandbox", "control groups")  # not each machine that runs tests can confine code
 
 
-async def rows_of(settings: Settings) -> dict[str, Row]:
-    found = await examine(settings)
+async def rows_of(settings: Settings, seconds: float = 20.0) -> dict[str, Row]:
+    found = await examine(settings, seconds)
     assert all(bool(row.action) == (row.state != "ok") for row in found), found
     return {row.check: row for row in found}
 
@@ -141,8 +141,6 @@ async def test_a_pod_that_the_cluster_confines_needs_no_sandbox(
 
 
 async def test_all_servers_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.CHECK_SECONDS < 20
-    monkeypatch.setattr(doctor._collect, "__defaults__", (3.0,))
     monkeypatch.setattr(network, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(mailer, "ATTEMPT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.2", 0)) as silent:
@@ -161,7 +159,7 @@ async def test_all_servers_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             trust_builds=True,
         )
         began = time.monotonic()
-        found = await rows_of(settings)
+        found = await rows_of(settings, 3.0)
     assert time.monotonic() - began < 9
     names = [*(f"provider p{number}" for number in range(8)), "redis", "sign-in", "mail server", "probe check"]
     assert states(found, *names) == ["fail"] * len(names)

@@ -13,7 +13,7 @@ import pytest
 from gateway.deploys.serving import Step
 from gateway.keys import partition_tag, served_apps_key, serving_key
 from tests.support.background import cancel
-from tests.support.engines import ClusterEngine, nothing_happens
+from tests.support.engines import ClusterEngine, HostEngine, nothing_happens
 from tests.support.polling import wait_until
 from tests.support.shops import AGAIN, APP, FIRST, SECOND, Shop
 from tests.support.tcp_proxy import Proxy
@@ -177,13 +177,14 @@ DEATHS: dict[str, tuple[list[Step], Step, str, list[Step], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", DEATHS)
-async def test_workers_that_die_in_a_step_go_on(shop: Shop, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_die_in_a_step_go_on(shop: Shop, case: str) -> None:
     """The first one dies after its last call, and the others after one call, two calls, and so on.
 
     The releases must not run side by side, which is the harder way: there is nothing to go back to at once.
     """
     before, step, last, after, pages = DEATHS[case]
-    monkeypatch.setattr("tests.fakes.host.HELD_SECONDS", 60.0)  # so many deaths take long
+    if isinstance(shop.engine, HostEngine):
+        shop.engine.host.held_seconds = 60.0  # so many deaths take long
     await shop.begin(*before, overlap=False)
     if "canary" in before:
         await shop.visitors.until(SECOND)

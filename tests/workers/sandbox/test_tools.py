@@ -20,15 +20,13 @@ def program(folder: Path, name: str, prints: str) -> Path:
     return folder
 
 
-def test_the_machines_own_bubblewrap_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machines_own_bubblewrap_comes_first(tmp_path: Path) -> None:
     own = program(tmp_path / "bin", "bwrap", "own")
-    monkeypatch.setattr(os, "defpath", str(own))
-    assert tools.find_bwrap(tmp_path, any_user=False) == str(own / "bwrap")
+    assert tools.find_bwrap(tmp_path, any_user=False, path=str(own)) == str(own / "bwrap")
 
 
-def test_without_it_bubblewrap_comes_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
-    found = tools.find_bwrap(tmp_path, any_user=False)
+def test_without_it_bubblewrap_comes_from_its_package(tmp_path: Path) -> None:
+    found = tools.find_bwrap(tmp_path, any_user=False, path=WITHOUT_OWN)
     assert found is not None
     assert subprocess.check_output([found, "--version"]).startswith(b"bubblewrap ")
     assert not [*tmp_path.iterdir()], "nothing is copied without need"
@@ -36,10 +34,9 @@ def test_without_it_bubblewrap_comes_from_its_package(tmp_path: Path, monkeypatc
 
 def test_a_package_that_other_users_cannot_reach_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy includes the libraries, and other workers use the same copy."""
-    monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
     monkeypatch.setattr(tools, "closed_folders", lambda folder: [folder])
     with passable_folder() as copies:
-        found = [tools.find_bwrap(copies / "tools", any_user=True) for _ in range(2)]
+        found = [tools.find_bwrap(copies / "tools", any_user=True, path=WITHOUT_OWN) for _ in range(2)]
         assert found[0] == found[1]
         assert found[0] is not None
         assert Path(found[0]).is_relative_to(copies)
@@ -51,9 +48,8 @@ def test_a_package_that_other_users_cannot_reach_is_copied(monkeypatch: pytest.M
 
 
 def test_without_package_and_program_nothing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
     monkeypatch.setattr(tools.importlib.metadata, "distribution", missing)
-    assert tools.find_bwrap(tmp_path, any_user=False) is None
+    assert tools.find_bwrap(tmp_path, any_user=False, path=WITHOUT_OWN) is None
     assert tools.find_node(WITHOUT_OWN, tmp_path) is None
 
 
