@@ -52,8 +52,6 @@ LONG = (  # tests that `make test` leaves out
     "workers/builds/",
     "workers/engine/test_data",
     "workers/hosting/test_data",
-    "workers/hosting/test_ownership",
-    "workers/hosting/test_serving_overlap",
     "workers/hosting/test_sites",
     "workers/hosting/test_sleep",
     "workers/hosting/test_suspensions",
