@@ -88,7 +88,7 @@ async def test_settlements_wait_for_redis(proxy: Proxy, remote: AdmissionProcess
     assert remote.retries() >= 5
 
 
-@pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "while connecting"])
+@pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "and lost", "while connecting"])
 async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess, books: Books, moment: str) -> None:
     reservation = await remote.reserve(1000)
     match moment:
@@ -96,16 +96,19 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess
             proxy.hold_requests = EVALSHA
         case "after Redis":
             proxy.hold_answers = EVALSHA
+        case "and lost":
+            proxy.swallowing = True
         case "while connecting":
             links = {*proxy.links}
             proxy.cut()
             # The connection that watches the server returns soon; the others return with the next call.
             await wait_until(lambda: not proxy.links & links)
     settling = asyncio.create_task(remote.settle(reservation, 400))
-    await (wait_until(lambda: proxy.held) if "Redis" in moment else asyncio.sleep(0))
+    await (wait_until(lambda: proxy.held) if "Redis" in moment else asyncio.sleep(0.1 if proxy.swallowing else 0))
     settling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await settling
+    proxy.swallowing = False
     proxy.let_go()
     await wait_until(books.closed)
     assert await books.spend() == (400, 0)
