@@ -53,6 +53,16 @@ def test_a_call_from_its_deadline_on_reserves_nothing(scripts: Scripts) -> None:
     scripts.settle("in time", 0)
 
 
+def test_after_a_limit_was_lowered_several_requests_must_leave_first(scripts: Scripts) -> None:
+    for second in range(4):
+        scripts.set_clock(NOON + second * SECOND)
+        scripts.admit(0)
+    for limit, leaves in ((4, 0), (3, 1), (2, 2), (1, 3), (0, 3)):
+        reply = scripts.admit(0, limits=(limit, limit))
+        assert reply.verdict == "app"
+        assert reply.app_frees_in == reply.user_frees_in == (leaves - 3) * SECOND + MINUTE
+
+
 @ON_SERVERS
 def test_a_window_outlives_its_last_request(client: Any) -> None:
     """The key's own expiry never frees a slot before its sixty seconds are over."""
