@@ -69,7 +69,7 @@ async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: Fa
 
 async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(
-        ROLE, chunk(reasoning="hm"), chunk("Bon"), chunk("jour"), chunk(finish="stop"), chunk(usage=(7, 3)), DONE
+        ROLE, chunk(reasoning="hm"), chunk("Bon") + chunk("jour"), chunk(finish="stop"), chunk(usage=(7, 3)), DONE
     )
     response = await app.post({"input": prompt, "stream": True}, path=PATH)
     events = read_events(response.text)
