@@ -68,12 +68,11 @@ async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: Fa
 
 
 async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(
-        ROLE, chunk(reasoning="hm"), chunk("Bon") + chunk("jour"), chunk(finish="stop"), chunk(usage=(7, 3)), DONE
-    )
+    pieces = [chunk(reasoning="hm"), chunk("Bon"), 0.1, chunk("jour"), 0.1, chunk(" à"), chunk(" tous"), 0.1]
+    prompt = provider.plays(ROLE, *pieces, chunk(finish="stop"), chunk(usage=(7, 3)), DONE)
     response = await app.post({"input": prompt, "stream": True}, path=PATH)
     events = read_events(response.text)
-    text = ["response.output_text.delta"] * 2 + ["response.output_text.done"]
+    text = ["response.output_text.delta"] * 4 + ["response.output_text.done"]
     item = ["response.content_part.done", "response.output_item.done"]
     begun = ["response.output_item.added", "response.content_part.added"]
     thought = ["response.reasoning_text.delta", "response.reasoning_text.done"]
@@ -90,7 +89,7 @@ async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None
     assert last["id"] == events[0]["response"]["id"]
     assert last["output"] == [e["item"] for e in events if e["type"] == "response.output_item.done"]
     assert [each["type"] for each in last["output"]] == ["reasoning", "message"]
-    assert last["output"][1]["content"][0]["text"] == "Bonjour"
+    assert last["output"][1]["content"][0]["text"] == "Bonjour à tous"
     assert await app.account.settled() == cost(7, 3)
 
 
