@@ -368,7 +368,9 @@ class FakePod:
     async def _receive(self) -> None:
         """Waits for the archive of the release, from who knows the token."""
         received = asyncio.Event()
-        secret = self._cluster.objects["secrets", object_name(self.release.deploy)]
+        name = "secrets", object_name(self.release.deploy)
+        while (secret := self._cluster.objects.get(name)) is None:  # as a kubelet waits for it
+            await asyncio.sleep(LOOK_SECONDS)
         token = base64.b64decode(secret["data"][TOKEN]).decode()
 
         async def take(request: web.Request) -> web.Response:
