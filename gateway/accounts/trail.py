@@ -46,9 +46,7 @@ KEPT_SECONDS = 90 * 86_400
 COUNTED_SECONDS = 60  # in which equal changes are counted with one entry
 READ_ENTRIES = 500  # at once, to find those that a filter chooses
 TARGET_LENGTH = 200  # characters
-SECRET = re.compile(
-    r"csk_[\w-]|whsec_[\w+/]|/hooks/deploy/[\w-]"
-)  # API keys, signing secrets, the URLs of deploy hooks
+SECRET = re.compile(r"csk_[\w-]|whsec_[\w+/]|/hooks/deploy/[\w-]")  # API keys, signing secrets, URLs of deploy hooks
 TOKEN = re.compile(r"(?=.*[A-Z_])[\w-]{43}")  # of a deploy hook; names of apps have neither capitals nor `_`
 HIDDEN = "(not recorded)"
 

@@ -44,11 +44,10 @@ from gateway.settings import Settings
 from gateway.settings.prices import Usage, worst_case_tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.spans import CLIENT
-from gateway.telemetry.usage import Attempt
+from gateway.telemetry.usage import MAX_ATTEMPTS, Attempt
 
 logger = structlog.get_logger()
 
-MAX_ATTEMPTS = 3  # of one request, each at another provider
 MIN_WAIT_SECONDS = 0.25  # for one call of the script, if requests are not allowed to wait
 MIN_SECONDS_LEFT = 0.5  # of the total timeout, for another attempt
 CHECK_SECONDS = 0.1  # between two checks of the waiting requests

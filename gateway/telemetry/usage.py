@@ -37,6 +37,7 @@ from gateway.telemetry import scripts
 
 logger = structlog.get_logger()
 
+MAX_ATTEMPTS = 3  # of one request, each at another provider
 MAX_WAITING_REQUESTS = 10_000  # to be logged
 LOGGED_REQUESTS = 1_000  # kept per account
 BATCH_ACCOUNTS = 50  # accounts that are written together

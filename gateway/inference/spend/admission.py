@@ -45,7 +45,7 @@ from gateway.redis.errors import code_of
 from gateway.settings import Settings
 from gateway.settings.prices import FOREVER, Tariff, tariff_at
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.usage import LimitUses
+from gateway.telemetry.usage import MAX_ATTEMPTS, LimitUses
 
 logger = structlog.get_logger()
 
@@ -63,7 +63,6 @@ TOO_DEAR_MESSAGE = (
 ZERO_MESSAGE = "The {}'s spending cap is 0, so no request passes; {}."
 WINDOW_SECONDS = 60.0  # of a rate limit
 ARRIVAL_SECONDS = 2.0  # within which an admission must reach Redis; after that its caller has given up
-WAITS = 3  # of one request for a permit, while its reservation must live
 CLOCK_ERROR_SECONDS = 1.0  # by which this process may misjudge Redis's clock
 RETRY_SECONDS = 0.5  # between two passes over the settlements that wait for Redis
 RECENT_SECONDS = 30.0  # for which a server that is being replaced may have confirmed writes that its successor lacks
@@ -139,7 +138,7 @@ class Admission:
         self._arrival, self._clock_error, self._retry, self._max_pending = arrival, clock_error, retry, max_pending
         self._arrival_ms = int(arrival * 1000)
         total = settings.provider_timeouts.total
-        waits = WAITS * min(settings.provider_wait, total)
+        waits = MAX_ATTEMPTS * min(settings.provider_wait, total)  # for permits
         self._life = int((total + max(60.0, waits + 30.0)) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._pending: OrderedDict[str, PendingSettlement] = OrderedDict()

@@ -169,14 +169,14 @@ async def test_each_of_several_domains_is_withdrawn_alone(own: Fleet, resolver: 
     await own.queue.store.client.hset(key, mapping=before)
     resolver.failing[record_name(silent)] = dns.rcode.SERVFAIL
     async with checking(own, resolver):
-        await wait_until(lambda: missing(app), 30, holds=lambda found: lost in found)
+        await wait_until(lambda: missing(app), holds=lambda found: lost in found)
         assert (await missing(app))[silent] == long_ago, "the DNS has not answered"
         await passes(app, 8 * DAY_MS)
-        await wait_until(lambda: present(app), 30, holds=lambda app: lost not in app.verified_domains)
+        await wait_until(lambda: present(app), holds=lambda app: lost not in app.verified_domains)
         assert (await present(app)).domains == (domains[0], Domain(lost), *domains[2:])
         assert [await own.queue.store.get(domain_key(name)) is None for name in names] == [False, True, False, False]
         resolver.sets(record_name(silent), verification_token(app.app, silent))
-        await wait_until(lambda: missing(app), 30, holds=lambda found: found == {})
+        await wait_until(lambda: missing(app), holds=lambda found: found == {})
     assert (await present(app)).verified_domains == (kept, silent, operators)
 
 
