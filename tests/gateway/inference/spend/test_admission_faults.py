@@ -88,7 +88,7 @@ async def test_settlements_wait_for_redis(proxy: Proxy, remote: AdmissionProcess
     assert remote.retries() >= 5
 
 
-@pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "and lost", "while connecting"])
+@pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "lost on the way", "while connecting"])
 async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess, books: Books, moment: str) -> None:
     reservation = await remote.reserve(1000)
     match moment:
@@ -96,7 +96,7 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess
             proxy.hold_requests = EVALSHA
         case "after Redis":
             proxy.hold_answers = EVALSHA
-        case "and lost":
+        case "lost on the way":
             proxy.swallowing = True
         case "while connecting":
             links = {*proxy.links}
