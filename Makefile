@@ -22,7 +22,7 @@ test test-all: $(VENV)/dev.stamp
 
 # Builds and serves the projects of every framework, with their packages from npm and PyPI.
 test-frameworks: $(VENV)/dev.stamp
-	$(BIN)/pytest tests/workers/builds/test_recognition.py $(ARGS)
+	FRAMEWORKS=all $(BIN)/pytest tests/workers/builds/test_recognition.py $(ARGS)
 
 # Causes failures, and checks that their alerts fire and end. Needs root, Prometheus, Alertmanager, the exporter of
 # Redis's metrics, and faketime.
