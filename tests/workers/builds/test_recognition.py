@@ -74,6 +74,11 @@ async def test_a_project_is_built_and_served_as_it_is(host: Host, project: Proje
         ({"docs/a/index.html": "", "site/index.html": ""}, None, "found: site/index.html, docs/a/index.html"),
         ({"site/a.txt": "", "index.html": ""}, {"output": "site"}, "There is no index.html at the top of site"),
         ({"hugo.toml": "", "index.html": ""}, None, "Found Hugo (hugo.toml)"),
+        (
+            {"package.json": '{"scripts": {"start": "node ."}, "engines": {"node": "1"}}'},
+            None,
+            "package.json asks for Node.js 1; this host has Node.js ",
+        ),
     ],
 )
 async def test_what_can_not_be_served_fails_at_once(
@@ -124,10 +129,10 @@ async def test_the_output_of_a_recognized_start_command(host: Host) -> None:
     server = (
         "console.log('listening'); require('http').createServer((_, answer) => answer.end()).listen(process.env.PORT)"
     )
-    package = '{"scripts": {"start": "node server.js"}, "engines": {"node": "1"}}'
-    deploy = await host.over(await host.publish(app, {"package.json": package, "server.js": server}))
+    files = {"package.json": '{"scripts": {"start": "node server.js"}}', "server.js": server, ".nvmrc": "1"}
+    deploy = await host.over(await host.publish(app, files))
     assert deploy["state"] == "live", deploy["log"]
-    assert "package.json asks for Node.js 1; this host has Node.js " in deploy["log"]
+    assert ".nvmrc asks for Node.js 1; this host has Node.js " in deploy["log"]
     answer = await host.account.call("GET", f"/account/apps/{app}/logs")
     assert "listening" in answer.text.splitlines()
     other = await host.app()
