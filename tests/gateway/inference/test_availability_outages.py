@@ -7,14 +7,12 @@ import time
 import pytest
 import redis.asyncio
 
-from gateway.errors import BackboneUnavailable
 from gateway.keys import provider_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens
 from tests.gateway.conftest import Launch
 from tests.support.accounts import App
-from tests.support.gateway_parts import open_gateway
 from tests.support.inference_status import (
     OPERATIONAL,
     SOON,
@@ -26,7 +24,6 @@ from tests.support.responses import answered, ended, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-MODEL = "gpt-oss-120b"
 UNLIMITED = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000"}
 SLOWER = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=1,total=20"}
 
@@ -115,15 +112,3 @@ async def test_many_refusals_cause_one_probe_at_a_time(launch: Launch, backend: 
         await app.ask(refusal)
         await wait_until(lambda: len(provider.probes) == 2)
         assert await status(gw) == OPERATIONAL
-
-
-async def test_no_provider_is_chosen_while_the_switch_is_in_doubt(redis_url: str) -> None:
-    """An operator may just have turned inference off: each request is refused, not only the first one."""
-    async with open_gateway(redis_url) as gateway:
-        assert gateway.providers.choose(MODEL).candidates
-        gateway.availability._doubt_switch()
-        for _ in range(2):
-            with pytest.raises(BackboneUnavailable):
-                gateway.providers.choose(MODEL)
-        await gateway.availability.reload()
-        assert gateway.providers.choose(MODEL).candidates
