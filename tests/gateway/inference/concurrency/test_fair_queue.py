@@ -112,21 +112,6 @@ def test_apps_are_served_in_rotation_and_each_in_order(apps: list[str]) -> None:
         assert all(rounds[app] <= rounds[other] + 1 for other in left if left[other])
 
 
-def test_limits_of_an_account_and_of_the_queue() -> None:
-    queue: FairQueue[Item] = FairQueue()
-    for n in range(60):
-        queue.push(("acc", "app", n), "acc", "app")
-    with pytest.raises(QueueFull):
-        queue.push(("acc", "app", 60), "acc", "app")
-    queue.remove(("acc", "app", 7))
-    queue.push(("acc", "app", 60), "acc", "app")
-    for n in range(10_000 - 60):
-        queue.push((f"acc{n}", "app", n), f"acc{n}", "app")
-    with pytest.raises(QueueFull):
-        queue.push(("other", "app", 0), "other", "app")
-    assert len(queue) == 10_000
-
-
 @given(st.dictionaries(names, st.tuples(weights, st.integers(1, 30)), min_size=1), names, weights)
 def test_at_most_the_estimated_number_of_requests_is_served_first(
     accounts: dict[str, tuple[float, int]], account: str, weight: float

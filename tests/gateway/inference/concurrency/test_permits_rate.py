@@ -10,7 +10,7 @@ import random
 import pytest
 from redis.crc import key_slot
 
-from gateway.errors import ProviderQuotaExhausted, ProviderRefused
+from gateway.errors import ProviderQuotaExhausted
 from gateway.settings import ProviderRate
 from tests.gateway.inference.permit_processes import (
     Process,
@@ -97,14 +97,6 @@ async def test_waits_for_the_quota_have_a_true_retry_after(simulated: SimulatedR
     frees_at = quota.starts[-1][0]
     assert 60 <= frees_at - began < 62
     assert refusal.value.retry_after == pytest.approx(frees_at - at, abs=1.5)
-
-
-@virtual_time
-async def test_a_request_beyond_the_whole_quota_is_refused_at_once(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(rate=ProviderRate(tokens=1_000))
-    with pytest.raises(ProviderRefused):
-        await permits.wait_for_permit("acc", "app", 1, 1_001)
-    assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1, 1_000), 1)
 
 
 @virtual_time

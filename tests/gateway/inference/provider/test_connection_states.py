@@ -123,11 +123,26 @@ async def relay(parts: list[bytes], *, lost: bool = False) -> tuple[str, Stream,
 BODY = token("a") + token("b", "stop") + event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
 
 
-@pytest.mark.parametrize("wire", [sized(BODY), CHUNKED + piece(BODY) + END], ids=["sized", "chunked"])
-async def test_any_cut_gives_the_same_answer(wire: bytes) -> None:
+WIRE = CHUNKED + piece(BODY) + END
+# Ways to send one message; without a length it ends with the connection.
+WHOLE = {
+    "sized": sized(BODY),
+    "chunked": WIRE,
+    "chunk extensions": WIRE.replace(b"\r\n", b";name=value\r\n").replace(b";name=value\r\n", b"\r\n", 3),
+    "trailers": WIRE.replace(END, b"0\r\nX-Checksum: 1\r\n\r\n"),
+    "continue first": b"HTTP/1.1 100 Continue\r\n\r\n" + WIRE,
+    "closing": sized(BODY).replace(b"\r\n", b"\r\nconnection: close\r\n", 1),
+    "unframed": b"HTTP/1.1 200 OK\r\n\r\n" + BODY,
+    "HTTP/1.0": b"HTTP/1.0 200 OK\r\n\r\n" + BODY,
+}
+
+
+@pytest.mark.parametrize("way", WHOLE)
+async def test_any_cut_gives_the_same_answer(way: str) -> None:
+    wire = WHOLE[way]
     in_two = [[wire[:cut], wire[cut:]] for cut in range(1, len(wire))]
     for parts in (*in_two, [wire[at : at + 1] for at in range(len(wire))]):
-        text, stream, error = await relay(parts)
+        text, stream, error = await relay(parts, lost=way in ("unframed", "HTTP/1.0"))
         assert (text, error, stream.answer.usage) == ("ab", None, Usage(3, 4)), parts
         assert (stream.answer.finish, stream.answer.signal) == ("stop", ProviderSignal.COMPLETION)
 

@@ -43,13 +43,6 @@ async def test_requests_that_do_not_count(app: App) -> None:
     assert counted(await app.ask("x"))[1] == 19
 
 
-@pytest.mark.parametrize(("plan", "cap"), [("free", 0.05), ("starter", 0.5), ("maker", 2), ("max", 10)])
-async def test_caps_of_plans(gw: Gateway, plan: str, cap: float) -> None:
-    spend = await (await gw.account(plan)).spend()
-    assert spend["cap"] == int(cap * EURO)
-    assert (spend["settled"], spend["reserved"]) == (0, 0)
-
-
 async def test_the_worst_case_is_reserved_while_a_request_runs(app: App, provider: FakeProvider) -> None:
     gate = asyncio.Event()
     prompt = provider.plays(gate, tokens("x", usage=(3, 1)), prompt="Combien d'euros ? € 6f1d")
