@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import reduce
 
 import msgspec
@@ -28,8 +28,9 @@ from gateway.inference.health import (
     condense,
 )
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.keys import answers_of_provider_key, failed_accounts_key
+from gateway.keys import answers_of_provider_key, failed_accounts_key, provider_key
 from gateway.redis.client import Store
+from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import DEFAULT_PROVIDER
 from tests.support.inference_status import Usable
 from tests.support.polling import wait_until
@@ -89,6 +90,84 @@ async def test_failures_of_an_account_that_is_alone_count(pair: list[Health], st
     await answer(one, store, "a")
     assert await fail(one, "a", FAILURES - 1), "an answer ends a row"
     assert not await fail(one, "a")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+async def count_changes(store: Store, health: Health, give_signals: Callable[[], Awaitable[None]]) -> int:
+    """Returns how many changes of the health are announced while the signals are given."""
+    async with store.client.pubsub() as pubsub:
+        await pubsub.subscribe(CHANGES_CHANNEL)
+        await give_signals()
+        if health._recorder is not None:
+            await health._recorder
+        announced = 0
+        while (message := await pubsub.get_message(timeout=0.1)) is not None:
+            announced += message["type"] == "message" and message["data"] == provider_key(DEFAULT_PROVIDER)
+        return announced
+
+
+async def test_an_unstable_providers_health_is_published_at_intervals(
+    pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If each change were announced to every process, hundreds of requests would cause as many announcements."""
+    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0.2)
+    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 0.01)
+    began, health = time.monotonic(), pair[0]
+    moods = itertools.cycle([ProviderSignal.COMPLETION, ProviderSignal.QUOTA, ProviderSignal.FAILED])
+
+    async def give_signals() -> None:
+        for _ in range(300):
+            health.note_signal(next(moods), "a")
+            await asyncio.sleep(0.003)
+        health.note_signal(ProviderSignal.QUOTA, "a")
+
+    announced = await count_changes(store, health, give_signals)
+    assert 1 <= announced <= (time.monotonic() - began) / 0.2 + 2
+    for each in pair:
+        await wait_until(lambda each=each: each.status == "quota-exhausted")
+
+
+async def test_refusals_between_completions_change_the_status_once(
+    pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider whose quota is nearly used up refuses every other request."""
+    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 0.4)
+    health, other = pair
+
+    async def give_signals() -> None:
+        for _ in range(20):
+            other.note_signal(ProviderSignal.QUOTA, "a")
+            await asyncio.sleep(0.05)
+            health.note_signal(ProviderSignal.COMPLETION, "a")
+            assert other.status == "quota-exhausted"
+
+    assert await count_changes(store, health, give_signals) == 2
+    await wait_until(lambda: health.is_up and other.is_up)
+
+
+async def test_refusals_cause_one_probe_at_a_time(redis_url: str) -> None:
+    class Refusing(Usable):
+        probes, gate = 0, asyncio.Event()
+
+        async def probe(self) -> ProviderSignal | None:  # type: ignore[override]
+            self.probes += 1
+            await self.gate.wait()
+            return ProviderSignal.REACHED
+
+    async with process(redis_url) as registry:
+        client = Refusing()
+        health = Health(DEFAULT_PROVIDER, registry, client)
+        for _ in range(30):
+            health.note_signal(ProviderSignal.DENIED, "a")
+        await asyncio.sleep(0.01)
+        assert client.probes == 1
+        client.gate.set()
+        await asyncio.sleep(0.01)
+        health.note_signal(ProviderSignal.DENIED, "a")
+        await wait_until(lambda: client.probes == 2)
+        assert health.is_up
 
 
 # -- trials ----------------------------------------------------------------------------------------------------

@@ -81,56 +81,6 @@ async def test_openai_python(app: App, provider: FakeProvider) -> None:
 
 
 @pytest.mark.long
-async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
-    from pydantic_ai import Agent
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    whole, streamed = question(provider), question(provider)
-    results = iter((whole.result, streamed.result))
-    async with sdk(app) as client:
-        agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
-
-        @agent.tool_plain
-        def weather(city: str) -> str:
-            assert city == "Zürich"
-            return next(results)
-
-        assert (await agent.run(whole.prompt)).output == "It rains."
-        async with agent.run_stream(streamed.prompt) as run:
-            assert await run.get_output() == "It rains."
-    await completed(app, provider, whole, streamed)
-
-
-@pytest.mark.long
-async def test_langchain(app: App, provider: FakeProvider) -> None:
-    from langchain_openai import ChatOpenAI
-
-    def weather(city: str) -> str:
-        """Says it."""
-        raise NotImplementedError(city)
-
-    model = ChatOpenAI(model=MODEL, base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0)
-    bound = model.bind_tools([weather])
-
-    async def stream(messages: list[Any]) -> Any:
-        total: Any = None
-        async for piece in bound.astream(messages):
-            total = piece if total is None else total + piece
-        return total
-
-    whole, streamed = question(provider), question(provider)
-    for (prompt, result), ask in ((whole, bound.ainvoke), (streamed, stream)):
-        messages: list[Any] = [{"role": "user", "content": prompt}]
-        message = await ask(messages)
-        (call,) = message.tool_calls
-        assert (call["name"], call["args"]) == ("weather", {"city": "Zürich"})
-        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": result}]
-        assert (await ask(messages)).content == "It rains."
-    await model.root_async_client.close()
-    await completed(app, provider, whole, streamed)
-
-
 async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
     """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default."""
     ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")

@@ -128,7 +128,7 @@ WIRE = CHUNKED + piece(BODY) + END
 WHOLE = {
     "sized": sized(BODY),
     "chunked": WIRE,
-    "chunk extensions": WIRE.replace(b"\r\n", b";name=value\r\n").replace(b";name=value\r\n", b"\r\n", 3),
+    "chunk extensions": CHUNKED + b"%x;name=value\r\n%b\r\n" % (len(BODY), BODY) + END,
     "trailers": WIRE.replace(END, b"0\r\nX-Checksum: 1\r\n\r\n"),
     "continue first": b"HTTP/1.1 100 Continue\r\n\r\n" + WIRE,
     "closing": sized(BODY).replace(b"\r\n", b"\r\nconnection: close\r\n", 1),

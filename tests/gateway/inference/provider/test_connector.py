@@ -211,19 +211,6 @@ def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
     run(scenario())
 
 
-def test_a_limited_number_of_addresses_is_tried(run: Run) -> None:
-    """A name with a thousand addresses does not take a thousand sockets."""
-
-    async def scenario() -> None:
-        ports = [refusing() for _ in range(3)]
-        with black_hole() as hole:
-            failure, passed = await connect("http://model.test/v1", [*ports, *[hole] * 1000], timeouts={"connect": 0.6})
-        assert isinstance(failure, ProviderUnreachable)
-        assert passed < 5
-
-    run(scenario())
-
-
 def test_families_alternate() -> None:
     """A broken family costs one delay, not one for each of its addresses (RFC 8305, section 4)."""
     six, four = [(socket.AF_INET6, n) for n in range(3)], [(socket.AF_INET, n) for n in range(2)]
