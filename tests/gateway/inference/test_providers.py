@@ -12,16 +12,23 @@ from gateway.settings import ProviderSettings, Settings
 from gateway.telemetry.metrics import Metrics
 from tests.support.registries import process
 
-MODEL = "gpt-oss-120b"
+MODEL, OTHER = "gpt-oss-120b", "qwen3.6-35b-a3b"
 UP, DOWN, FULL = HEALTHY, HealthRecord(failures=FAILURES), HealthRecord(quota=True)
 REFUSED, PAUSED = HealthRecord(refused=True), HealthRecord(passed_over_until=round((time.time() + 3_600) * 1000))
 
 
 @pytest.fixture
 async def providers(redis_url: str) -> AsyncIterator[Providers]:
+    served = {"one": [MODEL, OTHER], "two": [MODEL], "three": [MODEL, OTHER]}
     named = [
-        ProviderSettings(name=name, url=f"http://{name}.test/v1", region="fr-par", key="k", models={MODEL: MODEL})
-        for name in ("one", "two", "three")
+        ProviderSettings(
+            name=name,
+            url=f"http://{name}.test/v1",
+            region="fr-par",
+            key="k",
+            models=dict(zip(models, models, strict=True)),
+        )
+        for name, models in served.items()
     ]
     settings = Settings(inference=True, processing_approved=True, providers_file=tuple(named))
     async with process(redis_url) as registry:
@@ -51,6 +58,7 @@ async def test_the_choice(providers: Providers, case: str) -> None:
     choice = providers.choose(MODEL)
     assert [each.name for each in choice.candidates] == candidates
     assert [each.name for each in choice.on_trial] == on_trial
+    assert "two" not in [each.name for each in providers.choose(OTHER).candidates]
     await providers.availability.change_switch(providers={"one": False})
     choice = providers.choose(MODEL)
     assert "one" not in [each.name for each in (*choice.candidates, *choice.on_trial)]

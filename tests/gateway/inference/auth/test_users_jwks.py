@@ -99,13 +99,6 @@ async def test_a_key_that_is_read(alone: Verifier, name: str) -> None:
     assert await alone.verdict(token) == "ana"
 
 
-async def test_a_symmetric_key_verifies_nothing(alone: Verifier) -> None:
-    secret = {"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "s", "alg": "HS256"}
-    alone.backend.jwks = answer(200, {"keys": [secret]})
-    forged = alone.backend.token(alg="HS256", key=b"secret" * 6, headers={"kid": "s"})
-    assert await alone.verdict(forged) == "401 keys-unreadable"
-
-
 async def test_a_key_without_alg_is_of_its_curves_algorithm_only(alone: Verifier) -> None:
     kid, key = alone.backend.keys["ES256"]
     alone.backend.jwks = answer(200, {"keys": [jwk("ES256", key, kid) | {"alg": None}]})

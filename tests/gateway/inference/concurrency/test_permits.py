@@ -221,14 +221,3 @@ async def test_a_429_halves_the_limit_and_it_grows_back(simulated: SimulatedRedi
     assert not waiting.done()
     await waiting
     assert now() - cut == pytest.approx(1, abs=0.1), "the limit is 3 again, and the waiting process called by itself"
-
-
-@virtual_time
-async def test_the_share_that_operators_see(simulated: SimulatedRedis) -> None:
-    one, two = simulated.start(limit=2), simulated.start(limit=2)
-    await take(one, 2)
-    waiting = [asyncio.create_task(p.wait_for_permit(a, "app", 1)) for p in (one, two) for a in ("x", "y")]
-    await asyncio.sleep(1)
-    share = await simulated.share(one)
-    assert (share.held, share.used, share.waiting) == (2, 2, {"x": 2, "y": 2})
-    await cancel(*waiting)

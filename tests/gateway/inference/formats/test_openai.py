@@ -8,11 +8,10 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
+from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens
 from tests.fakes.server import CLOSE, HANG
 from tests.gateway.inference.formats.chat import MODEL, PATH, sdk, user
 from tests.support.accounts import App
-from tests.support.metrics import metric
 from tests.support.prices import PRICES, cost, max_cost
 from tests.support.responses import counted, refused
 
@@ -42,27 +41,6 @@ async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: Fa
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 3)
     assert completion.usage.total_tokens == 10
     assert await app.account.settled() == cost(7, 3)
-
-
-async def test_tokens_that_are_only_in_the_total_are_output(
-    app: App, client: openai.AsyncOpenAI, provider: FakeProvider
-) -> None:
-    """Some providers count reasoning only there, and bill it."""
-    details = {"completion_tokens_details": {"reasoning_tokens": 3}}
-    anomalies = 'gateway_usage_anomalies_total{kind="token counts"}'
-    before = await metric(app.gateway, anomalies)
-    for total, output in ((8, 5), (10**6, 999_997)):
-        counts = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": total}
-        report = event({"choices": [], "usage": counts | details})
-        prompt = provider.plays(ROLE, chunk("Hm"), chunk(finish="stop"), report, DONE)
-        spent = await app.account.settled()
-        usage = (await client.chat.completions.create(model=MODEL, messages=user(prompt))).usage
-        assert usage
-        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, output, 3 + output)
-        assert usage.completion_tokens_details
-        assert usage.completion_tokens_details.reasoning_tokens == 3
-        assert await app.account.settled() - spent == min(cost(3, output), max_cost(prompt))
-    assert await metric(app.gateway, anomalies) == before + 2
 
 
 CHARGED: dict[str, tuple[list[Any], int | None]] = {

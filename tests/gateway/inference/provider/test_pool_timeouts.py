@@ -90,23 +90,6 @@ async def test_keep_alives_while_waiting_for_the_first_token(
     assert await app.account.settled() == cost(2, 2)
 
 
-async def test_keep_alives_during_reasoning(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    """The native format omits reasoning, so the browser needs keep-alives meanwhile."""
-    app = await lively.app(backend)
-    thoughts = [chunk(reasoning_content="hm"), 0.1] * 12
-    got = await lines(app, provider.plays(ROLE, thoughts, tokens("x")))
-    assert got.count(": keep-alive") >= 2
-
-
-async def test_a_failure_after_a_keep_alive_is_an_event(
-    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app, other = await lively.app(backend), await lively.app(backend)
-    late, cut = await asyncio.gather(app.events(provider.plays(HANG)), other.events(provider.plays(ROLE, 0.5)))
-    assert (failed(late), failed(cut)) == ("PROVIDER_TIMEOUT", "PROVIDER_ERROR")
-    assert await app.account.settled() == 0
-
-
 async def test_the_openai_keep_alive_is_an_empty_delta(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
