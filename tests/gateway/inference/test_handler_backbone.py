@@ -111,8 +111,7 @@ async def test_redis_slow(provider: FakeProvider, backend: FakeAppBackend, tmp_p
             await wait_until(lambda: '"registry.lost"' in gw.log)  # the subscription to changes is silent for too long
             answered(await app.ask("x"))
             assert (await gw.http.get("/ready")).json() == {"status": "ready"}
-            proxy.delay = 0.0
-            proxy.let_go()
+            proxy.let_go()  # answers stay slow, because a quick one could overtake another on its way through the proxy
 
 
 async def test_redis_that_refuses_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:

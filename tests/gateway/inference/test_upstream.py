@@ -15,6 +15,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG, Script
 from tests.support.accounts import App
+from tests.support.background import cancel
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway
 from tests.support.metrics import metric
@@ -205,11 +206,14 @@ async def test_the_gates_are_checked_before_each_attempt(
 
 
 async def test_a_browser_that_left_is_not_served_by_another(providers: list[FakeProvider], app: App) -> None:
-    prompt = plays(providers, (0.3, *answer(500)), tokens("two"))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.15):
-            await app.ask(prompt)
-    await asyncio.sleep(0.5)
+    go = asyncio.Event()
+    prompt = plays(providers, (go, *answer(500)), tokens("two"))
+    asking = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: providers[0].asked(prompt))
+    await cancel(asking)
+    await wait_until(lambda: providers[0].asked(prompt)[0].canceled.is_set())
+    go.set()
+    await asyncio.sleep(0.3)
     assert asked(providers, prompt) == [1, 0, 0]
 
 

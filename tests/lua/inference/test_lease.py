@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.inference.concurrency.fair_queue import FairQueue
 from gateway.inference.concurrency.lease import BudgetCall, LeaseAnswer, LeaseCall, QuotaCall
 from gateway.keys import lease_keys
-from tests.lua.leases import CHANNEL, Demand, Process, Provider
+from tests.lua.leases import Demand, Process, Provider
 from tests.lua.scripts import ON_SERVERS, ON_VALKEY
 
 
@@ -32,28 +32,6 @@ def use(process: Process, count: int = 1) -> None:
 def release(process: Process, count: int = 1) -> None:
     for _ in range(count):
         process.lease.release()
-
-
-def test_spare_permits_leave_some_for_the_next(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    assert one.call(want=10) == ["-", "-"]
-    assert two.call(want=10) == ["-"]
-    assert two.call(want=10) == ["-"]
-    assert two.call(want=10) == []
-    assert provider.held() == 4
-
-
-def test_permits_are_published_as_scarce_once_and_granted_by_message(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 4)}, waiting=4)
-    assert two.call({"b": (1, 1)}, waiting=1) == []
-    assert two.answer.scarce
-    assert two.messages == [(CHANNEL, "two")]
-    two.call({"b": (1, 1)}, waiting=1)
-    assert two.messages == []
-    one.call(give_back=1)
-    assert one.messages == [(f"{CHANNEL}:two", "1 0 b")]
-    assert not one.answer.scarce
 
 
 def test_after_data_loss_nothing_is_granted_until_the_leases_are_renewed(provider: Provider, client: Any) -> None:

@@ -72,17 +72,6 @@ async def test_one_process_fetches_for_all(hosts: Hosts, store: Store) -> None:
     assert hosts.fetched == [HOST]
 
 
-async def test_fresh_keys_need_no_call(hosts: Hosts, store: Store) -> None:
-    users = process(hosts, store)
-    await users.verify(APP, token(hosts.keys[HOST], "first", HOST))
-    await shared(users)
-    before = await store.client.info("commandstats")
-    for n in range(20):
-        assert await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
-    after = await store.client.info("commandstats")
-    assert after["cmdstat_evalsha"]["calls"] == before["cmdstat_evalsha"]["calls"]
-
-
 async def test_a_copy_is_as_old_as_its_fetch(hosts: Hosts, store: Store, proxy: Proxy) -> None:
     """It does not matter how long Redis takes to share it."""
 

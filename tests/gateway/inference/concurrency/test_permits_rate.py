@@ -5,6 +5,7 @@ test_permits_handler.py shows how callers experience it.
 
 import asyncio
 import collections
+import contextlib
 import random
 
 import pytest
@@ -27,35 +28,83 @@ from tests.support.virtual_time import virtual_time
 SHORT_WINDOW = 1.5  # seconds, in real time
 
 
+RATES = [ProviderRate(requests=40), ProviderRate(tokens=60_000), ProviderRate(40, 60_000)]
+
+
+@pytest.mark.parametrize(("rate", "least"), [*zip(RATES, [78, 60, 40], strict=True)])
 @virtual_time
-async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: SimulatedRedis) -> None:
-    rate, quota, seconds = ProviderRate(requests=60), Quota(), 130
-    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
+async def test_any_minute_is_within_the_quota_and_the_quota_is_used(
+    simulated: SimulatedRedis, rate: ProviderRate, least: int
+) -> None:
+    """With all reserved tokens spent, half as many requests would pass."""
+    quota = Quota()
+    await use_for(120, [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)], quota)
+    assert quota.most() <= (rate.requests or len(quota.starts))
+    assert quota.most_tokens() <= (rate.tokens or sum(tokens for _, tokens in quota.uses))
+    assert len(quota.starts) > least
+
+
+async def use_for(seconds: float, living: list[Process], quota: Quota) -> None:
+    """Makes requests of nine accounts at any of the processes, which may change meanwhile."""
     end = now() + seconds
 
-    async def ask(permits: Process, account: str) -> None:
+    async def ask(account: str) -> None:
         while now() < end:
-            await quota.request(permits, account, random.uniform(0, 12))
+            tokens = random.randrange(500, 8_000)
+            with contextlib.suppress(ProviderQuotaExhausted):
+                permits = random.choice(living)
+                await quota.request(permits, account, random.uniform(0, 12), tokens, random.randrange(tokens // 4))
 
-    await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(5)))
-    assert quota.most() <= 60
-    assert len(quota.starts) > 0.9 * 60 * seconds / quota.window
+    await asyncio.gather(*(ask(f"acc{n}") for n in range(9)))
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 9))])
+@virtual_time
+async def test_faults_exceed_no_quota(simulated: SimulatedRedis, seed: int) -> None:
+    """Processes die or stop, messages are lost, and Redis stands still for longer than a lease lasts."""
+    random.seed(seed)
+    rate, quota = random.choice(RATES), Quota()
+
+    def start() -> Process:
+        return simulated.start(limit=1000, rate=rate, max_wait=20)
+
+    living = [start() for _ in range(3)]
+    using = asyncio.create_task(use_for(150, living, quota))
+    while not using.done():
+        await asyncio.sleep(random.uniform(0, 20))
+        match random.choice(["die", "stop", "lose", "freeze"]):
+            case "die" | "stop" as way:
+                ended, living[0] = living[0], start()
+                random.shuffle(living)
+                await (simulated.kill(ended) if way == "die" else simulated.stop(ended))
+            case "lose":
+                simulated.loses_messages = not simulated.loses_messages
+            case "freeze":
+                simulated.freeze()
+                await asyncio.sleep(random.uniform(0, 40))
+                simulated.thaw()
+    await using
+    assert not rate.requests or quota.most() <= rate.requests
+    assert not rate.tokens or quota.most_tokens() <= rate.tokens
+    assert len(quota.starts) > 20
 
 
 @virtual_time
-async def test_tokens_of_any_minute_are_within_the_quota(simulated: SimulatedRedis) -> None:
-    rate, quota = ProviderRate(tokens=100_000), Quota()
-    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(2)]
-    end = now() + 130
-
-    async def ask(permits: Process, account: str) -> None:
-        while now() < end:
-            tokens = random.randrange(500, 20_000)
-            await quota.request(permits, account, random.uniform(0, 8), tokens, random.randrange(tokens // 4))
-
-    await asyncio.gather(*(ask(p, f"acc{n}") for p in processes for n in range(3)))
-    assert quota.most_tokens() <= 100_000
-    assert len(quota.starts) > 90, "with all reserved tokens spent they would be 26"
+async def test_a_request_that_needs_many_tokens_stays_first(simulated: SimulatedRedis) -> None:
+    """And nothing is spare while it waits."""
+    one, two = (simulated.start(limit=1000, rate=ProviderRate(tokens=10_000), max_wait=120) for _ in range(2))
+    held = [await one.wait_for_permit("small", "app", 1, 2_000) for _ in range(4)]
+    large = asyncio.create_task(two.wait_for_permit("large", "app", 1, 9_000))
+    await asyncio.sleep(1)
+    small = asyncio.create_task(one.wait_for_permit("small", "app", 1, 2_000))
+    await asyncio.sleep(1)
+    assert (one.take_now("small", 2_000), small.done(), large.done()) == (None, False, False)
+    for permit in held:
+        one.release(permit, served=False)
+    await asyncio.sleep(1)
+    assert (small.done(), large.done()) == (False, True)
+    two.release(await large, served=False)
+    assert await small
 
 
 @virtual_time
