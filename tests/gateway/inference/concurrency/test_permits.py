@@ -128,13 +128,11 @@ async def test_retry_after_accounts_for_requests_that_still_run(simulated: Simul
 # -- leaving ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [None, ProviderRate(requests=3)])
 @pytest.mark.parametrize("way", ["canceled", "left", "failed"])
 @virtual_time
-async def test_a_request_that_leaves_loses_nothing(
-    simulated: SimulatedRedis, way: str, rate: ProviderRate | None
-) -> None:
+async def test_a_request_that_leaves_loses_nothing(simulated: SimulatedRedis, way: str) -> None:
     """Neither a permit nor a request of the quota is lost."""
+    rate = ProviderRate(requests=3)
     one, two = simulated.start(limit=3, rate=rate), simulated.start(limit=3, rate=rate)
     for _ in range(12):
         held = await take(one, 3)

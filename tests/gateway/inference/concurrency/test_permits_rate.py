@@ -31,17 +31,14 @@ SHORT_WINDOW = 1.5  # seconds, in real time
 RATES = [ProviderRate(requests=40), ProviderRate(tokens=60_000), ProviderRate(40, 60_000)]
 
 
-@pytest.mark.parametrize(("rate", "least"), [*zip(RATES, [78, 60, 40], strict=True)])
 @virtual_time
-async def test_any_minute_is_within_the_quota_and_the_quota_is_used(
-    simulated: SimulatedRedis, rate: ProviderRate, least: int
-) -> None:
+async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: SimulatedRedis) -> None:
     """With all reserved tokens spent, half as many requests would pass."""
-    quota = Quota()
+    quota, rate = Quota(), ProviderRate(40, 60_000)
     await use_for(120, [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)], quota)
-    assert quota.most() <= (rate.requests or len(quota.starts))
-    assert quota.most_tokens() <= (rate.tokens or sum(tokens for _, tokens in quota.uses))
-    assert len(quota.starts) > least
+    assert quota.most() <= rate.requests
+    assert quota.most_tokens() <= rate.tokens
+    assert len(quota.starts) > 40
 
 
 async def use_for(seconds: float, living: list[Process], quota: Quota) -> None:
@@ -58,7 +55,7 @@ async def use_for(seconds: float, living: list[Process], quota: Quota) -> None:
     await asyncio.gather(*(ask(f"acc{n}") for n in range(9)))
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 9))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 9))])
 @virtual_time
 async def test_faults_exceed_no_quota(simulated: SimulatedRedis, seed: int) -> None:
     """Processes die or stop, messages are lost, and Redis stands still for longer than a lease lasts."""

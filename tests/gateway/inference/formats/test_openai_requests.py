@@ -57,6 +57,12 @@ async def test_forwarded_priced_and_ignored_fields(app: App, provider: FakeProvi
     assert await app.account.settled() == max_cost(prompt + "x" * sum(map(json_bytes, priced.values())), 10)
 
 
+def test_only_the_body_makes_a_stream() -> None:
+    for stream in (True, False):
+        body = json.dumps({"messages": user("x"), "stream": stream}).encode()
+        assert openai.read_completion_request(body, not stream).stream == stream
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize(("asked", "sent"), [(50, 50), (2001, 2000), (None, 2000), (100.0, 100)])
 def test_lengths_above_the_limit_are_reduced(field: str, asked: float | None, sent: int) -> None:

@@ -1,6 +1,5 @@
 """The Responses format, through the real SDK and over HTTP."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,12 +12,11 @@ from gateway.errors import MultimodalUnsupported, RequestMalformed
 from gateway.inference.formats import openai as chat
 from gateway.inference.formats import responses
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, answer, call_part, calls, chunk, tokens
+from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
 from tests.gateway.inference.formats.bodies import read_payload, refusal_of
 from tests.support.accounts import App
 from tests.support.metrics import metric
 from tests.support.prices import cost
-from tests.support.responses import refused
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -125,13 +123,6 @@ async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: Fake
 
 
 # -- failures --------------------------------------------------------------------------------------------------
-
-
-@session
-async def test_a_failure_before_the_first_event_keeps_its_status(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(answer(500))
-    refused(await app.post({"input": prompt, "stream": True}, path=PATH), 502, "PROVIDER_ERROR")
-    assert await app.account.settled() == 0
 
 
 # -- requests --------------------------------------------------------------------------------------------------
@@ -254,16 +245,3 @@ def test_what_is_refused_is_named(name: str) -> None:
     assert type(refusal) is (MultimodalUnsupported if name == "an image" else RequestMalformed)
     assert named in refusal.message
     assert "cormorant" not in refusal.message
-
-
-@session
-async def test_requests_at_each_door_share_the_limits(app: App, provider: FakeProvider) -> None:
-    """Twenty requests a minute, wherever they come in."""
-    bodies = {
-        "": {"prompt": "p"},
-        "/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
-        PATH: {"input": "p"},
-    }
-    asked = [app.post(body, path=path) for _ in range(7) for path, body in bodies.items()]
-    statuses = [response.status_code for response in await asyncio.gather(*asked)]
-    assert statuses.count(429) == 1

@@ -173,24 +173,6 @@ def test_a_connection_that_fails_is_tried_once_more(run: Run) -> None:
     run(scenario())
 
 
-def test_a_connection_that_is_closed_at_once_is_tried_once_more(run: Run) -> None:
-    """TLS ends during the handshake, so nothing of the request was sent."""
-    attempts = 0
-
-    async def slam(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal attempts
-        attempts += 1
-        writer.close()
-
-    async def scenario() -> None:
-        async with listening(slam) as address:
-            failure, _ = await connect("https://model.test/v1", [address])
-        assert isinstance(failure, ProviderUnreachable)
-        assert attempts == 2
-
-    run(scenario())
-
-
 def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
     """If two addresses connect at the same moment, one is used and the other is closed."""
     opened: list[asyncio.StreamWriter] = []

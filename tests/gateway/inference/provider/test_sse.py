@@ -132,18 +132,6 @@ def test_tokens_after_the_second_are_not_decoded() -> None:
     assert (reader.read(), reader.produced) == ([], 5)
 
 
-def test_an_answer_ends_once() -> None:
-    _, complete = read(DONE)
-    complete.fail(ProviderFailed(), ProviderSignal.FAILED)
-    assert (complete.failure, complete.signal) == (None, ProviderSignal.COMPLETION)
-    failed = AnswerReader([])
-    failed.fail(ProviderQuotaExhausted(), ProviderSignal.QUOTA)
-    failed.fail(ProviderFailed(), ProviderSignal.FAILED)
-    failed.received.append(token("a") + DONE)
-    assert (failed.read(), failed.complete) == ([], False)
-    assert (type(failed.failure), failed.signal) == (ProviderQuotaExhausted, ProviderSignal.QUOTA)
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -28,14 +28,6 @@ async def test_a_user_has_twenty_requests_per_minute(app: App) -> None:
     assert (await app.ask("x", token=app.token("ben"))).status_code == 200
 
 
-async def test_the_same_user_of_two_apps_has_two_limits(gw: Gateway, backend: FakeAppBackend) -> None:
-    account = await gw.account()
-    first, second = await account.app(backend), await account.app(backend)
-    token = first.token()
-    assert counted(await first.ask("x", token=token))[1] == 19
-    assert counted(await second.ask("x", token=token))[1] == 19
-
-
 async def test_requests_that_do_not_count(app: App) -> None:
     refused(await app.ask("x", token="no.to.ken"), 401, "TOKEN_INVALID")
     evil = app.headers(Origin="https://evil.example")
