@@ -15,7 +15,6 @@ from gateway.inference.formats.completion import (
     decode_again,
     encode,
     finish_reason,
-    malformed,
     replace_halves,
 )
 from gateway.inference.formats.payload import (
@@ -25,7 +24,7 @@ from gateway.inference.formats.payload import (
     TopP,
     assistant_message,
     compose,
-    find_unsupported_part,
+    find_fault,
     join_text,
 )
 from gateway.inference.formats.tools import (
@@ -133,7 +132,7 @@ def read_completion_request(body: bytes, _: bool) -> CompletionRequest:
     try:
         asked = _decode(body)
     except INVALID_BODY:
-        asked = decode_again(replace_halves(body), ResponseRequest, _fault)
+        asked = decode_again(replace_halves(body), ResponseRequest, partial(find_fault, "input", ResponseRequest))
     _refuse_unsupported(asked)
     tools = [_tool_to_send(number, tool) for number, tool in enumerate(asked.tools or [])]
     choice = asked.tool_choice
@@ -272,11 +271,6 @@ def _describe(asked: ResponseRequest) -> bytes:
         "user": asked.user,
     }
     return encode(fields)[1:-1]
-
-
-def _fault(fields: Any, error: Exception) -> ServiceError:
-    """Returns whether the fields of a refused body are multimodal or malformed."""
-    return find_unsupported_part(fields, "input") or malformed(error, ResponseRequest)
 
 
 # -- answers ---------------------------------------------------------------------------------------------------
