@@ -331,22 +331,6 @@ async def test_a_full_provider_is_passed_over_and_who_waits_takes_the_first_free
         assert answered(await app.ask(plays(providers, tokens("one"))))["text"] == "one", "no permit was lost"
 
 
-async def test_waiting_requests_move_to_a_provider_that_is_enabled(narrow: Trio, backend: FakeAppBackend) -> None:
-    gw, providers = narrow
-    app = await gw.app(backend)
-    await switch_providers(gw, "two", enabled=False)
-    go = asyncio.Event()
-    first = plays(providers, holds(go, "one"))
-    held = asyncio.create_task(app.events(first))
-    await wait_until(lambda: providers[0].asked(first))
-    waits = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
-    await wait_until(lambda: are_waiting(gw, "one", 1))
-    await switch_providers(gw, "two", enabled=True)
-    assert answered(await waits)["text"] == "two"
-    go.set()
-    await held
-
-
 async def test_waiting_requests_leave_a_provider_that_is_disabled(narrow: Trio, backend: FakeAppBackend) -> None:
     gw, providers = narrow
     app, go = await gw.app(backend), asyncio.Event()

@@ -1,25 +1,20 @@
-"""A tool's round trip through real clients: the model calls it in pieces, the client runs it, the model answers.
+"""A tool's round trip through OpenAI's SDK: the model calls it in pieces, the client runs it, the model answers.
 
-Large clients are imported where they are used: each test process imports every test module.
+`make check-clients` does the same with the newest release of each client that the documentation names.
 """
 
-import asyncio
 import json
-import os
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.browser import packages
 from tests.fakes import FakeProvider
-from tests.fakes.provider import COMPLETIONS, call_part, calls, tokens
+from tests.fakes.provider import call_part, calls, tokens
 from tests.gateway.inference.formats.chat import MODEL, sdk
 from tests.support.accounts import App
 from tests.support.prices import cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-NODE_SECONDS = 100
 
 
 class Question(NamedTuple):
@@ -33,11 +28,8 @@ def question(provider: FakeProvider) -> Question:
     return Question(prompt, provider.plays(tokens("It", " rains.")))
 
 
-async def completed(app: App, provider: FakeProvider, *questions: Question, more: int = 0) -> None:
-    """Checks that two requests were sent, the second one with the call and its result, and both were charged.
-
-    `more` is the price of what else the app asked.
-    """
+async def completed(app: App, provider: FakeProvider, *questions: Question) -> None:
+    """Checks that two requests were sent, the second one with the call and its result, and both were charged."""
     for prompt, result in questions:
         (first,), (second,) = provider.asked(prompt), provider.asked(result)
         assert second.json["tools"] == first.json["tools"]
@@ -47,7 +39,7 @@ async def completed(app: App, provider: FakeProvider, *questions: Question, more
         assert (call["id"], call["function"]["name"]) == ("call_1", "weather")
         assert json.loads(call["function"]["arguments"]) == {"city": "Zürich"}
         assert tool == {"role": "tool", "tool_call_id": "call_1", "content": result}
-    assert await app.account.settled() == len(questions) * (cost(9, 4) + cost(7, 3)) + more
+    assert await app.account.settled() == len(questions) * (cost(9, 4) + cost(7, 3))
 
 
 PARAMETERS = {
@@ -78,35 +70,3 @@ async def test_openai_python(app: App, provider: FakeProvider) -> None:
             messages += [message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": result}]
             assert (await ask(messages, stream)).content == "It rains."
     await completed(app, provider, whole, streamed)
-
-
-@pytest.mark.long
-async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
-    """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default."""
-    ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
-    questions = {way: question(provider) for way in ways}
-    packages.require("ai/package.json")
-    process = await asyncio.create_subprocess_exec(
-        "node",
-        packages.HERE / "tools.mjs",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
-    asked = {
-        "baseURL": app.gateway.address + app.path,
-        "apiKey": app.token(),
-        "model": MODEL,
-        "questions": {way: each._asdict() for way, each in questions.items()},
-    }
-    try:
-        printed, _ = await asyncio.wait_for(process.communicate(json.dumps(asked).encode()), NODE_SECONDS)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 0
-    report = json.loads(printed)
-    assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
-    [step] = report["hint"]["steps"]
-    assert (step["model"]["provider"], step["content"][0]["text"]) == ("openai.responses", "".join(COMPLETIONS))
-    await completed(app, provider, *questions.values(), more=cost(7, 3))
