@@ -86,6 +86,30 @@ async def test_faults_exceed_no_quota(simulated: SimulatedRedis, seed: int) -> N
     assert len(quota.starts) > 20
 
 
+@pytest.mark.parametrize("way", ["die", "stop"])
+@virtual_time
+async def test_what_a_process_held_when_it_ended_counts_as_spent_for_a_minute(
+    simulated: SimulatedRedis, way: str
+) -> None:
+    one, two = (simulated.start(limit=1000, rate=ProviderRate(tokens=10_000), max_wait=200) for _ in range(2))
+    assert await one.wait_for_permit("a", "app", 1, 6_000)
+    await asyncio.sleep(1)
+    await (simulated.kill(one) if way == "die" else simulated.stop(one))
+    ended = now() + (28 if way == "die" else 0)
+    await two.wait_for_permit("b", "app", 1, 6_000)
+    assert 57 < now() - ended < 63
+
+
+@virtual_time
+async def test_after_a_loss_of_data_the_quota_counts_as_spent(simulated: SimulatedRedis) -> None:
+    permits, quota = simulated.start(limit=1000, rate=ProviderRate(requests=5), max_wait=200), Quota()
+    await asyncio.gather(*(quota.request(permits, "acc") for _ in range(5)))
+    await asyncio.sleep(1)
+    simulated.client.flushall()
+    await asyncio.gather(*(quota.request(permits, "acc") for _ in range(5)))
+    assert quota.most() <= 5
+
+
 @virtual_time
 async def test_a_request_that_needs_many_tokens_stays_first(simulated: SimulatedRedis) -> None:
     """And nothing is spare while it waits."""
