@@ -1,4 +1,4 @@
-"""The shared status while a provider is unstable, and while this process stands still."""
+"""The status of a provider while this process stands still."""
 
 import asyncio
 
@@ -7,16 +7,12 @@ import pytest
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.gateway.conftest import Launch
-from tests.support.inference_status import (
-    OPERATIONAL,
-    status,
-)
+from tests.support.inference_status import OPERATIONAL, status
 from tests.support.polling import wait_until
 from tests.support.responses import ended, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-UNLIMITED = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000"}
 SLOWER = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=1,total=20"}
 
 

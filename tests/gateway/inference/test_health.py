@@ -45,9 +45,9 @@ RECORDED = re.compile(rb'"%b" "1" "[^"]+" "([^"]*)"' % scripts._RECORD_ANSWER.sh
 
 @pytest.fixture
 async def pair(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Health]]:
-    """A provider's health in two processes, which write each change at once, and try it every 0.3 seconds."""
+    """A provider's health in two processes, which write each change at once, and try it every 0.5 seconds."""
     monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0)
-    options = {"answer_seconds": 1.0, "answer_refresh": 0.0, "probe_interval": 0.3}
+    options = {"answer_refresh": 0.0, "probe_interval": 0.5}
     async with process(redis_url) as one, process(redis_url) as two:
         yield [Health(DEFAULT_PROVIDER, each, Usable(), **options) for each in (one, two)]
 
@@ -82,11 +82,11 @@ async def test_failures_count_if_two_accounts_met_them(pair: list[Health], store
 
 
 async def test_failures_of_an_account_that_is_alone_count(pair: list[Health], store: Store) -> None:
-    """Its own answers do not speak against them, nor those that others had too long ago."""
+    """Its own answers do not speak against them. Those of others do for a time, which `list_answers.lua` counts."""
     one, two = pair
     await answer(two, store, "other")
     assert await fail(one, "a", FAILURES)
-    await asyncio.sleep(1.1)
+    await store.client.delete(answers_of_provider_key(DEFAULT_PROVIDER))
     await answer(one, store, "a")
     assert await fail(one, "a", FAILURES - 1), "an answer ends a row"
     assert not await fail(one, "a")
@@ -133,10 +133,12 @@ async def test_refusals_between_completions_change_the_status_once(
     pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A provider whose quota is nearly used up refuses every other request."""
-    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 0.4)
+    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 1.0)
     health, other = pair
 
     async def give_signals() -> None:
+        other.note_signal(ProviderSignal.QUOTA, "a")
+        await wait_until(lambda: health.status == other.status == "quota-exhausted")
         for _ in range(20):
             other.note_signal(ProviderSignal.QUOTA, "a")
             await asyncio.sleep(0.05)
@@ -176,7 +178,7 @@ async def test_refusals_cause_one_probe_at_a_time(redis_url: str) -> None:
 async def test_one_request_of_all_processes_tries_an_unhealthy_provider(pair: list[Health]) -> None:
     for health in pair:
         await fail(health, "a", FAILURES)
-    trials, claims, ends = [], 0, time.monotonic() + 1.5
+    trials, claims, ends = [], 0, time.monotonic() + 2
 
     async def ask(health: Health) -> None:
         nonlocal claims
@@ -188,9 +190,9 @@ async def test_one_request_of_all_processes_tries_an_unhealthy_provider(pair: li
             await asyncio.sleep(0.01)
 
     await asyncio.gather(*(ask(health) for health in pair for _ in range(3)))
-    assert 2 <= len(trials) <= 5
+    assert 3 <= len(trials) <= 5
     # A busy machine delays some requests after their claim.
-    assert all(later - earlier > 0.1 for earlier, later in itertools.pairwise(trials))
+    assert all(later - earlier > 0.2 for earlier, later in itertools.pairwise(trials))
     assert claims <= 4 * len(trials), "most requests make no claim"
 
 

@@ -127,7 +127,7 @@ async def test_a_fault_before_the_first_token(
 async def test_keep_alives_go_on_over_a_failover(providers: list[FakeProvider], app: App) -> None:
     async with app.stream(plays(providers, (HANG,), (0.5, *tokens("two")))) as source:
         lines = [line async for line in source.response.aiter_lines()]
-    assert lines.count(": keep-alive") >= 3
+    assert lines.count(": keep-alive") >= 2
     assert lines.index(": keep-alive") < lines.index('data: {"token":"two"}')
 
 
