@@ -45,7 +45,7 @@ from gateway.inference.provider.connection import ClientGone, Interrupted, Strea
 from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.traces import SETTLE, RequestTraces
-from gateway.inference.upstream import Upstream
+from gateway.inference.upstream import Exchange, Upstream
 from gateway.log import RequestLine, origin_of, write_request_line
 from gateway.settings import Settings
 from gateway.settings.prices import (
@@ -266,7 +266,7 @@ class Inference:
         The permit is held until the answer has been read. Data that a slow client has not taken by then is sent later.
         """
         format = completion.make_format(request.request_id, completion.model)
-        exchange = self._upstream.exchange(request, completion, app, account, format)
+        exchange = Exchange(self._upstream, request, completion, app, account, format)
         failure: ServiceError | None = None
         full, held = FullAnswer("", "", []), b""
         try:

@@ -1,6 +1,6 @@
-"""The providers as the handler sees them: one verb, `exchange`.
+"""The providers as the handler sees them: an `Exchange` for each request.
 
-    async with upstream.exchange(request, completion, app, account, format) as stream:
+    async with Exchange(upstream, request, completion, app, account, format) as stream:
         while (deltas := await stream.read()) is not None: …
 
 Entering chooses a provider, waits for a permit, sends the request, and returns once the answer has begun. If a provider
@@ -67,12 +67,6 @@ class Upstream:
         self.running: dict[Stream, Exchange] = {}
         self._checked_at = -1  # the number of changes of records at the last look at `running`
         self.registry = registry
-
-    def exchange(
-        self, request: InferenceRequest, completion: CompletionRequest, app: App, account: Account, format: Format
-    ) -> "Exchange":
-        """Returns an exchange to enter. While the request waits, its client gets keep-alives in the format."""
-        return Exchange(self, request, completion, app, account, format)
 
     async def check_open(self, app: App) -> None:
         """Raises what now keeps a request from being sent.
@@ -156,7 +150,7 @@ class _Disabled(Exception):
 
 
 class Exchange:
-    """One request, and its attempts at providers."""
+    """One request, and its attempts at providers. While it waits, its client gets keep-alives in the format."""
 
     __slots__ = (
         "_began",

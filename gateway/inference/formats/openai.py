@@ -16,7 +16,6 @@ from gateway.inference.formats.completion import (
     decode_again,
     encode,
     finish_reason,
-    malformed,
     replace_halves,
 )
 from gateway.inference.formats.payload import (
@@ -27,7 +26,7 @@ from gateway.inference.formats.payload import (
     TopP,
     assistant_message,
     compose,
-    find_unsupported_part,
+    find_fault,
     join_text,
 )
 from gateway.inference.formats.tools import Tool, ToolCall, ToolChoice, join_calls
@@ -87,7 +86,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     try:
         completion = _decode(body)
     except INVALID_BODY:
-        completion = decode_again(replace_halves(body), Completion, _fault)
+        completion = decode_again(replace_halves(body), Completion, partial(find_fault, "messages", Completion))
     _refuse_unsupported(completion)
     options = completion.stream_options
     return compose(
@@ -136,11 +135,6 @@ def _assistant_message(number: int, message: Message) -> dict[str, Any]:
         reasoning = reasoning or "\n".join(part.thinking for part in content if part.type == "thinking")
         content = [part for part in content if part.type != "thinking"]
     return assistant_message(join_text("messages", number, content), reasoning, message.tool_calls)
-
-
-def _fault(fields: Any, error: Exception) -> ServiceError:
-    """Returns whether the fields of a refused body are multimodal or malformed."""
-    return find_unsupported_part(fields, "messages") or malformed(error, Completion)
 
 
 class OpenAI:

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.errors import MultimodalUnsupported, RequestMalformed
-from gateway.inference.formats.completion import CompletionRequest, MakeFormat, encode
+from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
+from gateway.inference.formats.completion import CompletionRequest, MakeFormat, encode, malformed
 from gateway.inference.formats.tools import ToolCall, object_of
 from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS
 
@@ -121,12 +121,12 @@ def join_text(history: str, number: int, content: str | list[Part], field: str =
     return "\n".join(part.refusal if part.type == "refusal" else part.text for part in content)
 
 
-def find_unsupported_part(fields: Any, history: str) -> MultimodalUnsupported | None:
-    """Returns the fault of the first part of a refused body that is not text."""
+def find_fault(history: str, kind: type, fields: Any, error: Exception) -> ServiceError:
+    """Returns the fault of the first part of a refused body that is not text, else of what this kind lacks."""
     messages = fields.get(history) if isinstance(fields, dict) else None
     for number, message in enumerate(messages if isinstance(messages, list) else []):
         content = message.get("content") if isinstance(message, dict) else None
         for place, part in enumerate(content if isinstance(content, list) else []):
             if isinstance(part, dict) and part.get("type", "text") not in (*TEXT_PARTS, "thinking", "reasoning_text"):
                 return MultimodalUnsupported(f"{history}[{number}].content[{place}].type: {PART_TYPES}")
-    return None
+    return malformed(error, kind)

@@ -15,7 +15,6 @@ from gateway.inference.formats.completion import (
     decode_again,
     encode,
     finish_reason,
-    malformed,
     replace_halves,
 )
 from gateway.inference.formats.payload import (
@@ -25,12 +24,11 @@ from gateway.inference.formats.payload import (
     TopP,
     assistant_message,
     compose,
-    find_unsupported_part,
+    find_fault,
     join_text,
 )
 from gateway.inference.formats.tools import (
     CalledFunction,
-    CallIndex,
     Function,
     FunctionName,
     Name,
@@ -134,7 +132,7 @@ def read_completion_request(body: bytes, _: bool) -> CompletionRequest:
     try:
         asked = _decode(body)
     except INVALID_BODY:
-        asked = decode_again(replace_halves(body), ResponseRequest, _fault)
+        asked = decode_again(replace_halves(body), ResponseRequest, partial(find_fault, "input", ResponseRequest))
     _refuse_unsupported(asked)
     tools = [_tool_to_send(number, tool) for number, tool in enumerate(asked.tools or [])]
     choice = asked.tool_choice
@@ -275,11 +273,6 @@ def _describe(asked: ResponseRequest) -> bytes:
     return encode(fields)[1:-1]
 
 
-def _fault(fields: Any, error: Exception) -> ServiceError:
-    """Returns whether the fields of a refused body are multimodal or malformed."""
-    return find_unsupported_part(fields, "input") or malformed(error, ResponseRequest)
-
-
 # -- answers ---------------------------------------------------------------------------------------------------
 
 
@@ -353,8 +346,7 @@ class Responses:
         self._number = 0  # of the next event
         self._output: list[bytes] = []  # items as JSON; empty while one is open
         self._open: OpenText | None = None
-        self._calls: dict[int, OpenCall] = {}
-        self._call_index = CallIndex()
+        self._calls: dict[int | None, OpenCall] = {}  # by the number that the reader of the answer gives them
         self._refused = False
 
     def name_model(self, model: str) -> None:
@@ -451,16 +443,15 @@ class Responses:
 
     def _add_to_call(self, part: CallPart) -> bytes:
         """Returns the events of a part of a call. Calls stay open to the end, because their parts may be mixed."""
-        out, index = b"", self._call_index.of(part)
+        out = b""
         arguments = (part.function and part.function.arguments) or ""
-        if (item := self._calls.get(index)) is None:
+        if (item := self._calls.get(part.index)) is None:
             out = self._begin() + self._close_text(COMPLETED)
             place = len(self._output)
             self._output.append(b"")
-            call_id = part.id or f"call_{self._request_id}_{place}"
             name = (part.function and part.function.name) or ""
-            item = OpenCall(place, f"fc_{self._request_id}_{place}".encode(), call_id, name, [])
-            self._calls[index] = item
+            item = OpenCall(place, f"fc_{self._request_id}_{place}".encode(), part.id or "", name, [])
+            self._calls[part.index] = item
             added = b'"output_index":%d,"item":%b' % (place, item.describe("", IN_PROGRESS))
             out += self._event(b"response.output_item.added", added)
         if not arguments:

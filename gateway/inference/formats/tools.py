@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gateway.inference.formats.completion import INVALID_BODY, encode, replace_halves
-from gateway.inference.provider.chunks import CallPart
+from gateway.inference.provider.chunks import CallPart, FunctionPart
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -65,34 +65,16 @@ def _is_object(text: str) -> bool:
     return False
 
 
-class CallIndex:
-    """Finds the call to which a part belongs. One without an index begins a call if it has an id, else continues it."""
-
-    def __init__(self) -> None:
-        self._index = -1
-
-    def of(self, part: CallPart) -> int:
-        if part.index is not None:
-            self._index = part.index
-        elif part.id or self._index < 0:
-            self._index += 1
-        return self._index
-
-
 def join_calls(parts: list[CallPart]) -> list[ToolCall]:
-    """Joins the calls of a whole answer."""
-    calls: dict[int, ToolCall] = {}
-    arguments: dict[int, list[str]] = {}
-    find = CallIndex()
+    """Joins the calls of a whole answer, whose parts the reader of the answer has numbered."""
+    calls: dict[int | None, ToolCall] = {}
+    arguments: dict[int | None, list[str]] = {}
     for part in parts:
-        index = find.of(part)
+        index, function = part.index, part.function or FunctionPart()
         if index not in calls:
-            calls[index], arguments[index] = ToolCall("", CalledFunction("", "")), []
-        call = calls[index]
-        call.id = call.id or part.id or ""
-        if part.function is not None:
-            call.function.name = call.function.name or part.function.name or ""
-            arguments[index].append(part.function.arguments or "")
+            calls[index], arguments[index] = ToolCall(part.id or "", CalledFunction("", "")), []
+        calls[index].function.name = calls[index].function.name or function.name or ""
+        arguments[index].append(function.arguments or "")
     for index, call in calls.items():
         call.function.arguments = "".join(arguments[index])
     return list(calls.values())

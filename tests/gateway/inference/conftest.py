@@ -1,4 +1,4 @@
-"""Admission processes that reach Redis directly or through a network with faults, and a gateway with short times."""
+"""Admission processes that reach Redis directly or through a network with faults, and users of apps."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,27 +9,9 @@ import redis.asyncio
 from gateway.accounts.vault import Vault
 from gateway.inference.auth.users import UserLimits, Users
 from gateway.settings import Settings
-from tests.fakes import FakeProvider
 from tests.gateway.inference.admissions import BRIEF, AdmissionProcess, Books, admission_process
 from tests.gateway.inference.key_hosts import Hosts
-from tests.support.fixtures import folder_fixture
-from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
-
-BRISK = {  # seconds
-    "gateway.inference.auth.users.TOKEN_SECONDS": 1.5,
-    "gateway.inference.auth.key_sets.FETCH_INTERVAL_SECONDS": 1,
-    "gateway.inference.auth.key_sets.FETCH_SECONDS": 1.5,
-    "gateway.inference.auth.backend.CALL_SECONDS": 1.5,
-    "gateway.outbound.backoff.LONGEST_PAUSE_SECONDS": 2,
-}
-
-
-@folder_fixture
-async def brisk(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway that waits less for apps' backends, and caches their answers for a shorter time."""
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("brisk"), BRISK) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Hosts that serve apps' key sets, without a network."""
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -21,10 +22,13 @@ class Hosts(outbound.Client):
         self.keys: dict[str, Any] = {}  # private keys by host
         self.fetched: list[str] = []
         self.kid: str | None = None  # of all keys; None: the host
+        self.gate = asyncio.Event()  # answers wait for it
+        self.gate.set()
 
     async def fetch(self, method: str, url: str, **options: Any) -> outbound.Response:
         host = url.split("/")[2]
         self.fetched.append(host)
+        await self.gate.wait()
         document = {"keys": [jwk("ES256", self.keys[host], self.kid or host)]} if host in self.keys else {}
         headers: Mapping[str, str] = {}
         return outbound.Response(200 if document else 404, headers, json.dumps(document).encode())

@@ -171,7 +171,7 @@ class SimulatedRedis(Processes):
 
     def __init__(self, client: Any) -> None:
         super().__init__(lambda: SimulatedStore(self))
-        self._client = client
+        self.client = client
         self._sha = client.script_load(with_kept_messages(on_test_clock("inference/lease")))
         self.subscriptions: list[SimulatedSubscription] = []
         self.loses_messages = False
@@ -217,7 +217,7 @@ class SimulatedRedis(Processes):
     def _execute(self, keys: list[str], args: list[Any]) -> Any:
         micro = round(now() * SECOND)
         self.calls.append((now(), args[0]))
-        pipe = self._client.pipeline(transaction=False)
+        pipe = self.client.pipeline(transaction=False)
         pipe.delete(CLOCK, MESSAGES).rpush(CLOCK, micro // SECOND, micro % SECOND)
         pipe.evalsha(self._sha, len(keys), *keys, *args).lrange(MESSAGES, 0, -1)
         *_, reply, messages = pipe.execute()
@@ -232,7 +232,7 @@ class SimulatedRedis(Processes):
                 subscription.put("message", channel, text)
 
     async def hgetall(self, key: str) -> dict[str, str]:
-        return self._client.hgetall(key)
+        return self.client.hgetall(key)
 
 
 class SimulatedSubscription:

@@ -103,26 +103,6 @@ async def test_the_file_needs_no_redis(provider: FakeProvider, tmp_path: Path) -
         refused(await gw.platform("GET", "inference"), 503, "BACKBONE_UNAVAILABLE")
 
 
-async def test_whatever_is_at_the_files_path_turns_inference_off(launch: Launch, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    file = folder / "inference.off"
-    async with launch(GATEWAY_EMERGENCY_OFF_FILE=str(file)) as gw:  # neither the folder nor the file exists
-        assert await status(gw) == OPERATIONAL
-        folder.symlink_to(folder)  # the path leads nowhere, so whether the file exists is unknown
-        await status_becomes(gw, DISABLED)
-        folder.unlink()
-        await status_becomes(gw, OPERATIONAL)
-        folder.mkdir()
-        for make, remove in (
-            (file.mkdir, file.rmdir),
-            (lambda: file.symlink_to("nothing"), file.unlink),
-        ):
-            make()
-            assert await status(gw) == DISABLED
-            remove()
-            await status_becomes(gw, OPERATIONAL)
-
-
 async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
     """Checks that the file takes effect at once, even without Redis, which this kills at the end."""
     for _ in range(3):

@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
-from tests.fakes.server import HANG, Exchange
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.server import HANG
 from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR, Gateway, gateway
 from tests.support.key_leaks import assert_no_leak
@@ -112,46 +111,7 @@ async def test_redis_slow(provider: FakeProvider, backend: FakeAppBackend, tmp_p
             await wait_until(lambda: '"registry.lost"' in gw.log)  # the subscription to changes is silent for too long
             answered(await app.ask("x"))
             assert (await gw.http.get("/ready")).json() == {"status": "ready"}
-            proxy.delay = 0.0
-            proxy.let_go()
-
-
-async def test_redis_frozen(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """A Redis that hangs delays a request only for a while, and reserves nothing when it resumes."""
-    async with durable(provider, tmp_path) as gw:
-        app = await gw.app(backend)
-        answered(await app.ask("x"))
-        spent = await app.account.settled()
-        gw.redis.freeze()
-        try:
-            prompt = provider.plays(tokens("x"))
-            started = time.monotonic()
-            refused(await app.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
-            assert time.monotonic() - started < 6
-            assert (await asyncio.wait_for(gw.http.get("/ready"), 6)).status_code == 503
-        finally:
-            gw.redis.thaw()
-        await wait_until(lambda: gw.answers("/ready"), 5)
-        assert provider.asked(prompt) == []
-        assert await settles(app) == spent
-        await heals(app)
-
-
-async def test_a_first_token_that_waits_for_the_settlement_counts_the_wait(
-    provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
-) -> None:
-    """A token that arrives with the end of an answer is sent with the end, after the settlement."""
-    async with durable(provider, tmp_path) as gw:
-        app = await gw.app(backend)
-        answered(await app.ask("x"))
-
-        async def freeze(_: Exchange) -> None:
-            gw.redis.freeze()
-            asyncio.get_running_loop().call_later(0.7, gw.redis.thaw)
-
-        response = await app.ask(provider.plays(freeze, joined(tokens("x", usage=(1, 1)))), stream=True)
-        assert '{"token":"x"}' in response.text
-        assert 600 < (await gw.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
+            proxy.let_go()  # answers stay slow, because a quick one could overtake another on its way through the proxy
 
 
 async def test_redis_that_refuses_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, flood, tokens
-from tests.fakes.server import HANG, Exchange, Head, Script
+from tests.fakes.server import HANG, Exchange, Script
 from tests.support.accounts import App
 from tests.support.metrics import metric
 from tests.support.polling import PATIENCE_SECONDS, wait_until
@@ -33,6 +33,15 @@ async def connect(app: App, receive_buffer: int = 0) -> socket.socket:
     return browser
 
 
+async def ask(
+    app: App, provider: FakeProvider, prompt: str, *, stream: bool = True, receive_buffer: int = 0
+) -> tuple[socket.socket, Exchange]:
+    """Sends a request, and returns once the provider has it."""
+    browser = await connect(app, receive_buffer)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
+    return browser, await arrived(provider, prompt)
+
+
 async def arrived(provider: FakeProvider, prompt: str) -> Exchange:
     return (await wait_until(lambda: provider.asked(prompt)))[0]
 
@@ -41,20 +50,41 @@ async def wait_for_cancellation(asked: Exchange) -> None:
     await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
 
 
-BEFORE_A_TOKEN: dict[str, Script] = {"nothing": [HANG], "head": [Head(), HANG], "role": [ROLE, HANG]}
+async def anomalies(app: App) -> float:
+    return await metric(app.gateway, 'gateway_usage_anomalies_total{kind="no usage"}')
+
+
+UNFINISHED: dict[str, Script] = {
+    "nothing": [HANG],
+    "role": [ROLE, HANG],
+    "text": [ROLE, chunk("a"), chunk("b"), HANG],
+    "text, and a reset": [ROLE, chunk("a"), HANG],
+}
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("sent", BEFORE_A_TOKEN)
-async def test_gone_before_the_first_token(app: App, provider: FakeProvider, sent: str, stream: bool) -> None:
-    """The provider has the request and may bill it: that is an interruption, not a failure."""
-    prompt = provider.plays(BEFORE_A_TOKEN[sent])
-    browser = await connect(app)
-    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
-    asked = await arrived(provider, prompt)
+@pytest.mark.parametrize("sent", UNFINISHED)
+async def test_gone(app: App, provider: FakeProvider, sent: str, stream: bool) -> None:
+    """The provider has the request and may bill it: that is an interruption, not a failure.
+
+    It does not count as an answer without usage: that metric describes the provider.
+    """
+    before = await anomalies(app)
+    prompt = provider.plays(UNFINISHED[sent])
+    browser, asked = await ask(app, provider, prompt, stream=stream)
+    assert (await app.account.spend())["reserved"] == max_cost(prompt)
+    if "reset" in sent:
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     browser.close()
     await wait_for_cancellation(asked)
     assert await app.account.settled() == max_cost(prompt)
+    assert await anomalies(app) == before
+
+
+async def test_a_complete_answer_without_usage_is_an_anomaly(app: App, provider: FakeProvider) -> None:
+    before = await anomalies(app)
+    await app.ask(provider.plays(tokens("a", usage=None)))
+    assert await anomalies(app) == before + 1
 
 
 async def test_gone_after_a_long_body_that_came_late(app: App, provider: FakeProvider) -> None:
@@ -70,40 +100,6 @@ async def test_gone_after_a_long_body_that_came_late(app: App, provider: FakePro
     await wait_for_cancellation(asked)
 
 
-async def anomalies(app: App) -> float:
-    return await metric(app.gateway, 'gateway_usage_anomalies_total{kind="no usage"}')
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_gone_in_the_middle(app: App, provider: FakeProvider, stream: bool) -> None:
-    """It does not count as an answer without usage: that metric describes the provider."""
-    before = await anomalies(app)
-    prompt = provider.plays(ROLE, chunk("a"), chunk("b"), HANG)
-    browser = await connect(app)
-    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
-    if stream:
-        await asyncio.get_running_loop().sock_recv(browser, 10)
-    asked = await arrived(provider, prompt)
-    assert (await app.account.spend())["reserved"] == max_cost(prompt)
-    browser.close()
-    await wait_for_cancellation(asked)
-    assert await app.account.settled() == max_cost(prompt)
-    assert await anomalies(app) == before
-    await app.ask(provider.plays(tokens("a", usage=None)))
-    assert await anomalies(app) == before + 1, "a complete answer without usage is one"
-
-
-async def test_gone_by_reset(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(ROLE, chunk("a"), HANG)
-    browser = await connect(app)
-    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt))
-    asked = await arrived(provider, prompt)
-    browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    browser.close()
-    await wait_for_cancellation(asked)
-    assert await app.account.settled() == max_cost(prompt)
-
-
 async def test_gone_between_usage_and_the_end(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("a"), chunk(usage=(5, 1)) + chunk("b"), HANG, DONE)
     async with app.stream(prompt) as source:
@@ -117,10 +113,8 @@ async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakePro
     prompt = provider.plays(flood(600, 65_536))
     gateway = app.gateway
     before = gateway.memory
-    browser = await connect(app, receive_buffer=4096)
+    browser, asked = await ask(app, provider, prompt, receive_buffer=4096)
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(browser, request(app, prompt))
-    asked = await arrived(provider, prompt)
 
     async def stalled() -> bool:
         seen = asked.written
@@ -137,17 +131,6 @@ async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakePro
     browser.close()
     assert received.count(b"x" * 65_536) == 600
     assert await app.account.settled() == cost(1, 1)
-
-
-async def test_a_slow_reader_that_leaves(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(flood(1_500, 65_536))
-    browser = await connect(app, receive_buffer=4096)
-    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt))
-    asked = await arrived(provider, prompt)
-    await asyncio.sleep(0.3)
-    browser.close()
-    await wait_for_cancellation(asked)
-    assert await app.account.settled() == max_cost(prompt)
 
 
 async def test_a_browser_that_leaves_before_its_body_is_complete(

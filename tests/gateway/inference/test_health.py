@@ -1,21 +1,17 @@
 """One account's requests take no provider from the others; what requests taught, a request ends; and pauses.
 
-`test_health_signs.py` covers what counts as a failure, and `test_upstream.py` the choice among providers.
+`test_health_signs.py` covers what counts as a failure, and `test_providers.py` the choice among providers.
 """
 
 import asyncio
-import contextlib
 import itertools
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import reduce
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-import pytest_asyncio
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,266 +28,172 @@ from gateway.inference.health import (
     condense,
 )
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.keys import failed_accounts_key, provider_key, trial_key
+from gateway.keys import answers_of_provider_key, failed_accounts_key, provider_key
+from gateway.redis.client import Store
 from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import DEFAULT_PROVIDER
-from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import ROLE, answer, chunk, tokens
-from tests.fakes.server import CLOSE
-from tests.support.fixtures import module_fixture
-from tests.support.gateway_process import Gateway, gateway
-from tests.support.inference_status import PUBLISHED_WITHIN_SECONDS, SOON, Usable
+from tests.support.inference_status import Usable
 from tests.support.polling import wait_until
-from tests.support.providers import UNSET, asked, heal, plays, several_providers, states
 from tests.support.redis_monitor import Wiretap
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import process
-from tests.support.responses import answered, refused, text_of
 from tests.support.tcp_proxy import Proxy
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 # A call of the script, as MONITOR shows it: its hash, the number of keys, the key, and the account.
 RECORDED = re.compile(rb'"%b" "1" "[^"]+" "([^"]*)"' % scripts._RECORD_ANSWER.sha.encode())
 
-OFTEN = {
-    **SOON,
-    "gateway.inference.health.PROBE_INTERVAL_SECONDS": 0.5,
-    "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
-}
-SETTINGS = {
-    "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
-    "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=5,idle=0.5,total=20",
-}
 
-
-class Pair(NamedTuple):
-    """Two gateways on one Redis, and their providers."""
-
-    gateways: tuple[Gateway, Gateway]
-    providers: list[FakeProvider]
-
-
-@contextlib.asynccontextmanager
-async def two_gateways(folder: Path, constants: dict[str, float]) -> AsyncIterator[Pair]:
-    async with several_providers(folder, constants, **SETTINGS) as (gw, providers):
-        options = {**UNSET, **SETTINGS, "GATEWAY_PROVIDERS_FILE": str(folder / "providers.toml")}
-        async with gateway(gw.redis.url, providers[0], folder, constants, **options) as twin:
-            yield Pair((gw, twin), providers)
-
-
-@module_fixture
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    async with two_gateways(tmp_path_factory.mktemp("pair"), SOON) as pair:
-        yield pair
-
-
-@module_fixture
-async def trying(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    async with two_gateways(tmp_path_factory.mktemp("trying"), OFTEN) as pair:
-        yield pair
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def pair(running: Pair) -> Pair:
-    """No request tries an unhealthy provider for half a minute."""
-    await heal(running.gateways[0], running.providers)
-    return running
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def eager(trying: Pair) -> Pair:
-    """A request tries an unhealthy provider every half second."""
-    await heal(trying.gateways[0], trying.providers)
-    return trying
-
-
-async def status_of(gw: Gateway, name: str = "one") -> str:
-    return (await states(gw))[name]["status"]
-
-
-async def becomes(gw: Gateway, status: str, name: str = "one") -> None:
-    await wait_until(lambda: status_of(gw, name), holds=lambda found: found == status)
-
-
-async def stays(gw: Gateway, status: str = "operational", name: str = "one") -> None:
-    """Waits until a change would have been published."""
-    await asyncio.sleep(3 * PUBLISHED_WITHIN_SECONDS)
-    assert await status_of(gw, name) == status
-
-
-async def take_down(pair: Pair, name: str = "one") -> None:
-    """Makes a provider unreachable, as failed requests do."""
-    gw, _ = pair.gateways
-    with gw.redis.client() as client:
-        client.set(provider_key(name), msgspec.json.encode(HealthRecord(failures=FAILURES)))
-        client.publish(CHANGES_CHANNEL, provider_key(name))
-    for each in pair.gateways:
-        await becomes(each, "provider-unreachable", name)
+@pytest.fixture
+async def pair(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Health]]:
+    """A provider's health in two processes, which write each change at once, and try it every 0.5 seconds."""
+    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0)
+    options = {"answer_refresh": 0.0, "probe_interval": 0.5}
+    async with process(redis_url) as one, process(redis_url) as two:
+        yield [Health(DEFAULT_PROVIDER, each, Usable(), **options) for each in (one, two)]
 
 
 # -- failures in a row -----------------------------------------------------------------------------------------
 
 
-async def test_one_accounts_failures_take_no_provider_from_the_others(pair: Pair, backend: FakeAppBackend) -> None:
-    (gw, twin), providers = pair
-    other, app = await gw.app(backend), await gw.app(backend)
-    assert answered(await other.at(twin).ask(plays(providers, tokens("one"))))["text"] == "one"
-    prompt = plays(providers, answer(500), tokens("two"))
-    for _ in range(4):
-        await app.ask(prompt)
-    await stays(gw)
-    assert asked(providers, prompt)[0] == 4
-    with gw.redis.client() as client:
-        assert msgspec.json.decode(client.get(failed_accounts_key("one"))) == [app.account.id]
-        assert 0 < client.ttl(failed_accounts_key("one")) <= ROW_SECONDS
-    for where in pair.gateways:
-        assert answered(await other.at(where).ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
+async def answer(health: Health, store: Store, account: str) -> None:
+    health.note_signal(ProviderSignal.COMPLETION, account)
+    await wait_until(lambda: store.client.zscore(answers_of_provider_key(DEFAULT_PROVIDER), account))
 
 
-async def test_failures_of_two_accounts_count(pair: Pair, backend: FakeAppBackend) -> None:
-    (gw, twin), providers = pair
-    other, first, second = [await gw.app(backend) for _ in range(3)]
-    answered(await other.ask(plays(providers, tokens("one"))))
-    prompt = plays(providers, answer(500), tokens("two"))
-    for _ in range(2):
-        await first.ask(prompt)
-    await stays(gw)
-    await second.at(twin).ask(prompt)
-    for where in pair.gateways:
-        await becomes(where, "provider-unreachable")
-        response = await other.at(where).ask(plays(providers, tokens("one"), tokens("two")))
-        assert answered(response)["text"] == "two"
-    with gw.redis.client() as client:
-        assert not client.exists(failed_accounts_key("one"))
+async def fail(health: Health, account: str, times: int = 1) -> bool:
+    """Returns whether the provider is up after so many failures of the account."""
+    for _ in range(times):
+        health.note_signal(ProviderSignal.FAILED, account)
+        assert health._recorder is not None
+        await health._recorder
+    return health.is_up
 
 
-async def test_an_account_that_is_alone_needs_no_other_one(pair: Pair, backend: FakeAppBackend) -> None:
-    """Its own answers do not speak against its failures."""
-    (gw, _), providers = pair
-    app = await gw.app(backend)
-    answered(await app.ask(plays(providers, tokens("one"))))
-    prompt = plays(providers, answer(500), tokens("two"))
-    for _ in range(3):
-        answered(await app.ask(prompt))
-    await becomes(gw, "provider-unreachable")
+async def test_failures_count_if_two_accounts_met_them(pair: list[Health], store: Store) -> None:
+    one, two = pair
+    await answer(two, store, "other")
+    assert await fail(one, "a", FAILURES + 1), "an account takes no provider from the others"
+    row = failed_accounts_key(DEFAULT_PROVIDER)
+    assert msgspec.json.decode(await store.client.get(row)) == ["a"]
+    assert 0 < await store.client.ttl(row) <= ROW_SECONDS
+    assert not await fail(two, "b")
+    await wait_until(lambda: not one.is_up)
+    assert not await store.client.exists(row)
 
 
-async def test_an_answer_counts_for_a_limited_time(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After that, the failures of one account count, and one more of them is enough."""
-    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0)
-    async with process(redis_url) as registry:
-        health = Health(DEFAULT_PROVIDER, registry, Usable(), answer_seconds=0.5)
+async def test_failures_of_an_account_that_is_alone_count(pair: list[Health], store: Store) -> None:
+    """Its own answers do not speak against them. Those of others do for a time, which `list_answers.lua` counts."""
+    one, two = pair
+    await answer(two, store, "other")
+    assert await fail(one, "a", FAILURES)
+    await store.client.delete(answers_of_provider_key(DEFAULT_PROVIDER))
+    await answer(one, store, "a")
+    assert await fail(one, "a", FAILURES - 1), "an answer ends a row"
+    assert not await fail(one, "a")
 
-        async def fail(times: int) -> bool:
-            for _ in range(times):
-                health.note_signal(ProviderSignal.FAILED, "a")
-            assert health._recorder is not None
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+async def count_changes(store: Store, health: Health, give_signals: Callable[[], Awaitable[None]]) -> int:
+    """Returns how many changes of the health are announced while the signals are given."""
+    async with store.client.pubsub() as pubsub:
+        await pubsub.subscribe(CHANGES_CHANNEL)
+        await give_signals()
+        if health._recorder is not None:
             await health._recorder
-            return health.is_up
+        announced = 0
+        while (message := await pubsub.get_message(timeout=0.1)) is not None:
+            announced += message["type"] == "message" and message["data"] == provider_key(DEFAULT_PROVIDER)
+        return announced
 
-        health.note_signal(ProviderSignal.COMPLETION, "other")
-        assert await fail(FAILURES + 1)
-        await asyncio.sleep(0.6)
-        assert not await fail(1)
+
+async def test_an_unstable_providers_health_is_published_at_intervals(
+    pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If each change were announced to every process, hundreds of requests would cause as many announcements."""
+    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0.2)
+    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 0.01)
+    began, health = time.monotonic(), pair[0]
+    moods = itertools.cycle([ProviderSignal.COMPLETION, ProviderSignal.QUOTA, ProviderSignal.FAILED])
+
+    async def give_signals() -> None:
+        for _ in range(300):
+            health.note_signal(next(moods), "a")
+            await asyncio.sleep(0.003)
+        health.note_signal(ProviderSignal.QUOTA, "a")
+
+    announced = await count_changes(store, health, give_signals)
+    assert 1 <= announced <= (time.monotonic() - began) / 0.2 + 2
+    for each in pair:
+        await wait_until(lambda each=each: each.status == "quota-exhausted")
+
+
+async def test_refusals_between_completions_change_the_status_once(
+    pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider whose quota is nearly used up refuses every other request."""
+    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 1.0)
+    health, other = pair
+
+    async def give_signals() -> None:
+        other.note_signal(ProviderSignal.QUOTA, "a")
+        await wait_until(lambda: health.status == other.status == "quota-exhausted")
+        for _ in range(20):
+            other.note_signal(ProviderSignal.QUOTA, "a")
+            await asyncio.sleep(0.05)
+            health.note_signal(ProviderSignal.COMPLETION, "a")
+            assert other.status == "quota-exhausted"
+
+    assert await count_changes(store, health, give_signals) == 2
+    await wait_until(lambda: health.is_up and other.is_up)
+
+
+async def test_refusals_cause_one_probe_at_a_time(redis_url: str) -> None:
+    class Refusing(Usable):
+        probes, gate = 0, asyncio.Event()
+
+        async def probe(self) -> ProviderSignal | None:  # type: ignore[override]
+            self.probes += 1
+            await self.gate.wait()
+            return ProviderSignal.REACHED
+
+    async with process(redis_url) as registry:
+        client = Refusing()
+        health = Health(DEFAULT_PROVIDER, registry, client)
+        for _ in range(30):
+            health.note_signal(ProviderSignal.DENIED, "a")
+        await asyncio.sleep(0.01)
+        assert client.probes == 1
+        client.gate.set()
+        await asyncio.sleep(0.01)
+        health.note_signal(ProviderSignal.DENIED, "a")
+        await wait_until(lambda: client.probes == 2)
+        assert health.is_up
 
 
 # -- trials ----------------------------------------------------------------------------------------------------
 
 
-async def test_one_request_of_all_processes_tries_an_unhealthy_provider(eager: Pair, backend: FakeAppBackend) -> None:
-    """GET /models succeeds all the time, and does not bring the provider back."""
-    (gw, _), providers = eager
-    app = await gw.app(backend)
-    await take_down(eager)
-    prompt, probes = plays(providers, answer(500), tokens("two")), len(providers[0].probes)
-    before = gw.wiretap.heard.count(b"provider-trial:one")
-    began = time.monotonic()
+async def test_one_request_of_all_processes_tries_an_unhealthy_provider(pair: list[Health]) -> None:
+    for health in pair:
+        await fail(health, "a", FAILURES)
+    trials, claims, ends = [], 0, time.monotonic() + 2
 
-    async def ask(where: Gateway) -> None:
-        while time.monotonic() < began + 2:
-            assert answered(await app.at(where).ask(prompt))["text"] == "two"
+    async def ask(health: Health) -> None:
+        nonlocal claims
+        while time.monotonic() < ends:
+            if health.is_trial_due:
+                claims += 1
+                if await health.take_trial():
+                    trials.append(time.monotonic())
+            await asyncio.sleep(0.01)
 
-    await asyncio.gather(*(ask(where) for where in eager.gateways for _ in range(3)))
-    trials = [exchange.at for exchange in providers[0].asked(prompt)]
-    assert 3 <= len(trials) <= 7
-    # A busy machine delays some requests between their claim and their arrival.
+    await asyncio.gather(*(ask(health) for health in pair for _ in range(3)))
+    assert 3 <= len(trials) <= 5
+    # A busy machine delays some requests after their claim.
     assert all(later - earlier > 0.2 for earlier, later in itertools.pairwise(trials))
-    assert len(providers[1].asked(prompt)) > 2 * len(trials), "most requests are no trial"
-    claims = gw.wiretap.heard.count(b"provider-trial:one") - before
-    assert len(trials) <= claims <= 4 * len(trials), "most requests make no claim"
-    assert len(providers[0].probes) > probes
-    for where in eager.gateways:
-        assert await status_of(where) == "provider-unreachable"
-    with gw.redis.client() as client:
-        assert client.ttl(trial_key("one")) <= 1
-
-
-async def test_a_provider_is_back_with_the_first_token(eager: Pair, backend: FakeAppBackend) -> None:
-    (gw, twin), providers = eager
-    app = await gw.app(backend)
-    await take_down(eager)
-    gate = asyncio.Event()
-    prompt = plays(providers, (ROLE, chunk("a"), gate, *tokens("b")[1:]), tokens("two"))
-    running: list[asyncio.Task[Any]] = []
-
-    async def is_tried() -> bool:
-        task = asyncio.create_task(app.events(prompt))
-        running.append(task)
-        await wait_until(lambda: task.done() or providers[0].asked(prompt))
-        return bool(providers[0].asked(prompt))
-
-    await wait_until(is_tried)
-    for where in (gw, twin):
-        await becomes(where, "operational")
-    assert asked(providers, prompt)[0] == 1
-    assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
-    gate.set()
-    texts = [text_of(await each) for each in running]
-    assert texts[-1] == "ab"
-    assert set(texts[:-1]) <= {"two"}
-
-
-@pytest.mark.parametrize("left", ["before a token", "a fault of the request"])
-async def test_a_trial_that_shows_nothing_changes_nothing(eager: Pair, backend: FakeAppBackend, left: str) -> None:
-    (gw, _), providers = eager
-    app = await gw.app(backend)
-    await take_down(eager)
-    script = (ROLE, CLOSE) if left == "before a token" else tuple(answer(400))
-    prompt = plays(providers, script, tokens("two"))
-
-    async def is_tried() -> bool:
-        await app.ask(prompt)
-        return bool(providers[0].asked(prompt))
-
-    await wait_until(is_tried)
-    await stays(gw, "provider-unreachable")
-
-
-async def test_the_last_provider_is_tried_although_the_first_is_healthy(eager: Pair, backend: FakeAppBackend) -> None:
-    """Otherwise it would stay unreachable for as long as the first one has free permits."""
-    (gw, _), providers = eager
-    app = await gw.app(backend)
-    await take_down(eager, "three")
-    prompt = plays(providers, tokens("one"), tokens("two"), tokens("three"))
-
-    async def is_back() -> bool:
-        answered(await app.ask(prompt))
-        return await status_of(gw, "three") == "operational"
-
-    await wait_until(is_back)
-    assert asked(providers, prompt)[1:] == [0, 1]
-
-
-async def test_a_disabled_provider_is_not_tried(eager: Pair, backend: FakeAppBackend) -> None:
-    (gw, _), providers = eager
-    app = await gw.app(backend)
-    await take_down(eager)
-    await gw.platform("PUT", "providers/one", {"enabled": False})
-    prompt, ends = plays(providers, tokens("one"), tokens("two")), time.monotonic() + 0.8
-    while time.monotonic() < ends:
-        assert answered(await app.ask(prompt))["text"] == "two"
-    assert asked(providers, prompt)[0] == 0
+    assert claims <= 4 * len(trials), "most requests make no claim"
 
 
 async def test_a_process_records_two_accounts_at_a_time(redis_url: str, valkey: RedisServer) -> None:
@@ -324,48 +226,11 @@ async def test_without_redis_no_request_tries_a_provider(valkey: RedisServer) ->
 # -- pauses ----------------------------------------------------------------------------------------------------
 
 
-PAUSE = answer(429, {"error": {"message": "slow down"}}, {"Retry-After": "2"})
-
-
-async def test_a_pause_lasts_a_minute_at_most(pair: Pair, backend: FakeAppBackend) -> None:
-    (gw, _), providers = pair
-    app = await gw.app(backend)
-    long = answer(429, {"error": {"message": "slow down"}}, {"Retry-After": "3600"})
-    answered(await app.ask(plays(providers, long, tokens("two"))))
-    with gw.redis.client() as client:
-
-        def read() -> int:
-            return msgspec.json.decode(client.get(provider_key("one")), type=HealthRecord).passed_over_until
-
-        until = await wait_until(read)
-    assert time.time() + 50 < until / 1000 <= time.time() + 60
-
-
-async def test_a_paused_provider_is_asked_if_no_other_one_is_healthy(pair: Pair, backend: FakeAppBackend) -> None:
-    (gw, _), providers = pair
-    app = await gw.app(backend)
-    answered(await app.ask(plays(providers, PAUSE, tokens("two"))))
-    for name in ("two", "three"):
-        await take_down(pair, name)
-    assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
-
-
-async def test_a_paused_provider_comes_before_one_that_is_down(pair: Pair, backend: FakeAppBackend) -> None:
-    """A request at the one that is down may wait for half a minute."""
-    (gw, _), providers = pair
-    app = await gw.app(backend)
-    for name in ("one", "three"):
-        await take_down(pair, name)
-    limited = plays(providers, tokens("one"), PAUSE, tokens("three"))
-    refused(await app.ask(limited), 503, "PROVIDER_QUOTA_EXHAUSTED")
-
-    async def is_paused() -> bool:
-        return bool((await states(gw))["two"]["passedOverUntil"])
-
-    await wait_until(is_paused)
-    prompt = plays(providers, tokens("one"), tokens("two"), tokens("three"))
-    assert answered(await app.ask(prompt))["text"] == "two"
-    assert asked(providers, prompt) == [0, 1, 0]
+async def test_a_pause_lasts_a_minute_at_most(pair: list[Health]) -> None:
+    one, two = pair
+    one.note_signal(ProviderSignal.CONGESTED, "a", 3_600.0)
+    await wait_until(lambda: two.is_passed_over)
+    assert time.time() + 50 < two._record.passed_over_until / 1000 <= time.time() + 60
 
 
 async def test_a_pause_is_over_when_the_process_hears_of_its_end(redis_url: str) -> None:

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from gateway.inference.health import FAILURES, HEALTHY, HealthRecord
 from gateway.keys import provider_key
+from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
@@ -91,7 +92,10 @@ class First(NamedTuple):
 
     async def ask(self, script: Any) -> str:
         """Returns the text of the answer, or the code of the failure."""
-        body = (await self.app.ask(plays(self.providers, script, tokens("two")))).json()
+        return await self.ask_for(plays(self.providers, script, tokens("two")))
+
+    async def ask_for(self, prompt: str) -> str:
+        body = (await self.app.ask(prompt)).json()
         return body["error"]["code"] if "error" in body else body["text"]
 
     async def repeat(self, script: Any) -> None:
@@ -226,3 +230,37 @@ async def test_a_sign_means_what_the_page_says(first: First, sign: str, number: 
         await EFFECTS[effect](first, script)
     await ENDS[until](first, began)
     assert await first.ask(tokens("one")) == "one", "it comes first again"
+
+
+# -- trials ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_provider_is_back_with_the_first_token_of_a_trial(first: First) -> None:
+    """A trial without a token changes nothing."""
+    with first.gateway.redis.client() as client:
+        client.set(provider_key("one"), msgspec.json.encode(HealthRecord(failures=FAILURES)))
+        client.publish(CHANGES_CHANNEL, provider_key("one"))
+    await first.becomes("provider-unreachable")
+    texts: list[asyncio.Task[str]] = []
+
+    async def wait_for_trial(script: Any) -> None:
+        """Asks until a request tries the provider. One that does not is answered by the second one."""
+
+        async def is_tried() -> bool:
+            prompt = plays(first.providers, script, tokens("two"))
+            texts.append(asyncio.create_task(first.ask_for(prompt)))
+            await wait_until(lambda: texts[-1].done() or first.providers[0].asked(prompt))
+            return bool(first.providers[0].asked(prompt))
+
+        await wait_until(is_tried)
+
+    for nothing in ((ROLE, CLOSE), tuple(answer(400))):
+        await wait_for_trial(nothing)
+        await asyncio.sleep(3 * PUBLISHED_WITHIN_SECONDS)
+        assert (await first.row())["status"] == "provider-unreachable"
+    gate = asyncio.Event()
+    await wait_for_trial((ROLE, chunk("a"), gate, *tokens("b")[1:]))
+    await first.becomes("operational")
+    gate.set()
+    assert await texts[-1] == "ab"
+    assert {await text for text in texts[:-1]} <= {"two", "PROVIDER_REFUSED"}

@@ -129,12 +129,10 @@ async def test_a_callers_trace_is_continued(shop: App, provider: FakeProvider, c
 @pytest.mark.parametrize(
     "parents",
     [
-        ["ff-" + CALLER + "-" + CALLER_SPAN + "-01"],
         ["00-" + CALLER.upper() + "-" + CALLER_SPAN + "-01x"],
-        ["\xff" * 55],
         ["00-" + CALLER + "-" + CALLER_SPAN + "-01"] * 2,
     ],
-    ids=["version", "garbage after it", "no text", "twice"],
+    ids=["garbage after it", "twice"],
 )
 async def test_a_malformed_traceparent_begins_a_new_trace(
     shop: App, provider: FakeProvider, collector: FakeCollector, parents: list[str]
@@ -162,10 +160,8 @@ async def test_a_trace_that_its_caller_does_not_sample_is_left_out(
 @pytest.mark.parametrize(
     ("stage", "code", "request_"),
     [
-        ("verify", "TOKEN_MISSING", {"headers": {}, "body": {"prompt": "prompt without token"}}),
         ("verify", "TOKEN_INVALID", {"headers": {"Authorization": "Bearer not.a.token"}, "body": {}}),
         ("", "REQUEST_MALFORMED", {"body": {"prompt": 5}}),
-        ("", "METHOD_NOT_ALLOWED", {"method": "PUT"}),
         ("", "NOT_FOUND", {"path": "/secret-looking-path"}),
     ],
 )
@@ -234,13 +230,6 @@ async def test_waiting_for_the_provider_is_a_stage(
     await first
     stages = (await trace_of(collector, await second))[1:]
     assert [span.name for span in stages] == ["verify", "admit", "wait", f"chat {MODEL}", "settle"]
-
-
-async def test_a_request_for_the_models_has_one_stage(shop: App, collector: FakeCollector) -> None:
-    response = await shop.gateway.http.get(f"{shop.path}/models", headers=shop.headers())
-    root, *stages = await trace_of(collector, response)
-    assert root.name == "GET /capsule/{app}/ai/models"
-    assert [span.name for span in stages] == ["verify"]
 
 
 @pytest.mark.long

@@ -84,7 +84,7 @@ class Admissions(RuleBasedStateMachine):
         user=st.sampled_from(["ana", "ben"]),
         max_cost=max_costs,
         waits=st.booleans(),
-        in_time=st.sampled_from([None, None, None, 0, 2000, -1]),
+        in_time=st.sampled_from([None, None, None, 0, 1, 2000, -1]),
     )
     def admit(self, app: str, user: str, max_cost: int, waits: bool, in_time: int | None) -> Any:
         deadline = 0 if in_time is None else self.model.clock // 1000 + in_time
@@ -97,6 +97,9 @@ class Admissions(RuleBasedStateMachine):
         model, account, reservation = self.model, ACCOUNT_OF[app], next(self.ids)
         caps = (self.caps[account], self.app_caps[app], self.user_caps[app])
         expected = model.verdict(app, user, account, max_cost, self.limits, caps, deadline)
+        day, spends = day_of(model.clock), model.spends()
+        payers = [(account, day), (account, app, day), (account, app, user, day)]
+        used = [0 if cap is None else sum(spends.get(payer, (0, 0))) for payer, cap in zip(payers, caps, strict=True)]
         reply = self.scripts.admit(
             max_cost,
             app=app,
@@ -110,13 +113,13 @@ class Admissions(RuleBasedStateMachine):
             life=LIFE_MS,
             deadline=deadline,
         )
-        assert (reply.day, reply.now) == (day_of(model.clock), model.clock // 1000)
+        assert (reply.day, reply.now) == (day, model.clock // 1000)
+        assert [reply.used, reply.app_used, reply.user_used] == used
         assert reply.verdict == expected
         if reply.verdict == "ok":
             model.admit(app, user, account, max_cost, reservation, LIFE_MS, user if caps[2] is not None else "")
             # Without a cap an app's spend is still counted, a user's is not.
             limits = (caps[0], math.inf if caps[1] is None else caps[1], 0 if caps[2] is None else caps[2])
-            payers = [(account, reply.day), (account, app, reply.day), (account, app, user, reply.day)]
             for payer, limit in zip(payers, limits, strict=True):
                 self.highest[payer] = max(limit, self.highest.get(payer, 0))
         for window, limit, count, frees in (

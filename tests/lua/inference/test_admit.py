@@ -1,66 +1,10 @@
 """Edge cases of admission that a random walk rarely meets."""
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any
 
-import pytest
-
 from gateway.redis.client import Script
-from tests.lua.scripts import MINUTE, ON_SERVERS, ON_VALKEY, SECOND, TAG, Scripts, at
-
-NOON = at("2026-11-21T12:00:00")
-
-
-@pytest.fixture(autouse=True)
-def noon(scripts: Scripts) -> None:
-    scripts.set_clock(NOON)
-
-
-def test_production_reads_the_servers_clock(client: Any) -> None:
-    source = Script("inference/admit").source
-    keys = [f"{TAG}:{name}" for name in ("window:app:a", "window:user:a:u", "spend:acc", "reservations", "leases")]
-    before = datetime.now(UTC).timestamp()
-    now = int(client.eval(source, 5, *keys, 30, 20, 0, 1, "r", "acc", 1000, 0, "a")[6])
-    assert before - 1 < now / 1000 < datetime.now(UTC).timestamp() + 1
-
-
-def test_a_reply_contains_the_use_of_each_cap(scripts: Scripts) -> None:
-    """Also if a rate refuses the request, before any cap is checked."""
-    scripts.admit(60, reservation="a", cap=200, app_cap=100, user_cap=90)
-    scripts.settle("a", 50)
-    scripts.admit(7, reservation="b", app="other", cap=200)
-    reply = scripts.admit(20, reservation="c", cap=200, app_cap=100, user_cap=90)
-    assert (reply.verdict, reply.used, reply.app_used, reply.user_used) == ("ok", 57, 50, 50)
-    for limits, verdict in (((1, 1), "app"), ((9, 9), "user_cap")):
-        reply = scripts.admit(20, reservation="d", limits=limits, cap=200, app_cap=100, user_cap=80)
-        assert (reply.verdict, reply.used, reply.app_used, reply.user_used) == (verdict, 77, 70, 70)
-    reply = scripts.admit(20, reservation="e", user="ben", cap=200)
-    assert (reply.verdict, reply.used, reply.app_used, reply.user_used) == ("ok", 77, 0, 0)
-    for reservation in "bce":
-        scripts.settle(reservation, 0)
-
-
-def test_a_call_from_its_deadline_on_reserves_nothing(scripts: Scripts) -> None:
-    """From that microsecond on other prices may hold. It is late even if a limit would refuse it too."""
-    deadline = NOON // 1000 + 2000
-    scripts.set_clock(NOON + 2 * SECOND - 1)
-    assert scripts.admit(100, reservation="in time", deadline=deadline).verdict == "ok"
-    scripts.set_clock(NOON + 2 * SECOND)
-    for limits, cap in (((30, 20), 10**9), ((1, 1), 10**9), ((30, 20), 1)):
-        assert scripts.admit(100, reservation="late", deadline=deadline, limits=limits, cap=cap).verdict == "late"
-    assert set(scripts.reservations()) == {"in time"}
-    assert scripts.admit(0).app_count == 2
-    scripts.settle("in time", 0)
-
-
-def test_after_a_limit_was_lowered_several_requests_must_leave_first(scripts: Scripts) -> None:
-    for second in range(4):
-        scripts.set_clock(NOON + second * SECOND)
-        scripts.admit(0)
-    for limit, leaves in ((4, 0), (3, 1), (2, 2), (1, 3), (0, 3)):
-        reply = scripts.admit(0, limits=(limit, limit))
-        assert reply.verdict == "app"
-        assert reply.app_frees_in == reply.user_frees_in == (leaves - 3) * SECOND + MINUTE
+from tests.lua.scripts import MINUTE, ON_SERVERS, ON_VALKEY, TAG
 
 
 @ON_SERVERS

@@ -13,13 +13,6 @@ def key_sets(client: Any) -> KeySets:
     return KeySets(client)
 
 
-def test_one_fetches_and_the_others_wait(key_sets: KeySets) -> None:
-    assert key_sets.find() == ["fetch"]
-    assert key_sets.find() == ["wait"]
-    key_sets.share()
-    assert key_sets.find() == ["copy", 0, "digest", "keys"]
-
-
 def test_the_copys_age_counts_from_its_fetch(key_sets: KeySets) -> None:
     key_sets.share(age=2_000)
     key_sets.set_clock(NOON + 5 * SECOND)

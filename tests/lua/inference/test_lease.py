@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.inference.concurrency.fair_queue import FairQueue
 from gateway.inference.concurrency.lease import BudgetCall, LeaseAnswer, LeaseCall, QuotaCall
 from gateway.keys import lease_keys
-from tests.lua.leases import CHANNEL, LEASE, Demand, Process, Provider
+from tests.lua.leases import Demand, Process, Provider
 from tests.lua.scripts import ON_SERVERS, ON_VALKEY
 
 
@@ -34,28 +34,6 @@ def release(process: Process, count: int = 1) -> None:
         process.lease.release()
 
 
-def test_spare_permits_leave_some_for_the_next(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    assert one.call(want=10) == ["-", "-"]
-    assert two.call(want=10) == ["-"]
-    assert two.call(want=10) == ["-"]
-    assert two.call(want=10) == []
-    assert provider.held() == 4
-
-
-def test_permits_are_published_as_scarce_once_and_granted_by_message(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 4)}, waiting=4)
-    assert two.call({"b": (1, 1)}, waiting=1) == []
-    assert two.answer.scarce
-    assert two.messages == [(CHANNEL, "two")]
-    two.call({"b": (1, 1)}, waiting=1)
-    assert two.messages == []
-    one.call(give_back=1)
-    assert one.messages == [(f"{CHANNEL}:two", "1 0 b")]
-    assert not one.answer.scarce
-
-
 def test_after_data_loss_nothing_is_granted_until_the_leases_are_renewed(provider: Provider, client: Any) -> None:
     one, two, new = processes(provider, "one", "two", "new")
     one.call({"a": (1, 2)}, waiting=2)
@@ -73,42 +51,28 @@ def test_after_data_loss_nothing_is_granted_until_the_leases_are_renewed(provide
     assert new.call({"c": (1, 1)}, waiting=1) == []
 
 
-def test_a_cut_halves_once_a_second_and_grows_back(client: Any) -> None:
-    provider = Provider(client, limit=100)
+@pytest.mark.parametrize(("limit", "grows"), [(100, 1), (1_000, 10)])
+def test_a_cut_halves_once_a_second_and_grows_back(client: Any, limit: int, grows: int) -> None:
+    """A large limit grows by a hundredth each second."""
+    provider = Provider(client, limit=limit)
     (one,) = processes(provider, "one")
 
-    def in_force(cut: bool = False) -> int:
+    def in_force(seconds: float = 0.0, *, cut: bool = False) -> int:
+        provider.set_clock(provider.now + seconds)
         one.call(cut=cut)
         return one.answer.in_force
 
-    assert in_force() == 100
-    assert in_force(cut=True) == 50
-    assert one.answer.frees_in == 1.0
-    assert in_force(cut=True) == 50
-    provider.set_clock(provider.now + 0.999)
-    assert in_force(cut=True) == 50
-    provider.set_clock(provider.now + 0.001)
-    assert in_force(cut=True) == 25
+    assert [in_force(), in_force(cut=True)] == [limit, limit // 2]
+    assert one.answer.frees_in == 1 / grows
+    assert in_force(0.0, cut=True) == limit // 2
+    assert in_force(0.999, cut=True) == limit // 2 + grows - 1
+    assert in_force(0.001, cut=True) == (limit // 2 + grows) // 2
     for _ in range(10):
-        provider.set_clock(provider.now + 1)
-        before = in_force()
+        before = in_force(1)
         assert in_force(cut=True) == max(1, before // 2)
-    assert in_force() == 1
-    for second in range(1, 110):
-        provider.set_clock(provider.now + 1)
-        assert in_force() == min(100, 1 + second)
-
-
-def test_after_a_cut_a_large_limit_grows_back_by_a_hundredth_each_second(client: Any) -> None:
-    provider = Provider(client, limit=1_000)
-    (one,) = processes(provider, "one")
-    one.call()
-    one.call(cut=True)
-    for second in range(60):
-        assert one.answer.in_force == min(1_000, 500 + 10 * second)
-        assert one.answer.frees_in in (0.1, 0.0)
-        provider.set_clock(provider.now + 1)
-        one.call()
+    lowest = in_force()
+    assert lowest <= 2 * grows
+    assert [in_force(1) for _ in range(110)] == [min(limit, lowest + grows * second) for second in range(1, 111)]
 
 
 @pytest.mark.parametrize("rated", [False, True])
@@ -220,15 +184,3 @@ def test_the_cost_of_a_call_does_not_grow_with_the_processes(provider: Provider,
         costs.append(commands() - before)
     assert costs[0]["cmdstat_hgetall"] == costs[1]["cmdstat_hgetall"] == 0
     assert costs[1].total() <= costs[0].total() + 2, costs
-
-
-def test_keys_expire_and_are_in_one_slot(provider: Provider, client: Any) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 9), "b": (1, 9)}, waiting=18, cut=True)
-    two.call({"b": (1, 2)}, waiting=2)
-    two.call({"b": (1, 0)})
-    names = [key.decode() for key in client.keys("*") if not key.startswith(b"test:")]
-    assert len(names) == 6
-    for name in names:
-        assert name.startswith("{provider}:")
-        assert 0 < client.ttl(name) <= 3 * LEASE

@@ -18,12 +18,6 @@ def test_two_accounts_are_kept(answers: Answers) -> None:
     assert answers.list(5) == {"b", "d"}
 
 
-def test_a_later_answer_of_the_same_account_counts_longer(answers: Answers) -> None:
-    answers.record("a")
-    answers.record("a", 20)
-    assert answers.list(40) == {"a"}
-
-
 def test_the_key_expires_with_its_last_answer(answers: Answers) -> None:
     answers.record("a")
     assert LIFE - 5_000 < answers.client.pttl(KEY) <= LIFE

@@ -32,33 +32,21 @@ def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scri
 
 NOON = at(f"{DAY}T12:00:00") // 1000
 RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000, "app")
+GRACE = 600_000
 
 
-@pytest.mark.parametrize(("cost", "booked"), [(0, 0), (40, 40), (100, 100), (101, 100), (-1, 100)])
-def test_a_lost_reservation_is_booked_from_its_record(scripts: Scripts, cost: int, booked: int) -> None:
-    assert scripts.end("r", cost, RECORD) == ("recovered", booked)
-    assert scripts.end("r", cost, RECORD) == ("ended", 0)
-    assert scripts.end("r", -1) == ("ended", 0)
-    assert scripts.spend(DAY) == (booked, 0)
-
-
-def test_a_record_counts_no_longer_than_the_tombstone(client: Any, scripts: Scripts) -> None:
-    scripts.end("r", 40, RECORD)
-    tombstone = f"{TAG}:settled:r"
-    lives = client.pttl(tombstone)
-    counts = RECORD.expires + 600_000 - NOON
-    assert counts < lives <= counts + 60_000
-    client.delete(tombstone)  # as Redis does at that time
-    scripts.set_clock((NOON + counts) * 1000)
-    assert scripts.end("r", 40, RECORD) == ("unknown", 0)
-    scripts.set_clock((NOON + counts) * 1000 - 1)
-    assert scripts.end("r", 40, RECORD) == ("recovered", 40)
-
-
-@pytest.mark.parametrize("late", [0, 3_600_000])
-def test_the_tombstone_of_a_monitors_worker_outlives_the_gateway(client: Any, scripts: Scripts, late: int) -> None:
+@pytest.mark.parametrize("late", [None, 0, 3_600_000])
+def test_a_tombstone_outlives_the_time_in_which_a_record_counts(
+    client: Any, scripts: Scripts, late: int | None
+) -> None:
+    """Whether a gateway has settled the reservation or, some time after it had expired, a monitors worker."""
     scripts.admit(100, reservation="r")
-    scripts.set_clock((RECORD.expires + late) * 1000)
-    scripts.end("r", -1)
-    counts = max(600_000 - late, 0)
+    scripts.set_clock((NOON if late is None else RECORD.expires + late) * 1000)
+    assert scripts.end("r", 40, RECORD if late is None else None) == ("settled", 40)
+    counts = RECORD.expires - NOON + GRACE if late is None else max(GRACE - late, 0)
     assert counts < client.pttl(f"{TAG}:settled:r") <= counts + 60_000
+    assert scripts.end("r", 40, RECORD) == ("ended", 0)
+    client.delete(f"{TAG}:settled:r")  # as Redis does at that time
+    for early, outcome in ((0, ("unknown", 0)), (1, ("recovered", 40))):
+        scripts.set_clock((RECORD.expires + GRACE) * 1000 - early)
+        assert scripts.end("r", 40, RECORD) == outcome

@@ -13,12 +13,6 @@ def key_sets(client: Any) -> KeySets:
     return KeySets(client)
 
 
-def test_a_failed_fetch_releases_the_claim(key_sets: KeySets) -> None:
-    assert key_sets.find() == ["fetch"]
-    key_sets.share("")
-    assert key_sets.find() == ["fetch"]
-
-
 def test_a_copy_ends_with_its_life(key_sets: KeySets) -> None:
     key_sets.share(age=100_000)
     assert 199_000 < key_sets.client.pttl(KEYS[0]) <= 200_000

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from gateway.inference.auth.auth_checks import check_auth
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk
 from tests.fakes.server import CLOSE, HANG, Script, answer
+from tests.gateway.inference.auth.verifier import Verifier
+from tests.gateway.inference.key_hosts import an_app
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -43,14 +46,12 @@ FAULTS: dict[str, tuple[Script, str]] = {
 
 
 @pytest.mark.parametrize("case", FAULTS)
-async def test_a_faulty_key_set(brisk: Gateway, case: str) -> None:
-    async with FakeAppBackend() as backend:
-        app = await brisk.app(backend)
-        backend.jwks, problem = FAULTS[case]
-        result = await save(app, {"kind": "jwks", "url": backend.jwks_url})
-        assert (result["ok"], result.keys()) == (False, {"ok", "problem"})
-        assert problem in result["problem"]
-        assert backend.fetches == 1
+async def test_a_faulty_key_set(alone: Verifier, case: str) -> None:
+    alone.backend.jwks, problem = FAULTS[case]
+    check = await check_auth(alone.users, an_app(auth=alone.key_set()), allow_private=True)
+    assert (check.ok, check.keys) == (False, msgspec.UNSET)
+    assert problem in str(check.problem)
+    assert alone.backend.fetches == 1
 
 
 async def test_an_empty_key_set(app: App) -> None:
@@ -60,10 +61,6 @@ async def test_an_empty_key_set(app: App) -> None:
             backend.jwks = answer(200, {"keys": keys})
             result = await save(app, {"kind": "jwks", "url": backend.jwks_url})
             assert (result["ok"], result["keys"], result["algorithms"]) == (False, 0, [])
-
-
-async def test_the_default_address(app: App) -> None:
-    assert not (await save(app, None))["ok"]
 
 
 async def test_a_secret_needs_no_call(app: App) -> None:

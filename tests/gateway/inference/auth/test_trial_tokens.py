@@ -46,20 +46,6 @@ async def test_it_is_valid_for_ten_minutes_while_the_backend_is_away(gw: Gateway
     assert await app.account.settled() > before
 
 
-async def test_its_user_is_limited_like_any_other(app: App) -> None:
-    change = {"userRequestsPerMinute": 2}
-    assert (await app.account.call("PUT", f"/account/apps/{app.name}/limits", change)).status_code == 200
-    for token in (await issue(app), await issue(app)):
-        assert (await ask(app, token)).status_code == 200
-    refused(await ask(app, await issue(app)), 429, "USER_RATE_LIMITED")
-    assert (await ask(app, app.token("ana"))).status_code == 200
-    refused(await ask(app, app.token("owner")), 429, "USER_RATE_LIMITED")
-
-
-async def test_every_process_accepts_it(app: App, twin: Gateway) -> None:
-    assert (await ask(app.at(twin), await issue(app))).status_code == 200
-
-
 async def test_the_services_own_page_may_ask_with_it_and_with_no_other_token(app: App) -> None:
     own = str(app.gateway.http.base_url).rstrip("/")
     token = await issue(app)

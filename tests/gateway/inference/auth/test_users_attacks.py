@@ -63,23 +63,17 @@ Attack = Callable[[FakeAppBackend], str]
 ATTACKS: dict[TokenFault, dict[str, Attack]] = {
     "algorithm": {
         "none": lambda b: unsigned("none"),
-        "nOnE": lambda b: unsigned("nOnE"),
         "unknown alg": lambda b: unsigned("XS256", "c2ln"),
         "HS256 with the PEM": lambda b: hmacked(b, public_pem(b.keys["ES256"][1])),
-        "HS256 with the DER": lambda b: hmacked(b, der(b.keys["ES256"][1])),
-        "HS256 with the JWK": lambda b: hmacked(b, json.dumps(jwk("ES256", b.keys["ES256"][1], "k")).encode()),
         "RSA under the kid of EC": lambda b: b.token(alg="RS256", headers=kid_of(b)),
         "another curve": lambda b: b.token(alg="ES384", key=private_key("ES384"), headers=kid_of(b)),
     },
     "unknown-key": {
         "another's key": lambda b: MALLORY.token(),
         "kid is a path": lambda b: MALLORY.token(headers={"kid": "../../../../dev/null"}),
-        "kid is long": lambda b: MALLORY.token(headers={"kid": "k" * 5000}),
-        "kid has a newline": lambda b: MALLORY.token(headers={"kid": "a\r\nb\0c"}),
     },
     "signature": {
         "another's key under our kid": lambda b: MALLORY.token(headers=kid_of(b)),
-        "the same without an end": lambda b: MALLORY.token(headers=kid_of(b), expires=None),
         "an attacker's RSA key": lambda b: b.token(alg="RS256", key=RSA, headers=kid_of(b, "RS256")),
         "an attacker's key in the header": lambda b: MALLORY.token(
             headers={**kid_of(b), "jwk": jwk("ES256", MALLORY.keys["ES256"][1], "k")}
@@ -89,13 +83,11 @@ ATTACKS: dict[TokenFault, dict[str, Attack]] = {
         ),
         "signature of zeros": lambda b: b.token().rpartition(".")[0] + "." + b64(bytes(64)),
         "no signature": lambda b: b.token().rpartition(".")[0] + ".",
-        "signature of another token": lambda b: b.token("x").rpartition(".")[0] + b.token("y")[-87:],
         "expired, with another's signature": lambda b: resigned(b.token(expires=-60)),
         "a longer life": lambda b: tampered(b.token(expires=-60), exp=2**33),
     },
     "expired": {
         "expired": lambda b: b.token(expires=-15),
-        "exp is zero": lambda b: b.token(expires=None, exp=0),
     },
     "not-yet": {"not yet": lambda b: b.token(nbf=int(time.time()) + 60)},
     "malformed": {
@@ -107,11 +99,9 @@ ATTACKS: dict[TokenFault, dict[str, Attack]] = {
         "critical extensions": lambda b: b.token(headers={"crit": ["cormorant"], "cormorant": True}),
         "kid of another type": lambda b: sign(b, claims(), kid=5),
         "two parts": lambda b: b.token().rpartition(".")[0],
-        "four parts": lambda b: b.token() + ".x",
         "dots": lambda b: "..",
         "not base64": lambda b: "!!!.???.***",
         "payload is no object": lambda b: sign(b, b'["ana"]'),
-        "payload is no JSON": lambda b: sign(b, b"ana"),
         "payload is not UTF-8": lambda b: sign(b, b'{"sub":"\xff"}'),
         "payload is deep": lambda b: sign(b, b'{"a":' * 900 + b"1" + b"}" * 900),
         "header is deep": lambda b: f"{b64(b'[' * 4000)}.{b64(claims())}.c2ln",
@@ -130,22 +120,15 @@ async def test_attack(verifier: Verifier, reason: TokenFault, attack: str) -> No
     assert await verifier.verdict(ATTACKS[reason][attack](verifier.backend)) == f"401 {reason}"
 
 
-@pytest.mark.parametrize("reason", ATTACKS)
-async def test_attacks_on_the_wire(app: App, provider: FakeProvider, reason: TokenFault) -> None:
+async def test_addresses_in_the_header_are_not_fetched(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x"))
-    for attack in [*ATTACKS[reason].values()][-3:]:
-        response = await app.ask(prompt, token=attack(app.backend))
-        error = refused(response, 401, "TOKEN_INVALID")
-        assert "ana" not in error["message"].split()
-    assert provider.asked(prompt) == []
-
-
-async def test_addresses_in_the_header_are_not_fetched(app: App) -> None:
     async with FakeAppBackend() as mallory:
         for name in ("jku", "x5u"):
             header = {name: mallory.jwks_url, **kid_of(mallory)}
-            refused(await app.ask("x", token=mallory.token(headers=header)), 401, "TOKEN_INVALID")
+            error = refused(await app.ask(prompt, token=mallory.token(headers=header)), 401, "TOKEN_INVALID")
+            assert "ana" not in error["message"].split()
         assert mallory.connections == 0
+    assert provider.asked(prompt) == []
 
 
 async def test_a_token_of_one_app_at_another(gw: Gateway, app: App) -> None:

@@ -1,30 +1,22 @@
 """Hostile key sets and floods of bad tokens have a limited cost, and only for their own app."""
 
 import asyncio
-import contextlib
-import secrets
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
-import httpx
 import pytest
 
 from gateway.accounts.jose.jwk import MAX_TRIED, PublicKey
 from gateway.accounts.records import JwksAuth
-from gateway.errors import TokenInvalid, TokensLimited
+from gateway.errors import AppBackendUnreachable, ServiceError, TokenInvalid, TokensLimited
 from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.users import UserLimits, Users
 from gateway.outbound.client import Client
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import private_key
-from tests.fakes.server import HANG, Script
-from tests.gateway.conftest import Launch
+from tests.fakes.server import HANG
+from tests.gateway.inference.auth.verifier import Verifier
 from tests.gateway.inference.key_hosts import Hosts, an_app, token
-from tests.support.accounts import App
-from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,24 +34,6 @@ async def test_an_app_that_used_up_its_time_serves_users_with_verified_tokens(us
     assert (await users.check(an_app(), token(key, "new"))).user == "new", "checks by the owner have their own time"
 
 
-async def test_a_flood_of_bad_tokens_is_limited(launch: Launch) -> None:
-    """The budget is a thousandth of the real one."""
-    rate = {"gateway.inference.auth.verification_budget.APP_RATE": 0.0001}
-    async with launch(rate) as gw, FakeAppBackend() as backend:
-        app = await gw.app(backend)
-        kid, stranger = {"kid": backend.keys["ES256"][0]}, private_key("ES256")
-
-        async def is_limited() -> httpx.Response | None:
-            response = await app.ask("x", token=app.token(secrets.token_hex(4), key=stranger, headers=kid))
-            return None if response.status_code == 401 else response
-
-        limited = await wait_until(is_limited)
-        assert "invalid" in refused(limited, 429, "TOKENS_LIMITED")["message"]
-        assert int(limited.headers["Retry-After"]) >= 1
-        assert limited.headers["RateLimit-Remaining"] == "0"
-        assert limited.headers["RateLimit-Reset"] == limited.headers["Retry-After"]
-
-
 async def test_one_token_causes_few_signature_checks() -> None:
     """This holds for a token without `kid`, and if all keys have the same `kid`."""
     key_set = KeySet(Client(allow_private=True), "http://127.0.0.1:1/", "acc")
@@ -73,45 +47,39 @@ async def test_one_token_causes_few_signature_checks() -> None:
     assert [key.key for key in found] == [50, 51, 52, 53], "those with the token's `kid` come first"
 
 
-@contextlib.asynccontextmanager
-async def asked_app(gw: Gateway, refresh: Script | None = None) -> AsyncIterator[App]:
-    """Yields an app whose backend verifies each token."""
-    async with FakeAppBackend() as backend:
-        backend.refresh = refresh
-        auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
-        yield await gw.app(backend, auth=auth)
+async def test_a_backend_that_hangs_gets_few_calls_and_then_a_pause(alone: Verifier) -> None:
+    alone.backend.refresh = [HANG]
+    asks = [asyncio.create_task(ask(alone, f"u{n}")) for n in range(100)]
+    await wait_until(lambda: alone.backend.refreshes == 8)
+    await asyncio.sleep(0.2)
+    assert alone.backend.refreshes == 8
+    assert {type(each) for each in await asyncio.gather(*asks)} == {AppBackendUnreachable}
+    calls, refusal = alone.backend.refreshes, await ask(alone, "late")
+    assert isinstance(refusal, AppBackendUnreachable)
+    assert alone.backend.refreshes == calls
+    alone.backend.refresh = None
+    assert refusal.retry_after is not None
+    await asyncio.sleep(refusal.retry_after)
+    assert await ask(alone, "late") == "late"
 
 
-async def ask_many(app: App, count: int) -> list[Any]:
-    return await asyncio.gather(*(app.ask("x", token=app.token(f"u{n}")) for n in range(count)))
+async def ask(verifier: Verifier, user: str) -> str | ServiceError:
+    """Returns the user whom the backend names, or the refusal."""
+    try:
+        return await verifier.users.verify(an_app(auth=verifier.pocketbase()), verifier.backend.token(user).encode())
+    except ServiceError as refusal:
+        return refusal
 
 
-async def test_a_backend_that_hangs_gets_few_calls_and_then_a_pause(brisk: Gateway) -> None:
-    async with asked_app(brisk, [HANG]) as app:
-        asks = asyncio.create_task(ask_many(app, 100))
-        await wait_until(lambda: app.backend.refreshes == 8)
-        await asyncio.sleep(0.3)
-        assert app.backend.refreshes == 8
-        assert {response.status_code for response in await asyncio.wait_for(asks, 10)} == {503}
-        calls = app.backend.refreshes
-        response = await app.ask("x")
-        refused(response, 503, "APP_BACKEND_UNREACHABLE")
-        assert app.backend.refreshes == calls
-        app.backend.refresh = None
-        await asyncio.sleep(int(response.headers["Retry-After"]))
-        assert (await app.ask("x")).status_code == 200
-
-
-async def test_one_token_that_fails_does_not_block_others(gw: Gateway) -> None:
+async def test_one_token_that_fails_does_not_block_others(alone: Verifier) -> None:
     """Otherwise, a token that makes the backend fail could lock out the app's users."""
-    async with asked_app(gw) as app:
-        for _ in range(4):
-            app.backend.refresh = [HANG]
-            bad = asyncio.create_task(app.ask("x"))
-            await wait_until(lambda: app.backend.exchanges and not app.backend.exchanges[-1].finished)
-            app.backend.refresh = None
-            assert (await app.ask("x", token=app.token("ben", jti=secrets.token_hex(4)))).status_code == 200
-            bad.cancel()
+    for n in range(4):
+        alone.backend.refresh = [HANG]
+        bad = asyncio.create_task(ask(alone, "bad"))
+        await wait_until(lambda: alone.backend.exchanges and not alone.backend.exchanges[-1].finished)
+        alone.backend.refresh = None
+        assert await ask(alone, f"ben {n}") == f"ben {n}"
+        bad.cancel()
 
 
 async def test_requests_that_wait_for_keys_are_limited() -> None:

@@ -21,7 +21,7 @@ SECRET = "a shared secret of at least thirty-two bytes, cormorant"
 
 class Verifier:
     def __init__(self, http: Client, backend: FakeAppBackend) -> None:
-        self.backend, self.vault = backend, Vault("a key")
+        self.http, self.backend, self.vault = http, backend, Vault("a key")
         self.users = Users(Settings(), self.vault, http)
 
     def key_set(self, **fields: Any) -> JwksAuth:

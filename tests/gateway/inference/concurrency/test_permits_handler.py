@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @module_fixture
 async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """Two requests at the provider at once, and a maximum wait of three seconds."""
-    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "3", "GATEWAY_DRAIN": "2"}
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "3", "GATEWAY_KEEP_ALIVE": "0.3"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("narrow"), **settings) as gw:
         yield gw
 
@@ -58,19 +58,33 @@ async def waiting(
     return ask
 
 
-async def test_a_chat_completion_that_has_waited_begins_with_its_role(
+def chat(prompt: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}], "stream": True}
+
+
+async def test_streams_that_wait_are_kept_alive(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    """Clients of OpenAI's format refuse an answer without it."""
+    """A proxy or a browser would give up on a connection without a byte."""
     app = await narrow.app(backend)
-    body = {"messages": [{"role": "user", "content": provider.plays(tokens("Hi"))}], "stream": True}
     async with busy(narrow, app, provider):
-        ask = asyncio.create_task(app.post(body, path="/chat/completions"))
+        native, openai, whole = await asyncio.gather(
+            app.ask("never", stream=True), app.post(chat("never"), path="/chat/completions"), app.ask("never")
+        )
+        served = asyncio.create_task(app.post(chat(provider.plays(tokens("Hi"))), path="/chat/completions"))
         await wait_until(lambda: metric(narrow, 'gateway_provider_waiting{provider="default"}'))
-    answer = await ask
-    assert answer.status_code == 200, answer.text
-    first, *_ = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "Hi"}
+        await asyncio.sleep(0.8)
+    refused(whole, 503, "PROVIDER_QUOTA_EXHAUSTED")
+    assert (native.status_code, openai.status_code) == (200, 200)
+    assert native.text.startswith(": keep-alive\n\n: keep-alive\n\n")
+    assert "event: error" in native.text
+    assert "PROVIDER_QUOTA_EXHAUSTED" in native.text
+    assert openai.text.count('"delta":{') >= 2
+    assert '"code":"PROVIDER_QUOTA_EXHAUSTED"' in openai.text
+    deltas = [json.loads(line[6:]) for line in (await served).text.splitlines() if line.startswith("data: {")]
+    first, *others = [each["choices"][0]["delta"] for each in deltas]
+    assert first == {"role": "assistant", "content": ""}, "clients refuse an answer without it"
+    assert {"content": "Hi"} in others
 
 
 async def test_the_provider_never_gets_more_requests_than_the_limit(
@@ -164,39 +178,6 @@ async def test_waiting_requests_end_with_the_drain(
         refused(await third, 503, "BACKBONE_UNAVAILABLE")
         refused(await fourth, 503, "BACKBONE_UNAVAILABLE")
         await stopping
-
-
-async def test_a_stream_that_waits_is_kept_alive(
-    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
-) -> None:
-    """A proxy or a browser would give up on a connection without a byte."""
-    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_PROVIDER_WAIT": "2", "GATEWAY_KEEP_ALIVE": "0.3"}
-    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
-        app = await gw.app(backend)
-        prompt = provider.plays(ROLE, 1.2, *tokens("first")[1:])
-        first = asyncio.create_task(app.ask(prompt))
-        await wait_until(lambda: provider.asked(prompt))
-        hanging = provider.plays(ROLE, chunk("second"), 2.5, *tokens("")[2:])
-        patient = await waiting(gw, app, hanging, stream=True)
-        native = asyncio.create_task(app.ask(provider.plays(tokens("never")), stream=True))
-        openai = asyncio.create_task(
-            app.post({"messages": [{"role": "user", "content": "never"}], "stream": True}, path="/chat/completions")
-        )
-        whole = asyncio.create_task(app.ask(provider.plays(tokens("never"))))
-        assert (await first).json()["text"] == "first"
-        refused(await whole, 503, "PROVIDER_QUOTA_EXHAUSTED")
-        answer = await native
-        assert answer.status_code == 200
-        assert answer.text.startswith(": keep-alive\n\n: keep-alive\n\n")
-        assert "event: error" in answer.text
-        assert "PROVIDER_QUOTA_EXHAUSTED" in answer.text
-        answer = await openai
-        assert answer.status_code == 200
-        assert answer.text.count('"delta":{') >= 2
-        assert '"code":"PROVIDER_QUOTA_EXHAUSTED"' in answer.text
-        answer = await patient
-        assert re.match(r'(: keep-alive\n\n){2,}data: {"token":"second"}', answer.text)
-        assert "event: done" in answer.text
 
 
 async def test_callers_wait_for_the_quota_or_get_a_retry_after(

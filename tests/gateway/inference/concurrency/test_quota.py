@@ -1,4 +1,4 @@
-"""The process's side of the provider's quota, without the script; tests/lua/inference/test_quota.py tests both."""
+"""The process's side of the provider's quota, without the script; test_permits_rate.py tests both."""
 
 import pytest
 

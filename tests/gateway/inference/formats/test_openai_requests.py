@@ -7,29 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.inference.formats.openai import read_completion_request
+from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
+from gateway.inference.formats import openai
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
+from tests.gateway.inference.formats.bodies import price, read_payload, refusal_of
 from tests.gateway.inference.formats.chat import MODEL, PATH, json_bytes, user
 from tests.support.accounts import App
 from tests.support.prices import max_cost
-from tests.support.responses import refused
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "café ☀"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Says it", "parameters": PARAMETERS}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "é" * 50, "schema": {"enum": [f"value {n}" for n in range(2_000)], "maximum": 10**25}},
+}
 
 
-async def test_forwarded_and_ignored_fields(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("x"))
-    passed = {
-        "temperature": 0.3,
-        "top_p": 0.9,
-        "stop": ["\n\n", "END"],
-        "seed": 7,
-        "frequency_penalty": 0.1,
-        "presence_penalty": -0.1,
-        "reasoning_effort": "low",
-        "response_format": {"type": "json_object"},
-    }
+@pytest.mark.asyncio(loop_scope="session")
+async def test_forwarded_priced_and_ignored_fields(app: App, provider: FakeProvider) -> None:
+    """If a schema were not priced, one of 25,000 tokens would cost more than its reservation, and exceed the cap."""
+    prompt = provider.plays(tokens("x", usage=None))
+    priced = {"response_format": SCHEMA, "stop": ["é" * 500, "\n"], "reasoning_effort": "very " * 1_000}
+    numbers = {"temperature": 0.123456789, "top_p": 0.9, "seed": 2**62}
+    numbers |= {"frequency_penalty": 0.1, "presence_penalty": -0.1}
     ignored = {
         "user": "cormorant-1",
         "metadata": {"a": "cormorant-2"},
@@ -38,245 +40,237 @@ async def test_forwarded_and_ignored_fields(app: App, provider: FakeProvider) ->
         "logit_bias": {"50256": -100},
         "whatever": ["cormorant-4"],
         "n": 1,
+        "modalities": ["text"],
     }
-    body = {"model": MODEL, "messages": user(prompt), **passed, **ignored}
+    body = {"model": MODEL, "messages": user(prompt), "max_tokens": 10, **priced, **numbers, **ignored}
     assert (await app.post(body, path=PATH)).status_code == 200
     sent = provider.asked(prompt)[0].json
-    assert {k: sent.get(k) for k in passed} == passed
-    assert not {"user", "metadata", "store", "service_tier", "logit_bias", "whatever"} & sent.keys()
-    assert sent["stream"] is True
-    assert sent["stream_options"] == {"include_usage": True}
+    assert sent == {
+        "model": MODEL,
+        "messages": user(prompt),
+        "max_tokens": 10,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **priced,
+        **numbers,
+    }
+    assert await app.account.settled() == max_cost(prompt + "x" * sum(map(json_bytes, priced.values())), 10)
+
+
+def test_only_the_body_makes_a_stream() -> None:
+    for stream in (True, False):
+        body = json.dumps({"messages": user("x"), "stream": stream}).encode()
+        assert openai.read_completion_request(body, not stream).stream == stream
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize(("asked", "sent"), [(50, 50), (2000, 2000), (2001, 2000), (None, 2000)])
-async def test_lengths_above_the_limit_are_reduced(
-    app: App, provider: FakeProvider, field: str, asked: int | None, sent: int
-) -> None:
-    prompt = provider.plays(tokens("x", usage=None))
-    body = {"model": MODEL, "messages": user(prompt)} | ({} if asked is None else {field: asked})
-    assert (await app.post(body, path=PATH)).status_code == 200
-    upstream = provider.asked(prompt)[0].json
-    assert {upstream[f] for f in ("max_tokens", "max_completion_tokens") if f in upstream} == {sent}
-    assert await app.account.settled() == max_cost(prompt, sent)
+@pytest.mark.parametrize(("asked", "sent"), [(50, 50), (2001, 2000), (None, 2000), (100.0, 100)])
+def test_lengths_above_the_limit_are_reduced(field: str, asked: float | None, sent: int) -> None:
+    payload, _ = read_payload(openai, {"messages": user("x"), field: asked, "seed": 7.0, "n": 1.0})
+    assert (json.dumps(payload["max_tokens"]), "max_completion_tokens" in payload) == (str(sent), False)
+    assert json.dumps(payload["seed"]) == "7"
 
 
-async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("x", usage=None), prompt="What then? ☀ b77e")
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo ü"}]},
-        {"role": "assistant", "content": "Oui?"},
-        *user(prompt),
-    ]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 10}
-    assert (await app.post(body, path=PATH)).status_code == 200
-    sent = provider.asked(prompt)[0].json["messages"]
-    assert sent == [messages[0], *user("Hel\nlo ü"), *messages[2:]]
-    assert await app.account.settled() == max_cost("Be brief.Hel\nlo üOui?" + prompt, 10, messages=4)
+def said(text: str | None, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **fields}
 
 
-async def test_system_texts_are_joined_in_the_first_message(app: App, provider: FakeProvider) -> None:
-    """Some chat templates refuse a system message that is not the first one; others drop it in silence."""
-    prompt = provider.plays(tokens("x", usage=None))
-    messages = [
-        *user("Hello"),
-        {"role": "system", "content": "Be brief. ☀"},
-        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
-        {"role": "assistant", "content": "Oui?"},
-        {"role": "system", "content": ""},
-        {"role": "system", "content": "Now in French.", "name": "middleware"},
-        *user(prompt),
-    ]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 10}
-    assert (await app.post(body, path=PATH)).status_code == 200
-    system = "Be brief. ☀\n\nBe\nkind.\n\nNow in French."
-    assert provider.asked(prompt)[0].json["messages"] == [
-        {"role": "system", "content": system},
-        *user("Hello"),
-        {"role": "assistant", "content": "Oui?"},
-        *user(prompt),
-    ]
-    assert await app.account.settled() == max_cost(system + "HelloOui?" + prompt, 10, messages=4)
+def result(call: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": content, **fields}
 
 
-@pytest.mark.parametrize(
-    "messages", [user("Hello"), [{"role": "system", "content": "Be brief."}, *user("Hello")]], ids=["none", "one"]
-)
-async def test_a_plain_history_is_sent_as_it_is(messages: list[dict[str, Any]]) -> None:
-    request = read_completion_request(json.dumps({"messages": messages}).encode(), False)
-    assert json.loads(request.payload)["messages"] == messages
+SYSTEM = {"role": "system", "content": "Be brief. ☀"}
+JOINED = "Be brief. ☀\n\nBe\nkind.\n\nNow in French."
+THOUGHTS = "Größer als 3? ☀"
+MORE = [CALL | {"id": "call_2"}]
+# What a client sends, what the provider gets, and what is priced.
+HISTORIES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], int]] = {
+    "one message": (user("Hello"), user("Hello"), price("Hello")),
+    "one system text": ([SYSTEM, *user("Hello")], [SYSTEM, *user("Hello")], price("Be brief. ☀Hello", messages=2)),
+    "parts": (
+        [*user([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo ü"}]), said("Oui?"), *user("What?")],
+        [*user("Hel\nlo ü"), said("Oui?"), *user("What?")],
+        price("Hel\nlo üOui?What?", messages=3),
+    ),
+    # Some chat templates refuse a system message that is not the first one; others drop it in silence.
+    "system texts": (
+        [
+            *user("Hello"),
+            SYSTEM,
+            {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
+            {"role": "system", "content": ""},
+            {"role": "system", "content": "Now in French.", "name": "middleware"},
+        ],
+        [{"role": "system", "content": JOINED}, *user("Hello")],
+        price(f"{JOINED}Hello", messages=2),
+    ),
+    # Some providers read the one name, some the other; none reads both.
+    **{
+        name: (
+            [*user("Why?"), said("No", **{name: THOUGHTS})],
+            [*user("Why?"), said("No", reasoning=THOUGHTS, reasoning_content=THOUGHTS)],
+            price(f"Why?No{THOUGHTS}", messages=2),
+        )
+        for name in ("reasoning", "reasoning_content")
+    },
+    "parts of the assistant": (
+        [
+            said(
+                [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "output_text", "text": "No.", "annotations": []},
+                    {"type": "refusal", "refusal": "I won't."},
+                ],
+                refusal=None,
+                audio=None,
+                reasoning=None,
+            ),
+            said(None, refusal="Never."),
+        ],
+        [said("No.\nI won't.", reasoning="Hm.", reasoning_content="Hm."), said("Never.")],
+        price("No.\nI won't.Hm.Never.", messages=2),
+    ),
+    # Histories from SDKs may have assistant messages with a null, or without content.
+    "calls": (
+        [
+            *user("How?"),
+            said(None, tool_calls=[CALL], refusal=None, function_call=None),
+            result("call_1", "17 °C", name="weather"),
+            {"role": "assistant", "tool_calls": MORE},
+            result("call_2", [{"type": "text", "text": "rain"}]),
+            said("Wet.", tool_calls=[]),
+            said(None, tool_calls=None),
+            said("", tool_calls=[CALL]),
+        ],
+        [
+            *user("How?"),
+            said(None, tool_calls=[CALL]),
+            result("call_1", "17 °C"),
+            said(None, tool_calls=MORE),
+            result("call_2", "rain"),
+            said("Wet."),
+            said(""),
+            said(None, tool_calls=[CALL]),
+        ],
+        price("How?17 °CrainWet.", [CALL], "call_1", MORE, "call_2", [CALL], messages=8),
+    ),
+}
 
 
-async def test_a_fault_is_named_by_the_callers_own_numbers(app: App) -> None:
-    """They differ from those of the messages as sent, where the system's are joined."""
-    first: list[dict[str, Any]] = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}
-    response = await app.post({"messages": [*first, *user([image])]}, path=PATH)
-    error = refused(response, 422, "MULTIMODAL_UNSUPPORTED")
-    assert error["message"].startswith("messages[2].content[0].type: ")
-    response = await app.post({"messages": [*first, *user(None)]}, path=PATH)
-    assert refused(response, 400, "REQUEST_MALFORMED")["message"].startswith("messages[2].content: ")
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_history_is_sent_and_priced(name: str) -> None:
+    messages, sent, priced = HISTORIES[name]
+    choice = {"type": "function", "function": {"name": "weather"}}
+    for fields in ({}, {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}):
+        payload, text_bytes = read_payload(openai, {"messages": messages, **fields})
+        assert payload["messages"] == sent
+        assert {name: payload[name] for name in fields} == fields
+        assert text_bytes == priced + price("", *fields.values())
 
 
-async def test_half_of_a_surrogate_pair_is_replaced(app: App, provider: FakeProvider) -> None:
+@pytest.mark.parametrize("fields", [{"tools": None}, {"tools": [], "parallel_tool_calls": True}], ids=str)
+def test_an_empty_list_of_tools_is_ignored(fields: dict[str, Any]) -> None:
+    payload, text_bytes = read_payload(openai, {"messages": user("x"), **fields})
+    assert not payload.keys() & {"tools", "tool_choice", "parallel_tool_calls"}
+    assert text_bytes == 1
+
+
+DEEP = '{"x":' * 9_000 + "1" + "}" * 9_000
+# Arguments in a history, and what is sent, because chat templates parse it.
+SENT_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({}, "{}"),
+    "empty": ({"arguments": ""}, "{}"),
+    "plain": ({"arguments": ' {"x": 1.50, "y": "é"}'}, ' {"x": 1.50, "y": "é"}'),
+    "cut": ({"arguments": '{"contents": "abc'}, "{}"),
+    "a list as text": ({"arguments": "[]"}, "{}"),
+    "deep": ({"arguments": DEEP}, "{}"),
+    "an object": ({"arguments": {"city": "Zürich", "days": [1, 2.5]}}, '{"city":"Zürich","days":[1,2.5]}'),
+    "an object with half a character": ({"arguments": {"x": "a\ud83d"}}, '{"x":"a\ufffd"}'),
+    "half a character as an escape": ({"arguments": '{"x": "a\\ud83d"}'}, '{"x": "a\\ufffd"}'),
+    "a list": ({"arguments": ["x"]}, "{}"),
+}
+
+
+@pytest.mark.parametrize("case", SENT_BACK)
+def test_a_call_is_sent_back_with_an_object_for_arguments(case: str) -> None:
+    """A call that was cut at the limit of tokens stays in the history, and every later request would fail."""
+    given, expected = SENT_BACK[case]
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", **given}}
+    payload, text_bytes = read_payload(openai, {"messages": [*user("When?"), said(None, tool_calls=[call])]})
+    sent = payload["messages"][1]["tool_calls"]
+    assert sent == [{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": expected}}]
+    assert text_bytes == price("When?", sent, messages=2)
+
+
+def test_half_of_a_surrogate_pair_is_replaced() -> None:
     """A page that cuts a text in two leaves it, and its conversation would fail from then on."""
-    prompt = provider.plays(tokens("x", usage=None), prompt="cut \ufffd here 7c41")
     call = {"id": "\udc00", "type": "function", "function": {"name": "f", "arguments": '{"x": "\ude00\ud83d"}'}}
-    messages = [
-        {"role": "system", "content": "whole \U0001f600, \\ud83d, \\\ude00"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "\udc00", "content": "\ud83dx"},
-        *user("cut \ud83d here 7c41"),
-    ]
-    response = await app.post({"model": MODEL, "messages": messages, "stop": ["\ud83d"]}, path=PATH)
-    assert response.status_code == 200, response.text
-    sent = provider.asked(prompt)[0].json
-    assert [m["content"] for m in sent["messages"]] == ["whole 😀, \\ud83d, \\\ufffd", None, "\ufffdx", prompt]
-    (sent_call,) = sent["messages"][1]["tool_calls"]
-    assert (sent_call["id"], sent["messages"][2]["tool_call_id"]) == ("\ufffd", "\ufffd")
-    assert sent_call["function"]["arguments"] == '{"x": "\ufffd\ufffd"}'
-    assert sent["stop"] == ["\ufffd"]
+    messages = [said("\\ud83d, \\\ude00", tool_calls=[call]), result("\udc00", "\ud83dx")]
+    payload, _ = read_payload(openai, {"messages": messages, "stop": ["\ud83d"]})
+    call = {"id": "\ufffd", "type": "function", "function": {"name": "f", "arguments": '{"x": "\ufffd\ufffd"}'}}
+    assert payload["messages"] == [said("\\ud83d, \\\ufffd", tool_calls=[call]), result("\ufffd", "\ufffdx")]
+    assert payload["stop"] == ["\ufffd"]
 
 
 @given(st.text(st.characters() | st.sampled_from("\\u\ud83d\ude00"), min_size=1, max_size=12))
-async def test_any_text_of_a_script_is_read(text: str) -> None:
+def test_any_text_of_a_script_is_read(text: str) -> None:
     """JavaScript's strings may have halves anywhere, and `JSON.stringify` writes them as escapes."""
-    body = json.dumps({"messages": user(text), "model": MODEL})
-    request = read_completion_request(body.encode(), False)
     expected = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    assert json.loads(request.payload)["messages"][0]["content"] == expected
+    assert read_payload(openai, {"messages": user(text), "model": MODEL})[0]["messages"] == user(expected)
 
 
-SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"name": "é" * 50, "schema": {"enum": [f"value {n}" for n in range(2_000)], "maximum": 10**25}},
-}
-PRICED: dict[str, Any] = {
-    "response_format": SCHEMA,
-    "stop": ["é" * 500, "\n"],
-    "reasoning_effort": "very " * 1_000,
-}
-
-
-@pytest.mark.parametrize("fields", [{name: PRICED[name]} for name in PRICED] + [PRICED], ids=[*PRICED, "all"])
-async def test_every_forwarded_field_is_priced(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
-    """Otherwise, a schema of 25,000 tokens would cost more than its reservation, and exceed the cap."""
-    prompt = provider.plays(tokens("x", usage=None))
-    numbers = {"temperature": 0.123456789, "seed": 2**62, "top_p": 0.5, "presence_penalty": 1.5}
-    body = {"model": MODEL, "messages": user(prompt), "max_tokens": 10, **fields, **numbers}
-    assert (await app.post(body, path=PATH)).status_code == 200
-    assert {name: provider.asked(prompt)[0].json[name] for name in fields} == fields
-    expected = max_cost(prompt + "x" * sum(json_bytes(value) for value in fields.values()), 10)
-    assert await app.account.settled() == expected
-
-
-SECRET = "my confession"
-ECHOING: dict[str, tuple[str, Any]] = {
-    "a role": ("/chat/completions", {"model": MODEL, "messages": [{"role": SECRET, "content": "x"}]}),
-    "a role that looks like a message": (
-        "/chat/completions",
-        {"model": MODEL, "messages": [{"role": f"x' - at `$.{SECRET}` - at ", "content": "x"}]},
-    ),
-    "a type": ("/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": [{"type": SECRET}]}]}),
-    "a model": ("/chat/completions", {"model": SECRET, "messages": user("x")}),
-    "a modality": ("/chat/completions", {"model": MODEL, "messages": user("x"), "modalities": [SECRET]}),
-    "a field that looks like a path": ("", {"prompt": "x", f"a - at `$.{SECRET}`": 1}),
-    "a length": ("", {"prompt": "x", "maxTokens": SECRET}),
-}
-
-
-@pytest.mark.parametrize("case", ECHOING)
-async def test_a_refusal_repeats_nothing_of_the_request(app: App, case: str) -> None:
-    """It does not even repeat a wrong role, but names the right ones."""
-    path, body = ECHOING[case]
-    response = await app.post(body, path=path)
-    assert response.status_code in (400, 422)
-    assert SECRET not in response.text
-    if "role" in case:
-        choices = "assistant, developer, system, tool, user"
-        assert response.json()["error"]["message"] == f"messages[0].role: must be one of {choices}."
-
-
-MALFORMED: dict[str, dict[str, Any]] = {
-    "functions": {"functions": [{"name": "f"}]},
-    "a call of a function": {"function_call": "auto"},
-    "two choices": {"n": 2},
-    "logprobs": {"logprobs": True},
-    "no messages": {"messages": []},
-    "a message without a role": {"messages": [{"content": "hello"}]},
-    "a question of null": {"messages": user(None)},
-    "an assistant who said nothing": {"messages": [{"role": "assistant"}]},
-    "no length": {"max_tokens": 0},
-    "a huge seed": {"seed": 2**63},
-    "stream of another type": {"stream": "yes"},
-}
+SECRET = "cormorant"
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{SECRET}"}}
 TEXT_PART = {"type": "text", "text": "What is this?"}
-MULTIMODAL: dict[str, dict[str, Any]] = {
-    "image": {"messages": user([TEXT_PART, {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}])},
-    "audio": {"messages": user([{"type": "input_audio", "input_audio": {"data": "A", "format": "wav"}}])},
-    "thinking of a user": {"messages": user([{"type": "thinking", "thinking": "y"}])},
-    "spoken answers": {"modalities": ["text", "audio"]},
+TWO = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]
+ROLES = "messages[0].role: must be one of assistant, developer, system, tool, user."
+# Fields of a body, and what the message contains. Faults are named by the client's own numbers of messages.
+MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
+    "functions": ({"functions": [{"name": SECRET}]}, "`functions`"),
+    "a call of a function": ({"function_call": SECRET}, "`function_call`"),
+    "two choices": ({"n": 2}, "`n`"),
+    "logprobs": ({"logprobs": True}, "`logprobs`"),
+    "no messages": ({"messages": []}, "messages"),
+    "a role": ({"messages": [{"role": SECRET, "content": "x"}]}, ROLES),
+    "a role that looks like a path": ({"messages": [{"role": f"x' - at `$.{SECRET}` - at "}]}, ROLES),
+    "a message without a role": ({"messages": [{"content": SECRET}]}, "role"),
+    "a question of null": ({"messages": [*TWO, *user(None)]}, "messages[2].content: "),
+    "an assistant who said nothing": ({"messages": [said(None)]}, "no text"),
+    "no length": ({"max_tokens": 0.0}, "max_tokens"),
+    "half a token": ({"max_tokens": 1.5}, "max_tokens: must be a whole number"),
+    "a huge seed": ({"seed": 2**63}, "seed"),
+    "stream of another type": ({"stream": SECRET}, "stream"),
+    "a choice without tools": ({"tool_choice": "auto"}, "`tool_choice`"),
+    "an unknown choice": ({"tools": [TOOL], "tool_choice": SECRET}, "tool_choice"),
+    "a choice without a name": ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}, "name"),
+    "a tool of another type": ({"tools": [{"type": "custom", "custom": {"name": SECRET}}]}, "type"),
+    "a tool without a name": ({"tools": [{"type": "function", "function": {"description": SECRET}}]}, "name"),
+    "a schema that is text": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": SECRET}}]},
+        "parameters",
+    ),
+    "parallel calls of another type": ({"tools": [TOOL], "parallel_tool_calls": SECRET}, "parallel_tool_calls"),
+    "a result without its call": ({"messages": [{"role": "tool", "content": SECRET}]}, "tool_call_id"),
+    "a result of null": ({"messages": [result(SECRET, None)]}, "messages[0].content"),
+    "a call without an id": ({"messages": [said(None, tool_calls=[{"function": CALL["function"]}])]}, "id"),
+}
+MULTIMODAL: dict[str, tuple[dict[str, Any], str]] = {
+    "an image": ({"messages": [*TWO, *user([TEXT_PART, IMAGE])]}, "messages[2].content[1].type: "),
+    "an unknown part": ({"messages": user([{"type": SECRET}])}, "messages[0].content[0].type: "),
+    "a part of another shape": (
+        {"messages": user([{"type": "input_audio", "text": 5}])},
+        "[0].type: ",
+    ),
+    "thinking of a user": ({"messages": user([{"type": "thinking", "thinking": "y"}])}, "type"),
+    "spoken answers": ({"modalities": ["text", SECRET]}, ""),
 }
 
 
 @pytest.mark.parametrize("case", [*MALFORMED, *MULTIMODAL])
-async def test_refused(app: App, case: str) -> None:
-    response = await app.post({"messages": user("Hello"), **(MALFORMED | MULTIMODAL)[case]}, path=PATH)
-    if case in MALFORMED:
-        refused(response, 400, "REQUEST_MALFORMED")
-    else:
-        refused(response, 422, "MULTIMODAL_UNSUPPORTED")
-    assert (await app.account.spend())["reserved"] == 0
-
-
-async def test_the_modality_text_is_accepted(app: App) -> None:
-    body = {"model": MODEL, "messages": user("Hello"), "modalities": ["text"]}
-    assert (await app.post(body, path=PATH)).status_code == 200
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-async def test_the_assistants_reasoning_is_sent_on_and_priced_once(app: App, provider: FakeProvider, name: str) -> None:
-    """Some providers read the one name, some the other; none reads both."""
-    prompt = provider.plays(tokens("x", usage=None))
-    thoughts = "Größer als 3? ☀"
-    said = {"role": "assistant", "content": "No", name: thoughts}
-    body = {"model": MODEL, "messages": [*user("Why?"), said, *user(prompt)], "max_tokens": 10}
-    assert (await app.post(body, path=PATH)).status_code == 200
-    sent = provider.asked(prompt)[0].json["messages"][1]
-    assert sent == said | {"reasoning": thoughts, "reasoning_content": thoughts}
-    assert await app.account.settled() == max_cost("Why?No" + thoughts + prompt, 10, messages=3)
-
-
-async def test_parts_that_clients_send_back(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("x"))
-    parts = [
-        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
-        {"type": "output_text", "text": "No.", "annotations": []},
-        {"type": "refusal", "refusal": "I won't."},
-    ]
-    messages = [
-        *user("Why?"),
-        {"role": "assistant", "content": parts, "refusal": None, "audio": None, "reasoning": None},
-        {"role": "assistant", "content": None, "refusal": "Never."},
-        *user(prompt),
-    ]
-    assert (await app.post({"model": MODEL, "messages": messages}, path=PATH)).status_code == 200
-    assert provider.asked(prompt)[0].json["messages"][1:3] == [
-        {"role": "assistant", "content": "No.\nI won't.", "reasoning": "Hm.", "reasoning_content": "Hm."},
-        {"role": "assistant", "content": "Never."},
-    ]
-
-
-async def test_whole_numbers_may_be_written_with_a_fraction_of_zero(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("x"))
-    fields = {"max_tokens": 100.0, "max_completion_tokens": 1e2, "seed": 7.0, "n": 1.0}
-    body = {"model": MODEL, "messages": user(prompt), "response_format": {"x": 1.0}, **fields}
-    assert (await app.post(body, path=PATH)).status_code == 200
-    sent = provider.asked(prompt)[0]
-    assert (sent.json["max_tokens"], sent.json["seed"], sent.json["response_format"]) == (100, 7, {"x": 1.0})
-    assert b'"max_tokens":100,' in sent.body
-    refused(await app.post(body | {"max_tokens": 0.0}, path=PATH), 400, "REQUEST_MALFORMED")
-    response = await app.post(body | {"max_tokens": 1.5}, path=PATH)
-    refused(response, 400, "REQUEST_MALFORMED")
-    assert response.json()["error"]["message"].startswith("max_tokens: must be a whole number")
+def test_a_refusal_names_the_fault_and_repeats_nothing(case: str) -> None:
+    body, named = (MALFORMED | MULTIMODAL)[case]
+    kind: type[ServiceError] = RequestMalformed if case in MALFORMED else MultimodalUnsupported
+    refusal = refusal_of(openai, {"messages": user("Hello"), **body})
+    assert type(refusal) is kind
+    assert named in refusal.message
+    assert SECRET not in refusal.message

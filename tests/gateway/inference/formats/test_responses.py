@@ -1,6 +1,5 @@
 """The Responses format, through the real SDK and over HTTP."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,16 +8,17 @@ import openai
 import pytest
 import pytest_asyncio
 
+from gateway.errors import MultimodalUnsupported, RequestMalformed
 from gateway.inference.formats import openai as chat
 from gateway.inference.formats import responses
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, answer, call_part, calls, chunk, tokens
+from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
+from tests.gateway.inference.formats.bodies import read_payload, refusal_of
 from tests.support.accounts import App
 from tests.support.metrics import metric
 from tests.support.prices import cost
-from tests.support.responses import refused
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+session = pytest.mark.asyncio(loop_scope="session")
 
 MODEL, PATH = "gpt-oss-120b", "/responses"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
@@ -53,6 +53,7 @@ def read_events(text: str) -> list[dict[str, Any]]:
 # -- answers ---------------------------------------------------------------------------------------------------
 
 
+@session
 async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
     counter = 'gateway_requests_total{code="",format="responses",status="200"}'
     counted = await metric(app.gateway, counter)
@@ -67,6 +68,7 @@ async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: Fa
     assert await metric(app.gateway, counter) == counted + 1
 
 
+@session
 async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None:
     pieces = [chunk(reasoning="hm"), chunk("Bon"), 0.1, chunk("jour"), 0.1, chunk(" à"), chunk(" tous"), 0.1]
     prompt = provider.plays(ROLE, *pieces, chunk(finish="stop"), chunk(usage=(7, 3)), DONE)
@@ -93,6 +95,7 @@ async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None
     assert await app.account.settled() == cost(7, 3)
 
 
+@session
 async def test_calls_in_pieces_are_joined(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
     """Pieces of two calls may be mixed."""
     for stream in (False, True):
@@ -110,6 +113,7 @@ async def test_calls_in_pieces_are_joined(app: App, client: openai.AsyncOpenAI, 
     assert await app.account.settled() == 2 * cost(9, 4)
 
 
+@session
 async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
     refusal = [ROLE, chunk(refusal="No"), chunk(refusal=", thanks."), chunk(finish="content_filter"), DONE]
     async with client.responses.stream(model=MODEL, input=provider.plays(*refusal)) as events:
@@ -121,19 +125,7 @@ async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: Fake
 # -- failures --------------------------------------------------------------------------------------------------
 
 
-async def test_a_failure_before_the_first_event_keeps_its_status(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(answer(500))
-    refused(await app.post({"input": prompt, "stream": True}, path=PATH), 502, "PROVIDER_ERROR")
-    assert await app.account.settled() == 0
-
-
 # -- requests --------------------------------------------------------------------------------------------------
-
-
-def read_payload(format: Any, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Returns the provider's request, and the bytes that are priced."""
-    request = format.read_completion_request(json.dumps(body).encode(), False)
-    return json.loads(request.payload), request.text_bytes
 
 
 def spoken(kind: str, text: str) -> list[dict[str, Any]]:
@@ -141,6 +133,7 @@ def spoken(kind: str, text: str) -> list[dict[str, Any]]:
 
 
 CALLED = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Zürich"}'}}
+CALLED_TOO = {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 ITEM = {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "c1", "name": "weather"}
 # What a Responses request has, and the chat request that says the same.
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -165,8 +158,10 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 {"type": "reasoning", "id": "rs_1", "summary": [], "content": spoken("reasoning_text", "Hm")},
                 {"type": "message", "id": "msg_1", "role": "assistant", "content": spoken("output_text", "I look.")},
                 {**ITEM, "arguments": '{"city":"Zürich"}'},
+                {**ITEM, "call_id": "c2", "arguments": "{}"},
                 {"type": "item_reference", "id": "rs_1"},
                 {"type": "function_call_output", "call_id": "c1", "output": "It rains."},
+                {"type": "function_call_output", "call_id": "c2", "output": "It snows."},
             ],
             "tools": [TOOL],
             "tool_choice": {"type": "function", "name": "weather"},
@@ -175,8 +170,9 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "messages": [
                 {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "I look.", "reasoning": "Hm", "tool_calls": [CALLED]},
+                {"role": "assistant", "content": "I look.", "reasoning": "Hm", "tool_calls": [CALLED, CALLED_TOO]},
                 {"role": "tool", "tool_call_id": "c1", "content": "It rains."},
+                {"role": "tool", "tool_call_id": "c2", "content": "It snows."},
             ],
             "tools": [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}],
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
@@ -211,21 +207,14 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-async def test_the_same_at_both_doors_costs_the_same(name: str) -> None:
+def test_the_same_in_both_formats_costs_the_same(name: str) -> None:
     asked, said = SAME[name]
     assert read_payload(responses, asked) == read_payload(chat, said)
 
 
-async def test_a_call_after_a_call_begins_no_message() -> None:
-    items = [{**ITEM, "call_id": call, "arguments": "{}"} for call in ("c1", "c2")]
-    outputs = [{"type": "function_call_output", "call_id": call, "output": "x"} for call in ("c1", "c2")]
-    payload, _ = read_payload(responses, {"input": [{"role": "user", "content": "Hi"}, *items, *outputs]})
-    assert [message["role"] for message in payload["messages"]] == ["user", "assistant", "tool", "tool"]
-    assert [call["id"] for call in payload["messages"][1]["tool_calls"]] == ["c1", "c2"]
-
-
 IMAGE = {"type": "input_image", "image_url": "https://cormorant.example/a.png"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an image": ({"input": [{"role": "user", "content": [*spoken("input_text", "?"), IMAGE]}]}, "input[0].content[1]."),
     "an answer to continue": ({"previous_response_id": "resp_cormorant"}, "previous_response_id"),
     "a conversation": ({"conversation": {"id": "cormorant"}}, "conversation"),
     "an answer for later": ({"background": True}, "background"),
@@ -250,26 +239,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_refused_is_named(app: App, name: str) -> None:
+def test_what_is_refused_is_named(name: str) -> None:
     body, named = REFUSED[name]
-    message = refused(await app.post({"input": "Hi", **body}, path=PATH), 400, "REQUEST_MALFORMED")["message"]
-    assert named in message
-    assert "cormorant" not in message
-
-
-async def test_an_image_is_refused_at_its_place(app: App) -> None:
-    body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, IMAGE]}]}
-    message = refused(await app.post(body, path=PATH), 422, "MULTIMODAL_UNSUPPORTED")["message"]
-    assert message.startswith("input[0].content[1].type: ")
-
-
-async def test_requests_at_each_door_share_the_limits(app: App, provider: FakeProvider) -> None:
-    """Twenty requests a minute, wherever they come in."""
-    bodies = {
-        "": {"prompt": "p"},
-        "/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
-        PATH: {"input": "p"},
-    }
-    asked = [app.post(body, path=path) for _ in range(7) for path, body in bodies.items()]
-    statuses = [response.status_code for response in await asyncio.gather(*asked)]
-    assert statuses.count(429) == 1
+    refusal = refusal_of(responses, {"input": "Hi", **body})
+    assert type(refusal) is (MultimodalUnsupported if name == "an image" else RequestMalformed)
+    assert named in refusal.message
+    assert "cormorant" not in refusal.message

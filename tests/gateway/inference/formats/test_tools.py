@@ -1,7 +1,5 @@
 """The calls of a whole answer, joined from their parts."""
 
-import msgspec
-
 from gateway.inference.formats.tools import join_calls
 from gateway.inference.provider.chunks import CallPart, FunctionPart
 
@@ -25,20 +23,3 @@ def test_parts_are_joined_by_their_index() -> None:
         part(0, arguments=":2}"),
         CallPart(0),
     ) == [("a", "first", '{"y":2}'), ("b", "second", '{"x":1}')]
-
-
-def test_a_name_that_is_repeated_counts_once() -> None:
-    assert joined(part(0, "a", "f", "{"), part(0, "a", "f", "}")) == [("a", "f", "{}")]
-
-
-def test_parts_without_an_index_follow_their_id() -> None:
-    """Some providers send complete calls without an index."""
-    assert joined(part(None, "a", "f", "{}"), part(None, "b", "g", "["), part(arguments="]")) == [
-        ("a", "f", "{}"),
-        ("b", "g", "[]"),
-    ]
-    assert joined(part(arguments="{}")) == [("", "", "{}")]
-
-
-def test_a_part_is_relayed_without_absent_fields() -> None:
-    assert msgspec.json.encode(part(0, arguments="{")) == b'{"index":0,"type":"function","function":{"arguments":"{"}}'

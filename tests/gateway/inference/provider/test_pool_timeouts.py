@@ -16,7 +16,7 @@ from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import PATIENCE_SECONDS
-from tests.support.prices import cost, max_cost
+from tests.support.prices import max_cost
 from tests.support.responses import failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -34,13 +34,11 @@ async def lively(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactor
         yield gw
 
 
-async def lines(app: App, prompt: str, path: str = "", *, gate: asyncio.Event | None = None) -> list[str]:
+async def lines(app: App, prompt: str, *, gate: asyncio.Event | None = None) -> list[str]:
     """Returns the lines of the stream. After three of them, sets the gate, for which the provider may wait."""
-    body = {"prompt": prompt, "stream": True}
-    if path:
-        body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": prompt}], "stream": True}
-    http, got = app.gateway.http, []
-    async with http.stream("POST", app.path + path, json=body, headers=app.headers()) as response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True}
+    http, got, path = app.gateway.http, [], app.path + "/chat/completions"
+    async with http.stream("POST", path, json=body, headers=app.headers()) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
             if line:
@@ -78,43 +76,12 @@ async def test_silence_in_the_middle(lively: Gateway, backend: FakeAppBackend, p
         await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
 
 
-async def test_keep_alives_while_waiting_for_the_first_token(
-    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app, gate = await lively.app(backend), asyncio.Event()
-    prompt = provider.plays(ROLE, gate, tokens("late", usage=(2, 2)))
-    began = time.monotonic()
-    got = await lines(app, prompt, gate=gate)
-    assert 3 <= got.count(": keep-alive") <= (time.monotonic() - began) / 0.3 + 1
-    assert next(line for line in got if line.startswith("data")) == 'data: {"token":"late"}'
-    assert await app.account.settled() == cost(2, 2)
-
-
-async def test_keep_alives_during_reasoning(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    """The native format omits reasoning, so the browser needs keep-alives meanwhile."""
-    app = await lively.app(backend)
-    thoughts = [chunk(reasoning_content="hm"), 0.1] * 12
-    got = await lines(app, provider.plays(ROLE, thoughts, tokens("x")))
-    assert got.count(": keep-alive") >= 2
-
-
-async def test_a_failure_after_a_keep_alive_is_an_event(
-    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app, other = await lively.app(backend), await lively.app(backend)
-    late, cut = await asyncio.gather(app.events(provider.plays(HANG)), other.events(provider.plays(ROLE, 0.5)))
-    assert (failed(late), failed(cut)) == ("PROVIDER_TIMEOUT", "PROVIDER_ERROR")
-    assert await app.account.settled() == 0
-
-
 async def test_the_openai_keep_alive_is_an_empty_delta(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     app, gate = await lively.app(backend), asyncio.Event()
     late, hanging = provider.plays(ROLE, gate, tokens("late")), provider.plays(HANG)
-    got, failing = await asyncio.gather(
-        lines(app, late, "/chat/completions", gate=gate), lines(app, hanging, "/chat/completions")
-    )
+    got, failing = await asyncio.gather(lines(app, late, gate=gate), lines(app, hanging))
     assert all(line.startswith("data: ") for line in got), "some parsers choke on comments"
     assert got.pop() == "data: [DONE]"
     chunks = [json.loads(line[6:]) for line in got]
@@ -127,22 +94,18 @@ async def test_the_openai_keep_alive_is_an_empty_delta(
     assert json.loads(failing[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
 
 
-@pytest.mark.parametrize("path", ["", "/chat/completions"], ids=["native", "openai"])
 async def test_the_first_token_counts_after_a_keep_alive_too(
-    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider, path: str
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     """The time to it is recorded, and the chunks name the model that answers, even after a keep-alive."""
     app = await lively.app(backend)
     role, a, b, *end = tokens("a", "b", model=OTHER)
     prompt = provider.plays(role, 0.6, a, 0.1, b, 0.1, *end)
-    if path:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True}
-        response = await app.post(body, path=path)
-        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-        named = [c["model"] for c in chunks if c["choices"] and c["choices"][0]["delta"].get("content")]
-        assert named == [OTHER, OTHER]
-    else:
-        response = await app.ask(prompt, stream=True)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True}
+    response = await app.post(body, path="/chat/completions")
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    named = [c["model"] for c in chunks if c["choices"] and c["choices"][0]["delta"].get("content")]
+    assert named == [OTHER, OTHER]
     assert 500 < (await lively.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
 
 

@@ -59,24 +59,6 @@ def test_any_cut_gives_the_same_text(examples: int) -> None:
     check()
 
 
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
-def test_an_event_of_several_lines_may_be_split_anywhere(newline: bytes) -> None:
-    body = b'data: {"model":"m",\ndata: "choices":[{"delta":\ndata: {"content":"a"}}]}\n\n' + token("b", "stop") + DONE
-    body = body.replace(b"\n", newline)
-    for cut in range(1, len(body)):
-        text, reader = read(body[:cut], body[cut:])
-        assert (text, reader.failure, reader.complete) == ("ab", None, True)
-
-
-def test_a_message_beside_the_choices_is_not_an_error() -> None:
-    """Some providers send one. Without choices, it is the text of an error."""
-    choice = {"index": 0, "delta": {"content": "a"}, "message": {"content": "a"}, "finish_reason": "stop"}
-    text, reader = read(event(model="m", choices=[choice]), DONE)
-    assert (text, reader.failure, reader.complete) == ("a", None, True)
-    _, reader = read(event(message="overloaded", code=500))
-    assert reader.failure is not None
-
-
 def read_in_frames(parts: list[bytes]) -> tuple[str, AnswerReader]:
     """Reads like `read`, with events in the answer's frame passed on unchanged."""
     reader = AnswerReader([])
@@ -148,51 +130,6 @@ def test_tokens_after_the_second_are_not_decoded() -> None:
     reader.received += [framed('"c"'), framed('"\\u00e9\\n"')]
     assert reader.read_texts() == [b'"c"', b'"\\u00e9\\n"']
     assert (reader.read(), reader.produced) == ([], 5)
-
-
-def test_another_field_of_the_same_length_is_not_in_the_frame() -> None:
-    refused = framed('"d"').replace(b'"content"', b'"refusal"')
-    assert refused != framed('"d"')
-    text, reader = read_in_frames([framed('"a"'), framed('"b"'), refused, framed('"c"'), DONE])
-    assert (text, reader.failure) == ("abc", None)
-
-
-def test_reasoning_counts_as_output_but_not_as_content() -> None:
-    for field in ("reasoning", "reasoning_content"):
-        text, reader = read(event(choices=[{"delta": {field: "Hmm"}}]), DONE)
-        assert (text, reader.produced) == ("", 3)
-
-
-def test_a_usage_of_zero_after_output_is_invalid() -> None:
-    """Some servers send a usage of zero first. An answer that is cut later is not free."""
-    empty = {"prompt_tokens": 0, "completion_tokens": 0}
-    for rest in ([], [b"data: {]\n\n"], [token(None, "stop"), DONE]):
-        _, reader = read(event(choices=[], usage=empty), token("x" * 1000), *rest)
-        assert reader.usage is None
-    _, reader = read(event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 0}), DONE)
-    assert reader.usage == Usage(7, 0), "an answer without output has none"
-
-
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
-def test_a_leading_byte_order_mark_is_skipped(newline: bytes) -> None:
-    """Otherwise, the first event would be a field with another name."""
-    body = (b"\xef\xbb\xbf" + token("a") + token("b", "stop") + DONE).replace(b"\n", newline)
-    assert read(body)[0] == "ab"
-    assert read(*(body[i : i + 1] for i in range(len(body))))[0] == "ab"
-    assert read(b"\xef\xbb\xbf: hello\n\n" + token("a", "stop"))[0] == "a"
-    assert read(token("a") + b"\xef\xbb\xbf" + token("ghost") + DONE)[0] == "a", "only the first is a mark"
-
-
-def test_an_answer_ends_once() -> None:
-    _, complete = read(DONE)
-    complete.fail(ProviderFailed(), ProviderSignal.FAILED)
-    assert (complete.failure, complete.signal) == (None, ProviderSignal.COMPLETION)
-    failed = AnswerReader([])
-    failed.fail(ProviderQuotaExhausted(), ProviderSignal.QUOTA)
-    failed.fail(ProviderFailed(), ProviderSignal.FAILED)
-    failed.received.append(token("a") + DONE)
-    assert (failed.read(), failed.complete) == ([], False)
-    assert (type(failed.failure), failed.signal) == (ProviderQuotaExhausted, ProviderSignal.QUOTA)
 
 
 @pytest.mark.parametrize(

@@ -28,26 +28,11 @@ async def test_a_user_has_twenty_requests_per_minute(app: App) -> None:
     assert (await app.ask("x", token=app.token("ben"))).status_code == 200
 
 
-async def test_the_same_user_of_two_apps_has_two_limits(gw: Gateway, backend: FakeAppBackend) -> None:
-    account = await gw.account()
-    first, second = await account.app(backend), await account.app(backend)
-    token = first.token()
-    assert counted(await first.ask("x", token=token))[1] == 19
-    assert counted(await second.ask("x", token=token))[1] == 19
-
-
 async def test_requests_that_do_not_count(app: App) -> None:
     refused(await app.ask("x", token="no.to.ken"), 401, "TOKEN_INVALID")
     evil = app.headers(Origin="https://evil.example")
     refused(await app.post({"prompt": "x"}, headers=evil), 403, "ORIGIN_NOT_ALLOWED")
     assert counted(await app.ask("x"))[1] == 19
-
-
-@pytest.mark.parametrize(("plan", "cap"), [("free", 0.05), ("starter", 0.5), ("maker", 2), ("max", 10)])
-async def test_caps_of_plans(gw: Gateway, plan: str, cap: float) -> None:
-    spend = await (await gw.account(plan)).spend()
-    assert spend["cap"] == int(cap * EURO)
-    assert (spend["settled"], spend["reserved"]) == (0, 0)
 
 
 async def test_the_worst_case_is_reserved_while_a_request_runs(app: App, provider: FakeProvider) -> None:
