@@ -118,17 +118,13 @@ async def test_an_accounts_own_cap_replaces_the_plans(gw: Gateway, backend: Fake
     # A narrower one wins over the app's.
     await cap(account, "0.000000001")
     refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
+    await cap(account, "0")
+    refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
+    refused(await app.post(content=b"{"), 402, "SPEND_CAP_REACHED")
+    assert (await account.spend())["cap"] == 0
     await cap(account, None)
     assert (await account.spend())["cap"] == 500_000_000
     answered(await app.ask("hello"))
-
-
-async def test_a_cap_of_0_lets_nothing_pass(gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend)
-    await cap(app.account, "0")
-    refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
-    refused(await app.post(content=b"{"), 402, "SPEND_CAP_REACHED")
-    assert (await app.account.spend())["cap"] == 0
 
 
 async def test_refused_caps(gw: Gateway) -> None:

@@ -67,19 +67,6 @@ async def test_an_account(gw: Gateway) -> None:
     assert response.status_code == 200
 
 
-async def test_malformed_accounts(gw: Gateway) -> None:
-    account = await gw.account()
-    for method, path, body, field in (
-        ("POST", "", {"plan": "free"}, "name"),
-        ("POST", "", {"name": "\t", "plan": "free"}, "name"),
-        ("POST", "", {"name": "x", "plan": "gold"}, "plan"),
-        ("PATCH", f"/{account.id}", {"plan": "gold"}, "plan"),
-        ("PATCH", f"/{account.id}", {"plan": None}, "plan"),
-    ):
-        answer = await gw.platform(method, f"accounts{path}", body)
-        assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"]
-
-
 async def test_an_app(gw: Gateway) -> None:
     account = await gw.account()
     body = {
@@ -104,7 +91,7 @@ async def test_an_app(gw: Gateway) -> None:
 
 
 async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
-    """Otherwise the other's preview could serve the keys of an app named `<other>-preview`."""
+    """Otherwise the other's preview could serve the keys of an app named `<other>-preview`. Nor does one get a name."""
     body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     for path, fields in (("shop-preview", {}), ("shop-preview", {"name": "shop"}), ("shop", {"name": "shop-preview"})):
         error = refused(await gw.platform("PUT", f"apps/{path}", body | fields), 400, "REQUEST_MALFORMED")
@@ -112,24 +99,8 @@ async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend
     for name in ("preview", "shop-previews", "preview-shop"):
         assert (await gw.platform("PUT", f"apps/{name}", body)).status_code == 200
     refused(await gw.platform("PUT", "apps/preview", body | {"name": "a-preview"}), 400, "REQUEST_MALFORMED")
-
-
-async def test_malformed_auths(gw: Gateway) -> None:
-    account = await gw.account()
-    for auth in (
-        *({"kind": "magic"}, {"kind": "jwks", "url": "nonsense"}, {"kind": "secret"}, {"kind": "backend"}, "jwks"),
-        {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"},
-        {"kind": "jwks", "url": "http://127.0.0.1/x", "issuer": 5},
-    ):
-        answer = await gw.platform("PUT", "apps/odd-auth", {"account": account.id, "auth": auth})
-        assert "auth" in refused(answer, 400, "REQUEST_MALFORMED")["message"], auth
-
-
-async def test_apps_of_unknown_accounts(gw: Gateway) -> None:
-    for body in ({}, {"account": "acc_nobody"}, []):
-        assert (await gw.platform("PUT", "apps/of-nobody", body)).status_code in (400, 404)
-    refused(await gw.platform("GET", "apps/of-nobody"), 404, "NOT_FOUND")
-    refused(await gw.platform("DELETE", "apps/of-nobody"), 404, "NOT_FOUND")
+    refused(await gw.platform("PUT", "apps/another", body | {"name": "preview"}), 409, "NAME_TAKEN")
+    refused(await gw.platform("GET", "apps/another"), 404, "NOT_FOUND")
 
 
 async def test_malformed_bodies(gw: Gateway) -> None:
@@ -141,15 +112,25 @@ async def test_malformed_bodies(gw: Gateway) -> None:
         assert content or message == "body: must not be empty"
     response = await gw.platform("POST", "accounts", {"name": "x" * 1_050_000, "plan": "free"})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"] == "body: must have at most 1,024 KiB."
-
-
-async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
-    body = {"account": (await gw.account()).id, "customDomain": "taken.example", "customDomainVerified": True}
-    assert (await gw.platform("PUT", "apps/first-come", body)).is_success
-    for fields in ({"name": "first-come"}, {"customDomain": "taken.example", "customDomainVerified": True}):
-        other = {"account": (await gw.account()).id, **fields}
-        refused(await gw.platform("PUT", "apps/second-come", other), 409, "NAME_TAKEN")
-    refused(await gw.platform("GET", "apps/second-come"), 404, "NOT_FOUND")
+    account = await gw.account()
+    auths: list[Any] = [{"kind": "magic"}, {"kind": "jwks", "url": "nonsense"}, {"kind": "secret"}, {"kind": "backend"}]
+    auths += ["jwks", {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"}]
+    auths += [{"kind": "jwks", "url": "http://127.0.0.1/x", "issuer": 5}]
+    for method, path, body, field in (
+        ("POST", "accounts", {"plan": "free"}, "name"),
+        ("POST", "accounts", {"name": "\t", "plan": "free"}, "name"),
+        ("POST", "accounts", {"name": "x", "plan": "gold"}, "plan"),
+        ("PATCH", f"accounts/{account.id}", {"plan": "gold"}, "plan"),
+        ("PATCH", f"accounts/{account.id}", {"plan": None}, "plan"),
+        ("PUT", "apps/of-nobody", {}, "account"),
+        ("PUT", "apps/of-nobody", [], ""),
+        *(("PUT", "apps/of-nobody", {"account": account.id, "auth": auth}, "auth") for auth in auths),
+    ):
+        answer = await gw.platform(method, path, body)
+        assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"], body
+    refused(await gw.platform("PUT", "apps/of-nobody", {"account": "acc_nobody"}), 404, "NOT_FOUND")
+    for method in ("GET", "DELETE"):
+        refused(await gw.platform(method, "apps/of-nobody"), 404, "NOT_FOUND")
 
 
 async def test_metrics(gw: Gateway, app: App) -> None:

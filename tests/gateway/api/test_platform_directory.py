@@ -34,14 +34,16 @@ async def test_an_account_is_found_and_shown(gw: Gateway, backend: FakeAppBacken
     }
     assert made["apiKey"] not in str(details)
     refused(await gw.platform("GET", "accounts/acc_nobody"), 404, "NOT_FOUND")
-
-
-async def test_apps_are_found_by_their_account_too(gw: Gateway, app: App) -> None:
-    for search in (app.name, app.account.id):
-        (row,) = (await gw.platform("GET", f"apps?search={search}")).json()["apps"]
-        assert (row["name"], row["account"], row["status"]) == (app.name, app.account.id, "never-live")
-        assert row["accountName"].startswith("Account ")
+    # Apps are found by their account, too.
+    for search in (f"shop-{word}", made["id"]):
+        (shop,) = (await gw.platform("GET", f"apps?search={search}")).json()["apps"]
+        assert (shop["name"], shop["account"], shop["status"]) == (f"shop-{word}", made["id"], "never-live")
+        assert shop["accountName"] == f"Café {word}"
     assert (await gw.platform("GET", "apps?health=unhealthy")).json() == {"apps": [], "next": None}
+    wrong = ("sort=name", "plan=gold", "suspended=perhaps", "limit=101", f"search={'x' * 201}")
+    others = ("apps?limit=0", "apps?health=healthy", "deploys/failed?limit=x")
+    for query in (*(f"accounts?{each}" for each in wrong), *others):
+        refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")
 
 
 async def test_failed_deploys_are_listed(hosted: App) -> None:
@@ -54,10 +56,3 @@ async def test_failed_deploys_are_listed(hosted: App) -> None:
     await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": "build", "ok": False, "reason": "exit status 1"})
     (failed,) = [row for row in (await gw.platform("GET", "deploys/failed")).json() if row not in before]
     assert (failed["id"], failed["account"], failed["error"]) == (deploy, hosted.account.id, "build: exit status 1")
-
-
-async def test_invalid_limits(gw: Gateway) -> None:
-    wrong = ("sort=name", "plan=gold", "suspended=perhaps", "limit=101", f"search={'x' * 201}")
-    others = ("apps?limit=0", "apps?health=healthy", "deploys/failed?limit=x")
-    for query in (*(f"accounts?{each}" for each in wrong), *others):
-        refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")

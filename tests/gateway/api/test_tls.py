@@ -127,6 +127,8 @@ async def test_nothing_that_a_proxy_forwards(app: App, gw: Gateway) -> None:
             headers = {"Authorization": credential, header: "127.0.0.1"}
             response = await ask(gw, f"{app.name}.{DOMAIN}", **headers)
             assert (response.status_code, response.content) == (404, unknown.content), header
+    assert (await gw.http.get(PATH)).status_code == 400
+    assert (await gw.http.post(PATH)).status_code in (404, 405)
 
 
 async def test_only_clients_on_this_host() -> None:
@@ -142,8 +144,3 @@ async def test_only_clients_on_this_host() -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", verify=False) as http:
             response = await http.get(PATH, params={"domain": "api.service.example"})
             assert response.status_code == (200 if host in own else 404), host
-
-
-async def test_other_methods_and_missing_names(gw: Gateway) -> None:
-    assert (await gw.http.get(PATH)).status_code == 400
-    assert (await gw.http.post(PATH)).status_code in (404, 405)

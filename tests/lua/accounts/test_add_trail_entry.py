@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.lua.scripts import DAY, TAG, set_clock
+from tests.lua.scripts import DAY, ON_VALKEY, TAG, set_clock
 from tests.lua.trails import COUNTS, MAX, SHARE, STREAM, Trails
 
 LAST = f"{TAG}:audit:acc:last:"
@@ -17,6 +17,7 @@ def trails(client: Any) -> Trails:
     return Trails(client)
 
 
+@ON_VALKEY
 @pytest.mark.parametrize("actors", [2, 12])
 def test_any_history(client: Any, trails: Trails, actors: int) -> None:
     """Changes that are made or refused: the newest entries stay, at most 20 and 4 of one actor, with their counts."""
