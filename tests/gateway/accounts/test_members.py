@@ -509,22 +509,6 @@ async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> Non
     await wait_until(one.list_keys, 3, holds=lambda names: names == {account_key("acc_1")})
 
 
-async def test_changes_of_members_and_invitations_at_once_are_all_made(one: Store) -> None:
-    processes = [Members(one, RecordCache(one)) for _ in range(3)]
-    await processes[0].put("acc_1", "owner@example.com", "owner")
-    invited = [f"{number}@example.com" for number in range(12)]
-    await asyncio.gather(
-        *(processes[n % 3].set_role("acc_1", email, "viewer", "API key") for n, email in enumerate(invited)),
-        *(processes[n % 3].put("acc_1", f"member-{n}@example.com", "viewer") for n in range(6)),
-    )
-    states = [each.state for each in await Members(one, RecordCache(one)).list_members("acc_1")]
-    assert (states.count("invited"), states.count("member")) == (12, 7)
-    await asyncio.gather(*(processes[n % 3].accept("acc_1", email) for n, email in enumerate(invited)))
-    states = [each.state for each in await Members(one, RecordCache(one)).list_members("acc_1")]
-    assert (states.count("invited"), states.count("member")) == (0, 19)
-    assert await one.get(invitations_key("acc_1")) is None
-
-
 async def test_the_accounts_that_are_found_for_an_address_are_limited(one: Store) -> None:
     """An invitation that is not found counts all the same, because the account's record decides."""
     members = Members(one, RecordCache(one), max_invited_by=3)

@@ -432,16 +432,6 @@ async def test_half_of_a_day_is_kept_for_people_who_sign_in(
                 assert response.status_code == (302 if n < 4 else 429)
 
 
-async def test_a_stranger_uses_up_nothing_of_people_on_the_same_network(
-    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
-) -> None:
-    visitor.headers["X-Forwarded-For"] = "93.184.216.99"
-    while (answer := await visitor.call("POST", "/register", {"name": "Stranger"})).status_code == 201:
-        oidc.confidential.add(answer.json()["apiKey"])
-    refused(answer, 429, "REGISTRATIONS_CLOSED")
-    await sign_in(visitor, idp, new_email())
-
-
 async def test_without_a_provider_nothing_changes(gw: Gateway) -> None:
     for path in ("/dashboard/sign-in", "/dashboard/callback"):
         response = await gw.http.get(path)

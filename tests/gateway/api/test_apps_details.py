@@ -55,7 +55,7 @@ async def test_an_app_without_any_history(app: App) -> None:
     assert await read(app, "/findings") == await read(app, "/crashes") == []
 
 
-async def test_an_app_after_a_bad_week(app: App) -> None:
+async def test_an_app_after_a_bad_week(app: App, tmp_path: Path) -> None:
     await live_through_a_bad_week(app)
     shown = await read(app)
     [listed] = [each for each in (await app.account.get("/account/apps")).json() if each["name"] == app.name]
@@ -82,13 +82,10 @@ async def test_an_app_after_a_bad_week(app: App) -> None:
     assert (newest["reason"], newest["exitCode"], newest["lines"]) == ("oom", None, [])
     assert (oldest["reason"], oldest["exitCode"]) == ("exit", 3)
 
-
-async def test_the_command_line_shows_it(app: App, tmp_path: Path) -> None:
-    await live_through_a_bad_week(app)
     capsule = Tool(app.gateway.address, app.account.key, tmp_path)
-    shown = (await capsule("apps", "show", app.name)).out
+    text = (await capsule("apps", "show", app.name)).out
     for words in ("An Authority", "down 3 min", "in 2 outages", "CVE-2", "1.0.1", "out of memory", "exit code 3"):
-        assert words in shown
+        assert words in text
     with app.gateway.redis.client() as client:  # an outage that began before the history
         client.hdel(health_key(partition_tag(app.account.id), app.name), "state")
         key = health_days_key(partition_tag(app.account.id), app.name)
