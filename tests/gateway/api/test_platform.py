@@ -15,7 +15,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
-from tests.support.accounts import DOMAIN, App
+from tests.support.accounts import DOMAIN, Account, App
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import wait_until
 from tests.support.prices import EURO, cost
@@ -125,11 +125,11 @@ async def test_malformed_bodies(gw: Gateway) -> None:
         ("PATCH", f"accounts/{account.id}", {"plan": None}, "plan"),
         ("PUT", "apps/of-nobody", {}, "account"),
         ("PUT", "apps/of-nobody", [], ""),
+        ("PUT", "apps/of-nobody", {"account": "acc_nobody"}, "account"),
         *(("PUT", "apps/of-nobody", {"account": account.id, "auth": auth}, "auth") for auth in auths),
     ):
         answer = await gw.platform(method, path, body)
         assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"], body
-    refused(await gw.platform("PUT", "apps/of-nobody", {"account": "acc_nobody"}), 404, "NOT_FOUND")
     for method in ("GET", "DELETE"):
         refused(await gw.platform(method, "apps/of-nobody"), 404, "NOT_FOUND")
 
@@ -234,3 +234,57 @@ async def test_failed_deploys_are_listed(hosted: App) -> None:
     await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": "build", "ok": False, "reason": "exit status 1"})
     (failed,) = [row for row in (await gw.platform("GET", "deploys/failed")).json() if row not in before]
     assert (failed["id"], failed["account"], failed["error"]) == (deploy, hosted.account.id, "build: exit status 1")
+
+
+# -- an account renames itself --------------------------------------------------------------------------------
+
+
+async def test_an_account_renames_itself(gw: Gateway) -> None:
+    account, other = await gw.account(), await gw.account()
+    before = (await account.get("/account")).json()
+    answer = await account.call("PATCH", "/account", {"name": " Ünïcode  &\n<b>"})
+    assert answer.status_code == 200
+    assert answer.json() == before | {"name": "Ünïcode & <b>"}
+    assert (await account.get("/account")).json()["name"] == "Ünïcode & <b>"
+    found = await gw.platform("GET", f"accounts/{account.id}")
+    assert found.json()["name"] == "Ünïcode & <b>"
+    assert (await other.get("/account")).json()["name"] != "Ünïcode & <b>"
+    before = (await account.get("/account")).json()
+    names = ({"name": name} for name in (" \n", "a\0", "x" * 201, None))
+    for body in ({}, *names, {"name": "x", "plan": "max"}, []):
+        for method, path in (("PATCH", "/account"), ("POST", "/register")):
+            refused(await account.call(method, path, body), 400, "REQUEST_MALFORMED")
+    assert (await account.get("/account")).json() == before
+
+
+# -- for an external engine -----------------------------------------------------------------------------------
+
+
+async def queued_of(gw: Gateway, account: Account, url: str) -> str:
+    name = f"app-{secrets.token_hex(4)}"
+    record = {"account": account.id, "repository": {"url": url}}
+    assert (await gw.platform("PUT", f"apps/{name}", record)).is_success
+    deploy: str = (await gw.platform("POST", f"apps/{name}/deploys", {"kind": "live"})).json()["deployId"]
+    return deploy
+
+
+async def test_one_unreadable_password_hides_no_other_deploy(building: Gateway) -> None:
+    gw = building
+    account = await gw.account("max")
+    password = secrets.token_hex(12)
+    gw.confidential.add(password)
+    broken = await queued_of(gw, account, f"https://user:{password}@git.example/one.git")
+    good = await queued_of(gw, account, f"https://user:{password}@git.example/two.git")
+    with gw.redis.client() as client:
+        [key] = [key for key in client.scan_iter("app:*") if b"one.git" in client.get(key)]
+        record = client.get(key).decode()
+        sealed = record.partition('"credentials":"')[2].partition('"')[0]
+        client.set(key, record.replace(sealed, sealed[:-8] + "AAAAAAA="))
+        client.publish("changes", key)
+    answer = await gw.platform("GET", "deploys?state=queued")
+    assert answer.status_code == 200, answer.text
+    listed = {deploy["id"]: deploy for deploy in answer.json()}
+    assert listed[good]["repository"]["url"] == f"https://user:{password}@git.example/two.git"
+    assert "problem" not in listed[good]
+    assert listed[broken]["repository"]["url"] == "https://git.example/one.git"
+    assert "cannot be decrypted" in listed[broken]["problem"]
