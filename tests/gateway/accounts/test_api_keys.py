@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 import redis.asyncio
 
 from gateway.accounts import scripts
@@ -34,11 +33,6 @@ from tests.support.visitor import Visitor
 
 session = pytest.mark.asyncio(loop_scope="session")
 KEYS = "/account/keys"
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
 
 
 async def list_keys(account: Account) -> list[dict[str, Any]]:

@@ -41,11 +41,6 @@ session = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
 async def ada(gw: Gateway, account: Account) -> AsyncIterator[Visitor]:
     """An owner."""
     visitor = Visitor(gw)

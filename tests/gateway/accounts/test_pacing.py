@@ -162,7 +162,7 @@ async def test_bodies_that_are_on_their_way_are_limited(size: int | None, limit:
     sending = [asyncio.create_task(send("one" if is_small else f"key {n}", size)) for n in range(limit)]
     await asyncio.sleep(0.01)
     with pytest.raises(RateLimited, match=words):
-        await send("one" if is_small else "another", size)
+        await asyncio.wait_for(send("one" if is_small else "another", size), 60)
     sending.append(asyncio.create_task(send("another", pacing.SMALL_BODY_BYTES)))
     await asyncio.sleep(0.2)
     assert not any(task.done() for task in sending)

@@ -5,7 +5,6 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-import pytest_asyncio
 
 from gateway.accounts.session_store import SESSION_SECONDS
 from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, UNREADABLE, Sessions, client_network
@@ -19,11 +18,6 @@ from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
 
 
 async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(gw: Gateway, visitor: Visitor, account: Account) -> None:

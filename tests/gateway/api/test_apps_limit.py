@@ -1,6 +1,5 @@
 """The limits of an app: accepted and refused values, and who can set them."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -139,15 +138,3 @@ async def test_refused_caps(gw: Gateway) -> None:
     await cap(account, "0.5")
     record, *_ = (await gw.platform("GET", "audit?limit=1")).json()
     assert record["details"] == {"dailyEuro": "0.5", "dailyEuro before": "1000000"}
-
-
-async def test_plan_cap_and_suspension_change_at_once(gw: Gateway) -> None:
-    account = await gw.account("free")
-    changes: list[tuple[str, str, Any]] = [("PUT", "/suspension", {"reason": "test"})]
-    changes += [("PATCH", "", {"plan": "maker"}), ("PATCH", "", {"dailyEuro": "7"})]
-    answers = await asyncio.gather(
-        *(gw.platform(method, f"accounts/{account.id}{path}", body) for method, path, body in changes)
-    )
-    assert {answer.status_code for answer in answers} == {200}
-    record = (await gw.platform("GET", f"accounts/{account.id}")).json()
-    assert (record["plan"], record["dailyEuro"], record["suspension"]["reason"]) == ("maker", "7", "test")
