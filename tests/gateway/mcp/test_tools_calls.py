@@ -98,15 +98,11 @@ async def test_deliveries(gw: Gateway) -> None:
 EMAIL, OWN = "ada@example.com", "<the app>"
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "app": [
-        ({"action": "create", "app": "My App"}, "REQUEST_MALFORMED"),
         ({"action": "create", "app": OWN}, "NAME_TAKEN"),
         ({"action": "set", "app": OWN}, "needs at least one of auth, repository, build"),
         ({"action": "set", "app": OWN, "build": {"command": 1}}, "build.command"),
     ],
-    "limits": [
-        ({"action": "set", "app": OWN, "dailyEuro": "1000"}, "allows at most"),
-        ({"action": "set", "app": OWN, "dailyEuro": 1}, "dailyEuro"),
-    ],
+    "limits": [({"action": "set", "app": OWN, "dailyEuro": "1000"}, "allows at most")],
     "delivery": [
         ({"action": "redeliver_failed", "since": 5}, "needs since"),
         ({"action": "redeliver_failed", "since": "lately"}, "since: "),
@@ -117,21 +113,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"action": "show", "id": "dep_none"}, "NOT_FOUND"),
     ],
     "env": [
-        *[
-            (
-                {"action": "set", "app": OWN, "variables": given},
-                'action \'set\' needs variables, such as {"NAME": "value"}.',
-            )
+        *(
+            ({"action": "set", "app": OWN, "variables": given}, "action 'set' needs variables, such as")
             for given in ({}, ["A"], "A=1")
-        ],
+        ),
         ({"action": "unset", "app": OWN}, '["NAME"]'),
         ({"action": "set", "app": OWN, "variables": {"PORT": "1"}}, "REQUEST_MALFORMED"),
         ({"action": "set", "app": OWN, "variables": {"A": 1}}, "REQUEST_MALFORMED"),
-        ({"action": "list", "app": "none-of-mine"}, "NOT_FOUND"),
     ],
     "hook": [
         ({}, "action must be 'create' (with app and name), 'list', or 'revoke' (with id)."),
-        ({"action": "create", "app": "shop", "name": "  "}, "action 'create' needs name: a label for the hook"),
         ({"action": "create", "app": "nobodys", "name": "CI"}, "no such app in this account"),
         ({"action": "revoke", "id": "../webhook"}, "no such hook in this account"),
     ],
@@ -141,13 +132,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "members": [
         ({"action": "invite", "email": EMAIL, "role": "admin"}, "role must be one of owner, developer, viewer"),
-        ({"action": "invite", "email": "nobody", "role": "viewer"}, "REQUEST_MALFORMED"),
         ({"action": "remove", "email": EMAIL}, "NOT_FOUND"),
     ],
-    "usage": [
-        ({"days": 401}, "days must be a number from 1 to 400"),
-        ({"by": "user"}, "by must be one of app, model, provider, none"),
-    ],
+    "usage": [({"days": 401}, "days must be a number from 1 to 400")],
 }
 
 
