@@ -95,8 +95,9 @@ class _Members(msgspec.Struct, frozen=True, omit_defaults=True):
         elif role != "owner":
             self.require_owner_without(email)
         member = Member(role, present.since if present else now_iso())
-        changed = _Members({**self.members, email: member}, self.invitations).withdraw(email)
-        return changed if role == "owner" else changed.withdraw_from(email)
+        changed = _Members({**self.members, email: member}, self.invitations)
+        # The invitations that somebody has made end when they are no owner any more.
+        return changed.keep(lambda each: each.email != email and (role == "owner" or each.by != email))
 
     def put_invitation(self, invitation: Invitation) -> _Members:
         """Raises InvitationLimitReached, and RequestMalformed if the account cannot have another member."""
@@ -108,19 +109,9 @@ class _Members(msgspec.Struct, frozen=True, omit_defaults=True):
     def find_invitation(self, email: str) -> Invitation | None:
         return self.invitations.get(digest(email))
 
-    def withdraw(self, email: str) -> _Members:
-        """Returns the record without the address's invitation."""
-        kept = {hashed: each for hashed, each in self.invitations.items() if each.email != email}
-        return _Members(self.members, kept)
-
-    def withdraw_from(self, owner: str) -> _Members:
-        """Returns the record without the invitations that somebody has made who is no owner any more."""
-        return _Members(self.members, {hashed: each for hashed, each in self.invitations.items() if each.by != owner})
-
-    def withdraw_from_key(self, key_id: str) -> _Members:
-        """Returns the record without the invitations that a revoked API key has made or changed."""
-        kept = {hashed: each for hashed, each in self.invitations.items() if each.keyId != key_id}
-        return _Members(self.members, kept)
+    def keep(self, wanted: Callable[[Invitation], bool]) -> _Members:
+        """Returns the record with the invitations that are wanted."""
+        return _Members(self.members, {hashed: each for hashed, each in self.invitations.items() if wanted(each)})
 
 
 class MemberView(msgspec.Struct):
@@ -269,7 +260,7 @@ class Members:
             found = email in record.members or record.find_invitation(email) is not None
             record.require_owner_without(email)
             others = {address: member for address, member in record.members.items() if address != email}
-            return _Members(others, record.invitations).withdraw(email).withdraw_from(email)
+            return _Members(others, record.invitations).keep(lambda each: email not in (each.email, each.by))
 
         await self._change(account_id, change)
         await self._unlist_account(email, account_id)
@@ -279,7 +270,7 @@ class Members:
     async def withdraw_from_key(self, account_id: str, key_id: str) -> None:
         """Cancels the invitations that a revoked API key has made or changed. Can be repeated."""
         if any(each.keyId == key_id for each in (await self._read_invitations(account_id)).values()):
-            await self._change(account_id, lambda record: record.withdraw_from_key(key_id))
+            await self._change(account_id, lambda record: record.keep(lambda each: each.keyId != key_id))
 
     async def remove_all(self, account_id: str) -> None:
         """Removes all members and invitations of an account that is being deleted."""
@@ -332,7 +323,7 @@ class Members:
 
     async def decline(self, account_id: str, email: str) -> None:
         """Removes the invitation of a person, who stays a member if they are one. Can be repeated."""
-        await self._change(account_id, lambda record: record.withdraw(email))
+        await self._change(account_id, lambda record: record.keep(lambda each: each.email != email))
         await self._unlist_invitation(email, account_id)
 
     # -- the records -----------------------------------------------------------------------------------------
@@ -375,8 +366,6 @@ class Members:
             raise
 
     async def _change(self, account_id: str, change: Callable[[_Members], _Members]) -> _Members:
-        key = members_key(account_id)
-
         async def compute(present: str) -> Change[_Members]:
             invitations = await self._store.get(invitations_key(account_id))
             members = msgspec.json.decode(present, type=_Members).members if present else {}
@@ -384,9 +373,7 @@ class Members:
             text = msgspec.json.encode(_Members(changed.members)).decode() if changed.members else ""
             return Change(text, changed, _write_invitations(account_id, changed.invitations, invitations or ""))
 
-        changed = await change_record(self._store, key, compute, subject="the members")
-        self._cache.forget(key)
-        return changed
+        return await self._cache.change(members_key(account_id), compute, "the members")
 
     # -- the accounts of an address --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import msgspec
 from gateway.errors import BackboneUnavailable
 from gateway.loops import every, until_set
 from gateway.redis.client import Store
+from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
 
@@ -30,6 +31,7 @@ REREAD_SECONDS = 30.0  # after which subscribers read their records again, in ca
 RELOAD_SECONDS = 0.3  # before a subscriber reads again a record that could not be read
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class _Copy(msgspec.Struct):
@@ -97,6 +99,12 @@ class RecordCache:
         """Drops a copy. A process that changes a record calls this, and does not wait for its own message."""
         self.changes += 1
         self._copies.pop(key, None)
+
+    async def change(self, key: str, compute: Callable[[str], Awaitable[Change[T]]], subject: str) -> T:
+        """Changes a record with `change_record`, and drops its copy."""
+        result = await change_record(self._store, key, compute, subject=subject)
+        self.forget(key)
+        return result
 
     def subscribe(
         self, key: str, reload: Callable[[], Awaitable[None]], on_unreadable: Callable[[], None] | None = None

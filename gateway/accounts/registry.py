@@ -43,7 +43,7 @@ from gateway.keys import (
     unhealthy_key,
 )
 from gateway.redis.client import Store
-from gateway.redis.compare_and_set import Change, change_record
+from gateway.redis.compare_and_set import Change
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Plan
 
@@ -220,7 +220,6 @@ class Registry:
 
     async def change_account(self, account_id: str, change: Callable[[Account], Account]) -> tuple[Account, Account]:
         """Changes the record by compare-and-set. Returns it as it was before and after. Raises NotFound."""
-        key = account_key(account_id)
 
         async def compute(present: str) -> Change[tuple[Account, Account]]:
             if not present:
@@ -229,9 +228,7 @@ class Registry:
             after = change(before)
             return Change(msgspec.json.encode(after).decode(), (before, after))
 
-        result = await change_record(self.store, key, compute, subject="the account")
-        self.cache.forget(key)
-        return result
+        return await self.cache.change(account_key(account_id), compute, "the account")
 
     async def remove_account(self, account_id: str) -> None:
         """Removes the record; nothing else."""
@@ -274,7 +271,6 @@ class Registry:
         The account holder's limits and a suspension are read again, because they may have changed since `before` was
         read. Returns the record with them.
         """
-        key = app_key(app.name)
 
         async def compute(present: str) -> Change[App]:
             former = present if present or before is None else await self.store.get(app_key(before.name))
@@ -288,16 +284,13 @@ class Registry:
             record = msgspec.structs.replace(app, limits=limits, suspension=suspension)
             return Change(msgspec.json.encode(record).decode(), record)
 
-        record = await change_record(self.store, key, compute, subject="the app")
-        self.cache.forget(key)
-        return record
+        return await self.cache.change(app_key(app.name), compute, "the app")
 
     async def change_app(self, app: App, change: Callable[[App], App]) -> App:
         """Changes the record by compare-and-set, so that concurrent changes of different fields are all made.
 
         Raises NotFound if the app was deleted, renamed or moved since it was read.
         """
-        key = app_key(app.name)
 
         async def compute(present: str) -> Change[App]:
             record = _decode_app(present) if present else None
@@ -306,9 +299,7 @@ class Registry:
             changed = change(record)
             return Change(msgspec.json.encode(changed).decode(), changed)
 
-        changed = await change_record(self.store, key, compute, subject="the app")
-        self.cache.forget(key)
-        return changed
+        return await self.cache.change(app_key(app.name), compute, "the app")
 
     async def change_domains(self, app: App, change: Callable[[Sequence[Domain]], Sequence[Domain]]) -> App:
         """Like `change_app`, for the custom domains. Releases the claims to those that are no longer verified."""
@@ -362,7 +353,6 @@ class Registry:
 
     async def _remove_record(self, app: App) -> App | None:
         """Returns the app that now has the name, if this one was deleted before and its name was taken since."""
-        key = app_key(app.name)
 
         async def compute(present: str) -> Change[App | None]:
             record = _decode_app(present) if present else None
@@ -372,9 +362,7 @@ class Registry:
                 raise NotFound
             return Change("", None)
 
-        other = await change_record(self.store, key, compute, subject="the app")
-        self.cache.forget(key)
-        return other
+        return await self.cache.change(app_key(app.name), compute, "the app")
 
     async def _remove(self, key: str) -> None:
         await compare_and_set(self.store, key, "")

@@ -21,6 +21,8 @@ Failure policy: a trail that cannot be written stops no change. The log has the 
 
 import re
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +32,7 @@ from gateway.accounts import scripts
 from gateway.accounts.access import Access, By
 from gateway.accounts.api_keys import digest
 from gateway.accounts.scripts import TrailLimits, TrailPlace
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneUnavailable, ServiceError
 from gateway.ids import Time, now_iso
 from gateway.keys import trail_counts_key, trail_stream_key
 from gateway.redis.client import Store
@@ -164,6 +166,20 @@ class AccountTrail:
                 await scripts.take_back_trail_entry(self._store, *written)
             except BackboneUnavailable as error:
                 logger.warning("trail.superfluous", account=access.account.id, error=code_of(error.__cause__))
+
+    @asynccontextmanager
+    async def recording(
+        self, access: Access, action: str, target: str, *refusals: type[Exception]
+    ) -> AsyncGenerator[None]:
+        """Wraps a change, which leaves no entry if it is refused: by an error below 500, or one of `refusals`."""
+        entry = await self.begin(access, action, target)
+        try:
+            yield
+        except Exception as error:
+            # After a failure of the service, the change may have been made.
+            if isinstance(error, refusals) or (isinstance(error, ServiceError) and error.status < 500):
+                await self.forget(access, entry)
+            raise
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -19,24 +19,12 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
 from litestar.routes import HTTPRoute
 
-from gateway import errors
 from gateway import errors as e
-from gateway.accounts.access import CALLS
+from gateway.accounts.access import CALLS, TOOL_CALLS
 from gateway.accounts.members import AccountChoice
-from gateway.api import documentation, openapi
+from gateway.api import documentation
 from gateway.api.assets import HEADERS, NO_CACHE
 from gateway.deploys.manifest import manifest_schema
-from gateway.errors import (
-    AccountNotChosen,
-    AppSuspended,
-    BackboneUnavailable,
-    CsrfRefused,
-    NotPermitted,
-    RateLimited,
-    RequestMalformed,
-    ServiceError,
-    Unauthorized,
-)
 from gateway.events.catalog import SAMPLES
 from gateway.inference.formats.endpoints import ENDPOINTS
 from gateway.inference.formats.native import Prompt
@@ -98,20 +86,20 @@ def media_type(handler: HTTPRouteHandler) -> str:
     return str(declared).partition(";")[0] or JSON
 
 
-def errors_of(handler: HTTPRouteHandler, method: str, path: str) -> list[type[ServiceError]]:
+def errors_of(handler: HTTPRouteHandler, method: str, path: str) -> list[type[e.ServiceError]]:
     """Returns the errors that follow from the handler's security and its row in CALLS, and those that it declares."""
     kinds = {kind for choice in handler.resolve_security() for kind in choice}
-    errors: list[type[ServiceError]] = [Unauthorized, BackboneUnavailable] if kinds else []
+    errors: list[type[e.ServiceError]] = [e.Unauthorized, e.BackboneUnavailable] if kinds else []
     if method in UNSAFE_METHODS and kinds & COOKIES:
-        errors.append(CsrfRefused)
+        errors.append(e.CsrfRefused)
     if "apiKey" in kinds:  # the key's scope, and the account's pacing
-        errors += [NotPermitted, RateLimited]
+        errors += [e.NotPermitted, e.RateLimited]
     if kinds == {"apiKey", "session"}:  # a person may belong to several accounts
-        errors.append(AccountNotChosen)
+        errors.append(e.AccountNotChosen)
     if (call := CALLS.get(f"{method} {path}")) and call.stops_with_deletion:
-        errors.append(AppSuspended)
+        errors.append(e.AppSuspended)
     if takes_reason(handler, method):
-        errors.append(RequestMalformed)
+        errors.append(e.RequestMalformed)
     return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
 
 
@@ -152,7 +140,7 @@ def build(app: Litestar) -> Schema:
         for method in handler.http_methods
     }
     document = app.openapi_schema.to_schema()
-    types: list[Any] = [Error, *openapi.TYPES]
+    types: list[Any] = [Error, *TYPES]
     for path, item in document["paths"].items():
         item.pop("head", None)  # answers as GET does
         for method, operation in item.items():
@@ -161,8 +149,8 @@ def build(app: Litestar) -> Schema:
             types += [body_type(handler), response_type(handler)]
     return {
         **document,
-        "paths": {**openapi.inference_paths(), **document["paths"], **openapi.agents_path()},
-        "webhooks": openapi.webhooks(),
+        "paths": {**inference_paths(), **document["paths"], **agents_path()},
+        "webhooks": webhooks(),
         "components": {"schemas": schemas([kind for kind in types if kind])[1], "securitySchemes": SECURITY},
     }
 
@@ -408,12 +396,11 @@ def inference_paths() -> Schema:
 
 
 def agents_path() -> Schema:
+    *others, last = sorted({f"`{action.partition(' ')[0]}`" for action in TOOL_CALLS})
     operation = {
         "operationId": "mcp",
         "summary": "Call an agent tool",
-        "description": "Model Context Protocol over streamable HTTP. The tools are `service_app`, `service_delivery`, "
-        "`service_deploy`, `service_env`, `service_hook`, `service_limits`, `service_logs`, `service_publish` and "
-        "`service_usage`.",
+        "description": f"Model Context Protocol over streamable HTTP. The tools are {', '.join(others)} and {last}.",
         "tags": ["Agents"],
         "security": [{"apiKey": []}],
         "requestBody": json_body(dict[str, Any], {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),
@@ -464,13 +451,13 @@ TYPES = [PromptResponse, Model, Models, Prompt, Completion, ResponseRequest, *ma
 
 
 Schema = dict[str, Any]
-Errors = Sequence[type[errors.ServiceError]]
+Errors = Sequence[type[e.ServiceError]]
 JSON = "application/json"
 
 # Example messages of the errors whose message depends on the request.
-MESSAGES: dict[type[errors.ServiceError], str] = {
-    errors.RequestMalformed: "name: must be text, not a whole number.",
-    errors.ModelNotAllowed: choice_of(PRICES),
+MESSAGES: dict[type[e.ServiceError], str] = {
+    e.RequestMalformed: "name: must be text, not a whole number.",
+    e.ModelNotAllowed: choice_of(PRICES),
 }
 
 

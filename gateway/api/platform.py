@@ -5,8 +5,9 @@ keeps it. The list for the hosts is written before (`suspended.py`), and deploys
 request can be repeated after an interruption.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request, delete, get, patch, post, put
@@ -81,6 +82,7 @@ from gateway.services import Injected
 from gateway.settings import Plan, Settings
 from gateway.validation import Euro, ExitCode, Host, Id, read_name
 
+R = TypeVar("R", App, Account)
 OPERATOR = Origin(by="operator")
 MAX_DAILY_EURO = "1000000"  # of an account
 SCAN_BYTES = 16_777_216  # of one security scan
@@ -616,7 +618,7 @@ async def suspend_app(
     found = await require_app(app, registry)
     _note_before(request, found.suspension)
     await list_suspended(store, found.account, found.id)
-    await _set_suspension(found, suspension, registry)
+    await registry.change_app(found, _set(suspension))
     await deploys.cancel_unfinished(found.account, found.id, CANCELED)
     return suspension
 
@@ -630,7 +632,7 @@ async def resume_app(
     The app stays suspended while its account is.
     """
     _note_before(request, any_app.suspension)
-    await _set_suspension(any_app, None, registry)
+    await registry.change_app(any_app, _set(None))
     await unlist_suspended(store, any_app.account, any_app.id)
 
 
@@ -650,7 +652,7 @@ async def suspend_account(
     suspension = make_suspension(data)
     _note_before(request, any_account.operators_suspension)
     await list_suspended(store, any_account.id)
-    await registry.change_account(any_account.id, lambda record: _replace(record, suspension))
+    await registry.change_account(any_account.id, _set(suspension))
     await deploys.cancel_unfinished(any_account.id, None, CANCELED)
     return suspension
 
@@ -675,7 +677,7 @@ async def resume_account(
     Apps that are suspended themselves stay suspended.
     """
     _note_before(request, any_account.operators_suspension)
-    _, account = await registry.change_account(any_account.id, lambda record: _replace(record, None))
+    _, account = await registry.change_account(any_account.id, _set(None))
     if account.deletion is None:
         await unlist_suspended(store, any_account.id)
 
@@ -687,12 +689,9 @@ def make_suspension(data: NewSuspension) -> Suspension:
     return Suspension(reason, now_iso())
 
 
-async def _set_suspension(app: App, suspension: Suspension | None, registry: Registry) -> None:
-    await registry.change_app(app, lambda record: msgspec.structs.replace(record, suspension=suspension))
-
-
-def _replace(account: Account, suspension: Suspension | None) -> Account:
-    return msgspec.structs.replace(account, suspension=suspension)
+def _set(suspension: Suspension | None) -> Callable[[R], R]:
+    """Returns the change of the record of an app or an account."""
+    return partial(msgspec.structs.replace, suspension=suspension)
 
 
 def _note_before(request: Request[Any, Any, State], suspension: Suspension | None) -> None:

@@ -295,13 +295,8 @@ async def _answering(
     if account is None or account.deletion is not None:
         raise NotFound("There is no such invitation; it may have ended.")
     access = Access(account, person.email, "session", role=invitation.role, email=person.email)
-    entry = await trail.begin(access, action, person.email)
-    try:
+    async with trail.recording(access, action, person.email):
         yield
-    except ServiceError as error:
-        if error.status < 500:
-            await trail.forget(access, entry)
-        raise
 
 
 ROUTES = [begin_sign_in, complete_sign_in, show_session, choose_account, accept_invitation, decline_invitation]

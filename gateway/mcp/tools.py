@@ -6,8 +6,8 @@ them, and so are the messages that say how to correct a call.
 
 import inspect
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import msgspec
@@ -177,20 +177,12 @@ class AgentTool:
         except ServiceError as error:
             raise ToolError(f"{error.message} ({error.code})") from None
 
-    @asynccontextmanager
-    async def _recording(self, change: Call | None, arguments: Mapping[str, Any]) -> AsyncIterator[None]:
-        """Records a change in the account's trail, unless it is refused."""
+    def _recording(self, change: Call | None, arguments: Mapping[str, Any]) -> AbstractAsyncContextManager[None]:
+        """Returns what records a change in the account's trail, unless it is refused."""
         if change is None:
-            yield
-            return
+            return nullcontext()
         target = str(next((arguments[name] for name in TARGETS if arguments.get(name)), ""))
-        entry = await self.services.account_trail.begin(self.access, change.name, target)
-        try:
-            yield
-        except (ServiceError, ToolError) as error:
-            if not isinstance(error, ServiceError) or error.status < 500:
-                await self.services.account_trail.forget(self.access, entry)
-            raise
+        return self.services.account_trail.recording(self.access, change.name, target, ToolError)
 
     @classmethod
     def make(cls, services: Services) -> Tool:

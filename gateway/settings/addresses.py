@@ -318,9 +318,8 @@ def find_s3_fault(environ: Mapping[str, str]) -> str:
     if importlib.util.find_spec("obstore") is None:
         return "s3:// needs a library: run pip install '.[s3]' in the clone"
     # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
-    if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
-        return ""
-    if environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+    given = ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI", "CONTAINER_CREDENTIALS_FULL_URI")
+    if any(environ.get(f"AWS_{name}") for name in given):
         return ""
     missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
     return f"s3:// also needs {' and '.join(missing)}" if missing else ""

@@ -1,12 +1,20 @@
-"""Registries of two processes on one Redis."""
+"""Registries of two processes on one Redis, and a new account of the folder's gateway."""
 
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 import redis.asyncio
 
 from gateway.accounts.registry import Registry
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
 from tests.support.registries import process
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def account(gw: Gateway) -> Account:
+    return await gw.account()
 
 
 @pytest.fixture

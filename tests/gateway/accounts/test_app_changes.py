@@ -1,7 +1,5 @@
 """An account's apps are created and deleted one at a time, and a failed creation leaves nothing."""
 
-import asyncio
-
 import pytest
 import redis.asyncio
 
@@ -44,14 +42,6 @@ async def test_a_creation_that_fails_leaves_nothing(
     await changes.delete_app(an_app(2))
     assert {*await raw.keys("*:account:*")} == ACCOUNT_KEYS
     assert await raw.keys("alias:*") == await raw.keys("app:*") == []
-
-
-async def test_creations_in_two_processes_happen_one_at_a_time(local: Registry, peer: Registry) -> None:
-    both = AppChanges(local), AppChanges(peer)
-    work = [both[n % 2].create_app(an_app(n, name=f"shop-{n}"), limit=5) for n in range(20)]
-    results = await asyncio.gather(*work, return_exceptions=True)
-    assert [type(result) for result in results].count(AppLimitReached) == 15
-    assert len(await local.list_apps("acc_one")) == 5
 
 
 async def test_a_dead_processs_lock_expires(local: Registry, raw: redis.asyncio.Redis) -> None:

@@ -41,11 +41,6 @@ session = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
 async def ada(gw: Gateway, account: Account) -> AsyncIterator[Visitor]:
     """An owner."""
     visitor = Visitor(gw)
@@ -103,25 +98,18 @@ async def test_members_are_invited_changed_and_removed(account: Account, ada: Vi
     assert {each["email"]: (each["state"], each["endsAt"]) for each in listed}[email] == ("member", None)
     for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
         refused(await ada.call(method, f"/account/members/{email.upper()}", body), 409, "LAST_OWNER")
+        for odd in (
+            "nobody",
+            "ü@b.example",
+            *(f"a{odd}b@b.example" for odd in ("/", "%2F", "%3F", "%0A", "%00", "%20")),
+        ):
+            refused(await ada.call(method, f"/account/members/{odd}", body), 400, "REQUEST_MALFORMED")
     assert (await ada.call("DELETE", f"/account/members/{bob.upper()}")).status_code == 204
     refused(await ada.call("DELETE", f"/account/members/{bob}"), 404, "NOT_FOUND")
     refused(await ada.call("PUT", f"/account/members/{bob}", {"role": "admin"}), 400, "REQUEST_MALFORMED")
     changes = (await account.get("/account/audit")).json()
     mine = [(each["action"], each["who"], each["target"]) for each in changes if each["by"] == "session"]
     assert mine[:2] == [("remove_member", email, bob.upper()), ("set_member", email, bob)], "a refusal is no change"
-
-
-@session
-async def test_what_is_no_address(account: Account, ada: Visitor) -> None:
-    before = (await account.get("/account/audit")).json()
-    for address in (
-        "nobody",
-        "ü@b.example",
-        *(f"a{odd}b@b.example" for odd in ("/", "%2F", "%3F", "%0A", "%00", "%20")),
-    ):
-        for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
-            refused(await ada.call(method, f"/account/members/{address}", body), 400, "REQUEST_MALFORMED")
-    assert (await account.get("/account/audit")).json() == before, "a refusal is no change"
 
 
 @session
@@ -192,6 +180,9 @@ async def test_signing_out_everywhere(gw: Gateway, account: Account, ada: Visito
     for token in tokens:
         answer = await gw.http.get("/account", headers={"Cookie": f"capsule_session={token}"})
         refused(answer, 401, "UNAUTHORIZED")
+    ada.become(email_of(ada), account.id, "https://former.example.com")
+    for path in ("/account", "/dashboard/session"):
+        refused(await ada.call("GET", path), 401, "UNAUTHORIZED")
 
 
 @session
@@ -207,14 +198,6 @@ async def test_members_may_leave(gw: Gateway, account: Account, ada: Visitor) ->
     assert [each["email"] for each in (await account.get("/account/members")).json()] == [email_of(ada)]
     [newest, *_] = (await account.get("/account/audit")).json()
     assert (newest["action"], newest["who"]) == ("remove_member", email)
-
-
-@session
-async def test_a_session_ends_with_the_provider_that_opened_it(account: Account, ada: Visitor) -> None:
-    assert (await ada.call("GET", "/account")).status_code == 200
-    ada.become(email_of(ada), account.id, "https://former.example.com")
-    for path in ("/account", "/dashboard/session"):
-        refused(await ada.call("GET", path), 401, "UNAUTHORIZED")
 
 
 # -- invitations -----------------------------------------------------------------------------------------------
@@ -302,60 +285,46 @@ async def test_invitations_of_an_account_are_limited(account: Account, bob: Visi
 
 
 @session
-@pytest.mark.parametrize("end", ["removed", "demoted"])
-async def test_invitations_end_with_the_owner_who_made_them(
-    account: Account, ada: Visitor, bob: Visitor, end: str
+@pytest.mark.parametrize(
+    "end", ["the owner leaves", "the owner is demoted", "the key is revoked", "operators revoke it"]
+)
+async def test_invitations_end_with_the_owner_or_key_that_made_them(
+    gw: Gateway, account: Account, ada: Visitor, bob: Visitor, end: str
 ) -> None:
-    """Or an owner who is removed would come back by another address."""
-    chief = f"chief-{email_of(ada)}"
-    await join(account, chief, "owner")
-    assert (await ada.call("PUT", f"/account/members/{email_of(bob)}", {"role": "owner"})).status_code == 200
-    await put(account, f"other-{email_of(bob)}")
-    if end == "removed":
-        assert (await account.call("DELETE", f"/account/members/{email_of(ada)}")).status_code == 204
-    else:
-        await put(account, email_of(ada), "developer")
-    refused(await bob.call("PUT", at_invitation(account)), 404, "NOT_FOUND")
-    listed = {each["email"] for each in (await account.get("/account/members")).json() if each["state"] == "invited"}
-    assert listed == {f"other-{email_of(bob)}"}
-
-
-@session
-@pytest.mark.parametrize("revokes", ["owner", "operator"])
-async def test_invitations_end_with_the_key_that_made_them(
-    gw: Gateway, account: Account, ada: Visitor, bob: Visitor, revokes: str
-) -> None:
-    """And those of its sessions, or who has stolen a key would become an owner after it is revoked."""
-    stolen, thief, visitor = await account.add_key("stolen"), email_of(bob), Visitor(gw)
-    await put(stolen, thief, "owner")
-    async with visitor.http:
-        await visitor.log_in(stolen.key)
-        await visitor.call("PUT", f"/account/members/second-{thief}", {"role": "owner"})
-    await put(account, f"other-{thief}")
-    await ada.call("PUT", f"/account/members/third-{thief}", {"role": "viewer"})
-    if revokes == "owner":
+    """And with the sessions of the key, or who has stolen it would become an owner after it is revoked."""
+    stolen, email, thief = await account.add_key("stolen"), email_of(ada), email_of(bob)
+    await join(account, f"chief-{email}", "owner")
+    invites: dict[str, Any] = {"owner": ada, "other": account, "key": stolen, "session of the key": Visitor(gw)}
+    async with invites["session of the key"].http:
+        await invites["session of the key"].log_in(stolen.key)
+        for number, by in enumerate(invites.values()):
+            answer = await by.call("PUT", f"/account/members/{number}-{thief}", {"role": "owner"})
+            assert answer.status_code == 200
+        by = ada if "owner" in end else stolen
+        assert (await by.call("PUT", f"/account/members/{thief}", {"role": "owner"})).status_code == 200
+    if end == "the owner leaves":
+        assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    elif end == "the owner is demoted":
+        await put(account, email, "developer")
+    elif end == "the key is revoked":
         assert (await ada.call("DELETE", f"/account/keys/{stolen.key_id}")).status_code == 204
     else:
         await gw.platform("DELETE", f"accounts/{account.id}/keys/{stolen.key_id}")
     refused(await bob.call("PUT", at_invitation(account)), 404, "NOT_FOUND")
     listed = {each["email"] for each in (await account.get("/account/members")).json() if each["state"] == "invited"}
-    assert listed == {f"other-{thief}", f"third-{thief}"}
+    assert listed == {f"{number}-{thief}" for number in ((1, 2, 3) if "owner" in end else (0, 1))}
 
 
 @session
-async def test_a_suspended_account_invites_nobody(gw: Gateway, account: Account, bob: Visitor) -> None:
+async def test_invitations_end_with_the_account(gw: Gateway, bob: Visitor) -> None:
+    """One that is suspended makes no new ones."""
+    account = await gw.account()
     await put(account, email_of(bob))
     await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "abuse"})
     answer = await account.call("PUT", "/account/members/other@example.com", {"role": "viewer"})
     refused(answer, 403, "APP_SUSPENDED")
     assert (await put(account, email_of(bob), "developer"))["role"] == "developer"
-    assert (await account.call("DELETE", f"/account/members/{email_of(bob)}")).status_code == 204
-
-
-@session
-async def test_invitations_end_with_the_account(gw: Gateway, bob: Visitor) -> None:
-    account = await gw.account()
-    await put(account, email_of(bob))
+    await gw.platform("DELETE", f"accounts/{account.id}/suspension")
     name = (await account.get()).json()["name"]
     assert (await account.call("POST", "/account/deletion", {"name": name})).status_code == 202
     assert (await read_session(bob))["invitations"] == []
@@ -533,22 +502,6 @@ async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> Non
     # The next change forgets it, and the record goes with the last one.
     await members.remove("acc_1", "owner@example.com")
     await wait_until(one.list_keys, 3, holds=lambda names: names == {account_key("acc_1")})
-
-
-async def test_changes_of_members_and_invitations_at_once_are_all_made(one: Store) -> None:
-    processes = [Members(one, RecordCache(one)) for _ in range(3)]
-    await processes[0].put("acc_1", "owner@example.com", "owner")
-    invited = [f"{number}@example.com" for number in range(12)]
-    await asyncio.gather(
-        *(processes[n % 3].set_role("acc_1", email, "viewer", "API key") for n, email in enumerate(invited)),
-        *(processes[n % 3].put("acc_1", f"member-{n}@example.com", "viewer") for n in range(6)),
-    )
-    states = [each.state for each in await Members(one, RecordCache(one)).list_members("acc_1")]
-    assert (states.count("invited"), states.count("member")) == (12, 7)
-    await asyncio.gather(*(processes[n % 3].accept("acc_1", email) for n, email in enumerate(invited)))
-    states = [each.state for each in await Members(one, RecordCache(one)).list_members("acc_1")]
-    assert (states.count("invited"), states.count("member")) == (0, 19)
-    assert await one.get(invitations_key("acc_1")) is None
 
 
 async def test_the_accounts_that_are_found_for_an_address_are_limited(one: Store) -> None:

@@ -43,14 +43,18 @@ async def test_two_at_a_time_and_in_order() -> None:
 
 @virtual_time
 async def test_an_account_that_has_used_its_time_waits() -> None:
-    paces, state = Pacing(), dict[str, Any]()
+    """But not another account, nor when it takes rights away."""
+    paces, state, worked = Pacing(), dict[str, Any](), 0.0
 
     async def work() -> None:
+        nonlocal worked
         await admit(paces, "ana", state)
-        state[METER].charge(pacing.SAVED_SECONDS + 0.1)
+        for _ in range(2):
+            worked += (pacing.SAVED_SECONDS + 0.1) / 2
+            await asyncio.sleep(0)
 
     began = asyncio.get_running_loop().time()
-    await RequestMeter(work(), state)
+    await RequestMeter(work(), state, clock=lambda: worked)
     await asyncio.wait_for(admit(paces, "ben", {}), 1)
     await admit(paces, "ana", state)
     assert 0.1 / pacing.TIME_SHARE <= asyncio.get_running_loop().time() - began < 5
@@ -61,6 +65,7 @@ async def test_an_account_that_has_used_its_time_waits() -> None:
     assert refused.value.retry_after is not None
     assert 250 < refused.value.retry_after < 310
     await asyncio.wait_for(admit(paces, "ben", {}), 1)
+    await asyncio.wait_for(admit(paces, "ana", {}, takes_rights=True), 0.1)
 
 
 @virtual_time
@@ -111,24 +116,6 @@ async def test_a_request_is_metered_step_by_step_and_its_slot_is_freed() -> None
 
 
 @virtual_time
-async def test_the_time_of_a_request_is_charged_to_its_account() -> None:
-    paces, state, worked = Pacing(), dict[str, Any](), 0.0
-
-    async def work() -> None:
-        nonlocal worked
-        await admit(paces, "ana", state)
-        for _ in range(2):
-            worked += 5
-            await asyncio.sleep(0)
-
-    await RequestMeter(work(), state, clock=lambda: worked)
-    with pytest.raises(RateLimited) as refused:
-        await admit(paces, "ana", {})
-    assert refused.value.retry_after is not None
-    assert 38 <= refused.value.retry_after <= 40, "of 50 seconds, it has waited ten"
-    await admit(paces, "ben", {})
-
-
 async def test_callers_take_turns() -> None:
     """One that sends more requests than all others delays each of them by one request."""
     paces, admitted = Pacing(), list[str]()
@@ -148,63 +135,40 @@ async def test_callers_take_turns() -> None:
     for task in flood:
         task.cancel()
     await asyncio.wait(flood)
-
-
-async def test_a_caller_whose_time_is_used_up_leaves_that_of_the_others() -> None:
-    paces = Pacing()
-    for _ in range(2_000):  # requests that are refused
-        paces.meter("ana", "flood", {})
-    await asyncio.wait_for(admit(paces, "ana", {}, caller="other"), 0.1)
+    for _ in range(2_000):  # requests that are refused use up the caller's time alone
+        paces.meter("ben", "flood", {})
+    await asyncio.wait_for(admit(paces, "ben", {}, caller="other"), 0.1)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(admit(paces, "ana", {}, caller="flood"), 0.1)
+        await asyncio.wait_for(admit(paces, "ben", {}, caller="flood"), 0.1)
 
 
-async def test_rights_are_taken_away_in_a_lane_of_its_own() -> None:
-    paces, state = Pacing(), dict[str, Any]()
-    await admit(paces, "ana", {})
-    await admit(paces, "ana", state)
-    state[METER].charge(60)
-    await asyncio.wait_for(admit(paces, "ana", {}, takes_rights=True), 0.1)
-
-
+@pytest.mark.parametrize(
+    ("size", "limit", "words"),
+    [
+        (10, pacing.MAX_BODIES, "complete their bodies"),
+        (None, pacing.MAX_LARGE_BODIES, "large requests"),
+        (pacing.SMALL_BODY_BYTES + 1, pacing.MAX_LARGE_BODIES, "large requests"),
+    ],
+)
 @virtual_time
-async def test_a_caller_that_sends_many_bodies_waits_for_one_of_them() -> None:
-    paces, ended = Pacing(), asyncio.Event()
-
-    async def send(caller: str, size: int | None = 10) -> None:
-        async with paces.meter("ana", caller, {}).receiving(size):
-            await ended.wait()
-
-    sending = [asyncio.create_task(send("slow")) for _ in range(pacing.MAX_BODIES)]
-    await asyncio.sleep(0.01)
-    with pytest.raises(RateLimited, match="complete their bodies"):
-        await send("slow")
-    ended.set()
-    await send("other")
-    await asyncio.wait(sending)
-    await send("slow")
-
-
-@pytest.mark.parametrize("size", [None, pacing.SMALL_BODY_BYTES + 1])
-@virtual_time
-async def test_large_bodies_of_an_account_are_limited(size: int | None) -> None:
-    """Those of all its callers together, which would fill the memory. Small ones are not held up."""
-    paces, ended = Pacing(), asyncio.Event()
+async def test_bodies_that_are_on_their_way_are_limited(size: int | None, limit: int, words: str) -> None:
+    """Of a caller the small ones, of an account the large ones, which would fill the memory."""
+    paces, ended, is_small = Pacing(), asyncio.Event(), words == "complete their bodies"
 
     async def send(caller: str, size: int | None) -> None:
         async with paces.meter("ana", caller, {}).receiving(size):
             await ended.wait()
 
-    sending = [asyncio.create_task(send(f"key {n}", size)) for n in range(pacing.MAX_LARGE_BODIES)]
+    sending = [asyncio.create_task(send("one" if is_small else f"key {n}", size)) for n in range(limit)]
     await asyncio.sleep(0.01)
-    with pytest.raises(RateLimited, match="large requests"):
-        await send("another", size)
+    with pytest.raises(RateLimited, match=words):
+        await asyncio.wait_for(send("one" if is_small else "another", size), 60)
     sending.append(asyncio.create_task(send("another", pacing.SMALL_BODY_BYTES)))
     await asyncio.sleep(0.2)
     assert not any(task.done() for task in sending)
     ended.set()
     await asyncio.wait(sending)
-    await send("another", size)
+    await send("one", size)
 
 
 async def test_idle_lanes_and_callers_are_dropped() -> None:

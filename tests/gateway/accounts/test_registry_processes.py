@@ -14,18 +14,9 @@ from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import max_cost
-from tests.support.responses import answered, counted, refused
+from tests.support.responses import answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def test_rates_are_shared(app: App, twin: Gateway) -> None:
-    peer = app.at(twin)
-    for n in range(10):
-        assert counted(await app.ask("x"))[1] == 19 - 2 * n
-        assert counted(await peer.ask("x"))[1] == 18 - 2 * n
-    for where in (app, peer):
-        refused(await where.ask("x"), 429, "USER_RATE_LIMITED")
 
 
 async def test_caps_are_shared(gw: Gateway, twin: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:

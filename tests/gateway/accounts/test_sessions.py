@@ -5,7 +5,6 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-import pytest_asyncio
 
 from gateway.accounts.session_store import SESSION_SECONDS
 from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, UNREADABLE, Sessions, client_network
@@ -21,48 +20,36 @@ from tests.support.visitor import Visitor
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
-
-
 async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    """Only a hash of its token is stored. It ends with a log-out, wherever the cookie was copied to, and by itself."""
     response = await visitor.log_in(account.key)
     assert (response.status_code, response.content) == (204, b"")
     _, *attributes = response.headers["set-cookie"].split("; ")
     assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=strict", f"Max-Age={SESSION_SECONDS}"}
     assert (await visitor.call("GET", "/account")).json()["id"] == account.id
     assert account.key not in str(response.headers)
-
-
-async def test_only_a_hash_of_the_token_is_stored_and_expires(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    first = visitor.token
+    assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
+    assert ACCOUNT not in visitor.http.cookies
+    copied = await gw.http.get("/account", headers={"Cookie": f"{ACCOUNT}={first}"})
+    refused(copied, 401, "UNAUTHORIZED")
+    assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
     await visitor.log_in(account.key)
+    gw.redis.freeze()
+    try:
+        refused(await visitor.call("GET", "/account"), 503, "BACKBONE_UNAVAILABLE")
+    finally:
+        gw.redis.thaw()
     with gw.redis.client() as client:
         [key] = [k for k in client.scan_iter("session:*", count=1000) if account.id.encode() in client.get(k)]
         assert visitor.token.encode() not in key
         assert 0 < client.ttl(key) <= SESSION_SECONDS
         client.delete(key)  # as when it expires
-    refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
-
-
-async def test_logging_out_ends_the_session_everywhere(gw: Gateway, visitor: Visitor, account: Account) -> None:
-    await visitor.log_in(account.key)
-    token = visitor.token
-    response = await visitor.call("DELETE", "/dashboard/session")
-    assert response.status_code == 204
-    assert ACCOUNT not in visitor.http.cookies
-    copied = await gw.http.get("/account", headers={"Cookie": f"{ACCOUNT}={token}"})
-    refused(copied, 401, "UNAUTHORIZED")
-    assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
-
-
-async def test_a_session_of_a_deleted_account_is_refused(gw: Gateway, visitor: Visitor, account: Account) -> None:
-    await visitor.log_in(account.key)
-    with gw.redis.client() as client:
+        refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
+        await visitor.log_in(account.key)
         [key] = client.keys(f"*:account:{account.id}")
         client.delete(key)
         client.publish("changes", key)
-
     await wait_until(lambda: visitor.call("GET", "/account"), holds=lambda answer: answer.status_code == 401)
 
 
@@ -82,19 +69,16 @@ async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Acc
     assert (await visitor.call("DELETE", "/account/webhook", **bearer)).status_code == 204
 
 
-async def test_a_key_takes_precedence_and_a_forged_cookie_is_refused(visitor: Visitor, account: Account) -> None:
-    await visitor.log_in(account.key)
-    refused(await visitor.call("GET", "/account", Authorization="Bearer csk_wrong"), 401, "UNAUTHORIZED")
-    for token in ("x", "", account.id, "operator"):
-        refused(await visitor.call("GET", "/account", Cookie=f"{ACCOUNT}={token}"), 401, "UNAUTHORIZED")
-
-
-async def test_inference_ignores_cookies(
-    gw: Gateway, visitor: Visitor, account: Account, backend: FakeAppBackend
+async def test_a_key_takes_precedence_and_a_forged_cookie_is_refused(
+    visitor: Visitor, account: Account, backend: FakeAppBackend
 ) -> None:
+    """Inference ignores cookies."""
     app = await account.app(backend)
     await visitor.log_in(account.key)
     refused(await visitor.call("POST", app.path, {"prompt": "Hello?"}, Origin=""), 401, "TOKEN_MISSING")
+    refused(await visitor.call("GET", "/account", Authorization="Bearer csk_wrong"), 401, "UNAUTHORIZED")
+    for token in ("x", "", account.id, "operator"):
+        refused(await visitor.call("GET", "/account", Cookie=f"{ACCOUNT}={token}"), 401, "UNAUTHORIZED")
 
 
 async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visitor, account: Account) -> None:
@@ -114,15 +98,13 @@ async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visit
 async def test_failed_log_ins_are_counted_by_network(visitor: Visitor, account: Account) -> None:
     """A provider gives each customer at least a /64. Some proxies append the port, which each connection changes."""
     limit = FAILED_LOGINS.limit
-    reports = {
-        "2606:4700:7::{}": "2606:4700:8::1",
-        "[2606:4700:9::{0}]:{0}": "[2606:4700:10::1]:1",
-        "93.184.216.41:{}": "93.184.216.42:1",
-        "no address {}": "93.184.216.43",
-    }
-    for report, other in reports.items():
-        answers = [await visitor.log_in("csk_wrong", **{"X-Forwarded-For": report.format(n)}) for n in range(limit + 3)]
-        assert [answer.status_code for answer in answers] == [401] * limit + [429] * 3, report
+    for report, other in (
+        ("[2606:4700:9::{0}]:{0}", "[2606:4700:10::1]:1"),
+        ("93.184.216.41:{}", "93.184.216.42:1"),
+        ("no address {}", "93.184.216.43"),
+    ):
+        answers = [await visitor.log_in("csk_wrong", **{"X-Forwarded-For": report.format(n)}) for n in range(limit + 1)]
+        assert [answer.status_code for answer in answers] == [401] * limit + [429], report
         assert (await visitor.log_in(account.key, **{"X-Forwarded-For": other})).status_code == 204
 
 
@@ -130,7 +112,6 @@ async def test_failed_log_ins_are_counted_by_network(visitor: Visitor, account: 
     ("peer", "forwarded", "network"),
     [
         ("8.8.8.8", [], "8.8.8.8/32"),
-        ("10.0.0.2", [""], "10.0.0.2/32"),
         ("10.0.0.2", ["1.1.1.1, 203.0.113.9"], "203.0.113.9/32"),
         ("10.0.0.2", ["203.0.113.9:51234"], "203.0.113.9/32"),
         ("10.0.0.2", ["unknown"], UNREADABLE),
@@ -204,12 +185,3 @@ async def test_an_address_can_make_a_share_of_the_days_registrations(gw: Gateway
     assert [await register(f"2606:4700::{n}") for n in range(share + 1)] == [201] * share + [429], "one network"
     assert await register("2606:4700:1::1") == 201
     assert [await register("") for _ in range(share + 1)] == [201] * (share + 1), "a proxy that reports none"
-
-
-async def test_without_redis_all_log_ins_are_refused(gw: Gateway, visitor: Visitor, account: Account) -> None:
-    await visitor.log_in(account.key)
-    gw.redis.freeze()
-    try:
-        refused(await visitor.call("GET", "/account"), 503, "BACKBONE_UNAVAILABLE")
-    finally:
-        gw.redis.thaw()

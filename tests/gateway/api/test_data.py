@@ -31,21 +31,6 @@ async def test_an_app_without_data(gw: Gateway) -> None:
     assert (await account.get("/account/data/deleted")).json() == []
 
 
-async def test_a_snapshot_of_an_app_that_is_not_live_cannot_be_restored(gw: Gateway) -> None:
-    account = await gw.account()
-    app = await an_app(account)
-    async with opened(gw.redis.url) as store:
-        await DataRecords(store).add_snapshot(account.id, app, SNAPSHOT)
-    shown = (await account.get(f"/account/apps/{app}/data")).json()
-    assert shown["snapshots"] == [
-        {"id": "snp_1", "at": SNAPSHOT.at, "bytes": 100, "reason": "deploy", "deployId": "dep_1"}
-    ]
-    answer = await account.call("POST", f"/account/apps/{app}/data/restore", {"snapshotId": "snp_1"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "NO_DEPLOY_YET")
-    gone = await account.get(f"/account/apps/{app}/data/snapshots/snp_1")
-    assert gone.status_code == 404, "its object is gone"
-
-
 async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
     account: Account = await gw.account()
     app = await an_app(account)
@@ -55,6 +40,13 @@ async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
         await records.add_snapshot(account.id, app, SNAPSHOT)
         shown = (await account.get(f"/account/apps/{app}/data")).json()
         assert (shown["usedBytes"], shown["state"], shown["problem"]) == (10, "running", "A problem.")
+        assert shown["snapshots"] == [
+            {"id": "snp_1", "at": SNAPSHOT.at, "bytes": 100, "reason": "deploy", "deployId": "dep_1"}
+        ]
+        answer = await account.call("POST", f"/account/apps/{app}/data/restore", {"snapshotId": "snp_1"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "NO_DEPLOY_YET")
+        gone = await account.get(f"/account/apps/{app}/data/snapshots/snp_1")
+        assert gone.status_code == 404, "its object is gone"
         assert (await account.call("DELETE", f"/account/apps/{app}")).status_code == 204
         [command] = [each for each in await commands.list_commands() if each.app == app]
         assert (command.action, command.account) == ("forget", account.id)
@@ -64,21 +56,20 @@ async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
         assert (await (await gw.account()).get("/account/data/deleted")).json() == []
 
 
-@pytest.mark.parametrize("what", ["app", "account"])
-async def test_the_data_of_a_suspended_app(gw: Gateway, what: str) -> None:
+async def test_the_data_of_a_suspended_app(gw: Gateway) -> None:
     account = await gw.account()
     app = await an_app(account)
-    suspended = f"apps/{app}" if what == "app" else f"accounts/{account.id}"
+    async with opened(gw.redis.url) as store:
 
-    async def states() -> list[str]:
-        found = []
-        for state in ("running", "asleep", "full", "none"):
-            async with opened(gw.redis.url) as store:
+        async def states() -> list[str]:
+            found = []
+            for state in ("running", "asleep", "full", "none"):
                 await DataRecords(store).write_statuses([(account.id, app, DataStatus(10, state, ""))])  # type: ignore[arg-type]
-            found.append((await account.get(f"/account/apps/{app}/data")).json()["state"])
-        return found
+                found.append((await account.get(f"/account/apps/{app}/data")).json()["state"])
+            return found
 
-    await gw.platform("PUT", f"{suspended}/suspension", {"reason": "test"})
-    assert await states() == ["suspended", "suspended", "full", "none"]
-    await gw.platform("DELETE", f"{suspended}/suspension")
-    assert await states() == ["running", "asleep", "full", "none"]
+        for suspended in (f"apps/{app}", f"accounts/{account.id}"):
+            await gw.platform("PUT", f"{suspended}/suspension", {"reason": "test"})
+            assert await states() == ["suspended", "suspended", "full", "none"]
+            await gw.platform("DELETE", f"{suspended}/suspension")
+            assert await states() == ["running", "asleep", "full", "none"]

@@ -1,15 +1,23 @@
 """Lists of deploys in pages, over HTTP. The test is the deploy engine."""
 
-from contextlib import AsyncExitStack
+import base64
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from gateway.accounts.viewers import LOGS
-from tests.fakes import FakeAppBackend
+from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
-from tests.support.deploys import a_hook, publish, report_phases
-from tests.support.gateway_process import Gateway
+from tests.support.deploys import TARBALL, a_hook, publish, report_phases
+from tests.support.gateway_process import gateway
+from tests.support.programs import on_small_disk
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -20,7 +28,7 @@ async def listed(app: App, query: str) -> Any:
 
 async def test_pages_of_deploys(hosted: App) -> None:
     other = await hosted.account.app(hosted.backend, repository={"url": "https://git.example/x.git", "branch": "main"})
-    names = [other.name if n % 3 else hosted.name for n in range(13)]
+    names = [other.name if n % 3 else hosted.name for n in range(7)]
     body = {"account": hosted.account.id, "repository": {"url": "https://git.example/y.git", "branch": "main"}}
     assert (await hosted.gateway.platform("PUT", f"apps/{hosted.name}", body)).is_success
     for name in names:
@@ -33,15 +41,28 @@ async def test_pages_of_deploys(hosted: App) -> None:
         (f"&app={other.name}", [row for row in everything if row["app"] == other.name]),
     ):
         pages, before = [], ""
-        while page := await listed(hosted, f"limit=4{query}{before}"):
+        while page := await listed(hosted, f"limit=2{query}{before}"):
             pages.append(page)
             before = f"&before={page[-1]['id']}"
-        assert [len(page) for page in pages[:-1]] == [4] * (len(pages) - 1)
+        assert [len(page) for page in pages[:-1]] == [2] * (len(pages) - 1)
         assert [row["id"] for page in pages for row in page] == [row["id"] for row in rows]
     refused = await listed(hosted, "before=dep_none")
     assert refused["error"]["message"].startswith("before: there is no deploy of this id")
     assert "limit: must be at least 1" in (await listed(hosted, "limit=0"))["error"]["message"]
-    await check_current(hosted)
+
+
+async def test_the_deploy_that_is_served_is_current(hosted: App) -> None:
+    async def deployed(*phases: str) -> str:
+        deploy: str = (await publish(hosted.account, hosted.name)).json()["deployId"]
+        await report_phases(hosted.gateway, deploy, *phases)
+        return deploy
+
+    first, second = [await deployed("build", "health", "canary") for _ in range(2)]
+    waiting = await deployed()
+    current = {row["id"]: row["current"] for row in await listed(hosted, "limit=3")}
+    assert current == {waiting: False, second: True, first: False}
+    shown = (await hosted.account.get(f"/account/deploys/{second}")).json()
+    assert (shown["current"], [phase["state"] for phase in shown["phases"]]) == (True, ["done"] * 3)
 
 
 async def test_lists_after_an_operator_has_renamed_an_app(hosted: App) -> None:
@@ -72,29 +93,67 @@ async def test_a_preview_of_a_branch_without_a_repository(hosted: App) -> None:
     assert answer.json()["error"]["message"].startswith("branch: only previews")
 
 
-async def check_current(hosted: App) -> None:
-    async def deployed(*phases: str) -> str:
-        queued = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "live"})
-        deploy: str = queued.json()["deployId"]
-        await report_phases(hosted.gateway, deploy, *phases)
-        return deploy
-
-    first, second = [await deployed("build", "health", "canary") for _ in range(2)]
-    waiting = await deployed()
-    current = {row["id"]: row["current"] for row in await listed(hosted, "limit=3")}
-    assert current == {waiting: False, second: True, first: False}
-    shown = (await hosted.account.get(f"/account/deploys/{second}")).json()
-    assert (shown["current"], [phase["state"] for phase in shown["phases"]]) == (True, ["done"] * 3)
+# -- sources of every Content-Type ----------------------------------------------------------------------------
 
 
-async def test_one_key_leaves_streams_of_logs_to_others(gw: Gateway, backend: FakeAppBackend) -> None:
-    account = await gw.account()
-    app = await account.app(backend, build={"command": "make", "start": "./serve"})
-    reader = (await account.add_key(scope="read")).key
-    statuses = []
-    async with AsyncExitStack() as streams:
-        for key in [reader] * (LOGS.limit_of_account // 2 + 1) + [account.key]:
-            headers = {"Authorization": f"Bearer {key}", "Accept": "text/event-stream"}
-            follows = gw.http.stream("GET", f"/account/apps/{app.name}/logs", headers=headers)
-            statuses.append((await streams.enter_async_context(follows)).status_code)
-    assert statuses == [200] * (LOGS.limit_of_account // 2) + [429, 200]
+PAGE = b"<!doctype html><title>Notes</title>"
+
+
+def a_zip(name: str = "index.html") -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr(name, PAGE)
+    return file.getvalue()
+
+
+async def put(app: App, content: bytes, kind: str | None) -> httpx.Response:
+    headers = {} if kind is None else {"Content-Type": kind}
+    return await app.account.call("PUT", f"/account/apps/{app.name}/source", content=content, headers=headers)
+
+
+async def source_of(app: App, deploy: str) -> dict[str, bytes]:
+    """Returns the files that a build of this deploy gets."""
+    stored = await app.gateway.platform("GET", f"deploys/{deploy}/source")
+    with tarfile.open(fileobj=io.BytesIO(stored.content)) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("content", [PAGE, a_zip()], ids=["page", "zip"])
+async def test_the_type_or_the_first_bytes_say_what_it_is(hosted: App, content: bytes) -> None:
+    declared = ["text/html; charset=utf-8"] if content == PAGE else ["Application/ZIP", "application/x-zip-compressed"]
+    for kind in (*declared, None, "application/octet-stream", "application/x-www-form-urlencoded"):
+        response = await put(hosted, content, kind)
+        assert response.status_code == 202, response.text
+        assert await source_of(hosted, response.json()["deployId"]) == {"index.html": PAGE}
+    for kind in ("application/gzip", "application/x-gzip"):
+        assert (await put(hosted, TARBALL, kind)).status_code == 202
+    assert (await put(hosted, PAGE.decode().encode("utf-16"), None)).status_code == 202
+
+
+async def test_what_is_outside_the_bounds_is_refused(hosted: App) -> None:
+    error = refused(await put(hosted, PAGE, "application/x-tar"), 415, "MEDIA_TYPE_UNSUPPORTED")
+    assert "application/zip" in error["message"]
+    error = refused(await put(hosted, a_zip("../x"), None), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith("The zip contains '../x', which leaves its folder.")
+    refused(await put(hosted, a_zip(), "application/gzip"), 400, "REQUEST_MALFORMED")
+    refused(await put(hosted, b"", "text/html"), 400, "REQUEST_MALFORMED")
+    assert (await hosted.account.get(f"/account/deploys?app={hosted.name}")).json() == []
+
+
+async def test_a_full_disk_is_said_to_be_full(
+    valkey: RedisServer, provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    """The upload is larger than the disk, or there is no room beside it to pack it."""
+    data = tmp_path / "data"
+    data.mkdir()
+    async with gateway(valkey.url, provider, tmp_path, prefix=on_small_disk(data), GATEWAY_DATA_DIR=str(data)) as gw:
+        app = await gw.app(backend)
+        for content, kind in (
+            (b"\x1f\x8b" + os.urandom(2_000_000), "application/gzip"),
+            (b"<!doctype html>" + base64.b64encode(os.urandom(525_000)), "text/html"),
+        ):
+            response = await put(app, content, kind)
+            error = refused(response, 507, "STORAGE_FULL")
+            assert error["message"].startswith("The disk of the service is full; nothing was stored.")
+            assert "Retry-After" not in response.headers
+        assert (await put(app, PAGE, "text/html")).status_code == 202, "nothing was left on the disk"

@@ -27,6 +27,11 @@ async def test_each_page(gw: Gateway) -> None:
         assert file.startswith("/"), file
         assert (await gw.http.get(file)).status_code == 200, file
     assert (await gw.http.get("/docs/nothing")).status_code == 404
+    assert "<script" not in render_document("docs/security.md").content
+    sections = (await gw.http.get("/docs/search.json")).json()
+    for word in ("cron", "refund", "support bundle"):
+        found = {address.partition("#")[0] for address, *_, text in sections if word in text.lower()}
+        assert "/docs/not-offered" in found, word
 
 
 async def test_links_lead_to_pages_and_headings(gw: Gateway) -> None:
@@ -41,20 +46,9 @@ async def test_links_lead_to_pages_and_headings(gw: Gateway) -> None:
             assert not anchor or anchor in anchors[target], (address, link)
 
 
-async def test_the_menu_has_every_page() -> None:
-    linked = {target.partition("#")[0] for _, pages in menu() for _, target in pages}
-    assert linked == {*ADDRESSES} - {"/docs"}
-
-
-async def test_the_search_says_what_is_not_offered(gw: Gateway) -> None:
-    sections = (await gw.http.get("/docs/search.json")).json()
-    for word in ("cron", "refund", "support bundle"):
-        found = {address.partition("#")[0] for address, *_, text in sections if word in text.lower()}
-        assert "/docs/not-offered" in found, word
-
-
 async def test_the_first_page_is_for_account_holders(gw: Gateway) -> None:
     """It needs no clone of the service. The pages of its operators and developers are apart, and last."""
+    assert {target.partition("#")[0] for _, pages in menu() for _, target in pages} == {*ADDRESSES} - {"/docs"}
     page = (await gw.http.get("/docs")).text.partition("<main")[2].partition("</main>")[0]
     beginning = page.partition("<h2")[0]
     assert f"curl -fsSL {gw.address}/install.sh | sh" in beginning
@@ -66,10 +60,6 @@ async def test_the_first_page_is_for_account_holders(gw: Gateway) -> None:
     assert "chaos" in groups["Develop the service"]
     tutorial = (await gw.http.get("/docs/first-capsule")).text.partition("<main")[2]
     assert "make run" not in tutorial.partition('id="publish-it"')[0]
-
-
-async def test_a_document_cannot_hold_markup() -> None:
-    assert "<script" not in render_document("docs/security.md").content
 
 
 async def test_the_first_page_is_not_sent_again_to_a_browser_that_has_it(gw: Gateway) -> None:

@@ -39,14 +39,6 @@ async def mailing(provider: FakeProvider, tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-async def test_an_api_key_has_no_address(mailing: Gateway) -> None:
-    account = await mailing.account()
-    refused(await account.get("/account/notices"), 403, "NOT_PERMITTED")
-    refused(await account.call("PUT", "/account/notices", {"budget": True}), 403, "NOT_PERMITTED")
-    refused(await account.call("PUT", "/account/notices", {"budget": "x"}), 400, "REQUEST_MALFORMED")
-    assert "notices" not in (await account.get("/account")).json()
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def member() -> AsyncIterator[Join]:
     """Yields a function that adds a member to an account, and returns the member's browser, signed in."""
@@ -70,9 +62,14 @@ def path_of(email: str, purpose: Purpose) -> str:
     return f"/unsubscribe/{seal_link(Vault(ENCRYPTION_KEY), EndLink(email, purpose))}"
 
 
-async def test_each_member_chooses_for_themselves(mailing: Gateway, member: Join) -> None:
+async def test_each_member_chooses_for_themselves(gw: Gateway, mailing: Gateway, member: Join) -> None:
+    """A viewer chooses none, and neither does an API key, which has no address."""
     account = await mailing.account()
-    ada, bob = [await member(account, new_email()) for _ in range(2)]
+    email = new_email()
+    ada, bob, viewer = [
+        await member(account, each, role)
+        for each, role in ((email, "developer"), (new_email(), "developer"), (new_email(), "viewer"))
+    ]
     assert (await ada.call("GET", "/account/notices")).json() == NONE
     chosen = {"budget": True, "finding": True}
     assert (await ada.call("PUT", "/account/notices", chosen)).json() == NONE | chosen
@@ -83,26 +80,17 @@ async def test_each_member_chooses_for_themselves(mailing: Gateway, member: Join
     refused(await ada.call("PUT", "/account/notices", {"deploys": True}), 400, "REQUEST_MALFORMED")
     trail = (await account.get("/account/audit")).json()
     assert "choose_notices" in [change["action"] for change in trail]
-
-
-async def test_a_viewer_and_a_removed_member(mailing: Gateway, member: Join) -> None:
-    account, email = await mailing.account(), new_email()
-    viewer = await member(account, new_email(), "viewer")
-    refused(await viewer.call("PUT", "/account/notices", {"budget": True}), 403, "NOT_PERMITTED")
-    assert "notices" not in (await viewer.call("GET", "/account")).json()
-    leaving = await member(account, email)
-    assert (await leaving.call("PUT", "/account/notices", {"budget": True})).status_code == 200
+    for caller in (viewer, account):
+        refused(await caller.call("PUT", "/account/notices", {"budget": True}), 403, "NOT_PERMITTED")
+        assert "notices" not in (await caller.call("GET", "/account")).json()
+    refused(await account.get("/account/notices"), 403, "NOT_PERMITTED")
+    refused(await account.call("PUT", "/account/notices", {"budget": "x"}), 400, "REQUEST_MALFORMED")
     with mailing.redis.client() as client:
         assert client.hlen(notices_key(account.id)) == 1
         await account.call("DELETE", f"/account/members/{email}")
         assert client.hlen(notices_key(account.id)) == 0
-
-
-async def test_a_service_without_a_mail_server(gw: Gateway) -> None:
+    # Without a mail server, there are none.
     refused(await (await gw.account()).get("/account/notices"), 404, "NOT_FOUND")
-
-
-async def test_the_settings_of_mail_must_be_complete() -> None:
     with pytest.raises(BadSettings, match="GATEWAY_MAIL_FROM: is missing"):
         load({"GATEWAY_SMTP_URL": MAIL["GATEWAY_SMTP_URL"]})
 
@@ -128,19 +116,12 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member
     for each in members:
         assert (await each.call("GET", "/account/notices")).json() == NONE
     assert (await other.call("GET", "/account/notices")).json()["budget"] is True
-
-
-async def test_an_invitation_is_queued_once(mailing: Gateway) -> None:
-    account, email = await mailing.account(), new_email()
-
-    async def count() -> int:
-        entries = await store.client.xrange(stream_key(partition_tag(account.id), "mails"))
-        return len([fields for _, fields in entries if fields["account"] == account.id])
-
-    async with opened(mailing.redis.url) as store:
-        for role in ("viewer", "developer"):  # another role is no other invitation
-            assert (await account.call("PUT", f"/account/members/{email}", {"role": role})).status_code == 200
-        assert await count() == 1
+    others = Vault("another key of more than thirty-two characters")
+    for method, text in (("GET", "<!doctype html>"), ("POST", "Not Found")):
+        broken = f"/unsubscribe/{seal_link(others, EndLink(ADA, 'notices'))}"
+        answer = await mailing.http.request(method, broken, headers={"Accept": "text/html"})
+        assert answer.status_code == 404
+        assert answer.text.startswith(text)
 
 
 async def test_the_link_in_an_invitation_ends_only_invitations(mailing: Gateway, member: Join) -> None:
@@ -161,24 +142,20 @@ async def test_the_link_in_an_invitation_ends_only_invitations(mailing: Gateway,
     assert (await ada.call("GET", "/account/notices")).json() == NONE | {"appDown": True}
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_broken_link(mailing: Gateway, method: str) -> None:
-    others = Vault("another key of more than thirty-two characters")
-    link = f"/unsubscribe/{seal_link(others, EndLink(ADA, 'notices'))}"
-    answer = await mailing.http.request(method, link, headers={"Accept": "text/html"})
-    assert answer.status_code == 404
-    assert answer.text.startswith("<!doctype html>" if method == "GET" else "Not Found")
-
-
 async def test_a_refused_request_queues_a_notice(mailing: Gateway, backend: FakeAppBackend) -> None:
+    """And an invitation queues one message, but not another role."""
     app = await mailing.app(backend, plan="starter")
     async with opened(mailing.redis.url) as store:
-        await Notices(store).choose(app.account.id, ADA, NoticeChoices(budget=True))
-        assert (await app.ask("hello")).status_code == 402
-        mails = stream_key(partition_tag(app.account.id), "mails")
 
         async def queued() -> list[dict[str, str]]:
-            return [fields for _, fields in await store.client.xrange(mails) if fields["account"] == app.account.id]
+            entries = await store.client.xrange(stream_key(partition_tag(app.account.id), "mails"))
+            return [fields for _, fields in entries if fields["account"] == app.account.id]
 
+        await Notices(store).choose(app.account.id, ADA, NoticeChoices(budget=True))
+        assert (await app.ask("hello")).status_code == 402
         (fields,) = await wait_until(queued)
         assert msgspec.json.decode(fields["data"])["level"] == 100
+        invited = new_email()
+        for role in ("viewer", "developer"):
+            assert (await app.account.call("PUT", f"/account/members/{invited}", {"role": role})).status_code == 200
+        assert len(await queued()) == 2

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
-from tests.support.accounts import DOMAIN, App
+from tests.support.accounts import DOMAIN, Account, App
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import wait_until
 from tests.support.prices import EURO, cost
@@ -67,19 +68,6 @@ async def test_an_account(gw: Gateway) -> None:
     assert response.status_code == 200
 
 
-async def test_malformed_accounts(gw: Gateway) -> None:
-    account = await gw.account()
-    for method, path, body, field in (
-        ("POST", "", {"plan": "free"}, "name"),
-        ("POST", "", {"name": "\t", "plan": "free"}, "name"),
-        ("POST", "", {"name": "x", "plan": "gold"}, "plan"),
-        ("PATCH", f"/{account.id}", {"plan": "gold"}, "plan"),
-        ("PATCH", f"/{account.id}", {"plan": None}, "plan"),
-    ):
-        answer = await gw.platform(method, f"accounts{path}", body)
-        assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"]
-
-
 async def test_an_app(gw: Gateway) -> None:
     account = await gw.account()
     body = {
@@ -104,7 +92,7 @@ async def test_an_app(gw: Gateway) -> None:
 
 
 async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
-    """Otherwise the other's preview could serve the keys of an app named `<other>-preview`."""
+    """Otherwise the other's preview could serve the keys of an app named `<other>-preview`. Nor does one get a name."""
     body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     for path, fields in (("shop-preview", {}), ("shop-preview", {"name": "shop"}), ("shop", {"name": "shop-preview"})):
         error = refused(await gw.platform("PUT", f"apps/{path}", body | fields), 400, "REQUEST_MALFORMED")
@@ -112,24 +100,8 @@ async def test_no_app_gets_the_address_of_anothers_previews(gw: Gateway, backend
     for name in ("preview", "shop-previews", "preview-shop"):
         assert (await gw.platform("PUT", f"apps/{name}", body)).status_code == 200
     refused(await gw.platform("PUT", "apps/preview", body | {"name": "a-preview"}), 400, "REQUEST_MALFORMED")
-
-
-async def test_malformed_auths(gw: Gateway) -> None:
-    account = await gw.account()
-    for auth in (
-        *({"kind": "magic"}, {"kind": "jwks", "url": "nonsense"}, {"kind": "secret"}, {"kind": "backend"}, "jwks"),
-        {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"},
-        {"kind": "jwks", "url": "http://127.0.0.1/x", "issuer": 5},
-    ):
-        answer = await gw.platform("PUT", "apps/odd-auth", {"account": account.id, "auth": auth})
-        assert "auth" in refused(answer, 400, "REQUEST_MALFORMED")["message"], auth
-
-
-async def test_apps_of_unknown_accounts(gw: Gateway) -> None:
-    for body in ({}, {"account": "acc_nobody"}, []):
-        assert (await gw.platform("PUT", "apps/of-nobody", body)).status_code in (400, 404)
-    refused(await gw.platform("GET", "apps/of-nobody"), 404, "NOT_FOUND")
-    refused(await gw.platform("DELETE", "apps/of-nobody"), 404, "NOT_FOUND")
+    refused(await gw.platform("PUT", "apps/another", body | {"name": "preview"}), 409, "NAME_TAKEN")
+    refused(await gw.platform("GET", "apps/another"), 404, "NOT_FOUND")
 
 
 async def test_malformed_bodies(gw: Gateway) -> None:
@@ -141,15 +113,25 @@ async def test_malformed_bodies(gw: Gateway) -> None:
         assert content or message == "body: must not be empty"
     response = await gw.platform("POST", "accounts", {"name": "x" * 1_050_000, "plan": "free"})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"] == "body: must have at most 1,024 KiB."
-
-
-async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
-    body = {"account": (await gw.account()).id, "customDomain": "taken.example", "customDomainVerified": True}
-    assert (await gw.platform("PUT", "apps/first-come", body)).is_success
-    for fields in ({"name": "first-come"}, {"customDomain": "taken.example", "customDomainVerified": True}):
-        other = {"account": (await gw.account()).id, **fields}
-        refused(await gw.platform("PUT", "apps/second-come", other), 409, "NAME_TAKEN")
-    refused(await gw.platform("GET", "apps/second-come"), 404, "NOT_FOUND")
+    account = await gw.account()
+    auths: list[Any] = [{"kind": "magic"}, {"kind": "jwks", "url": "nonsense"}, {"kind": "secret"}, {"kind": "backend"}]
+    auths += ["jwks", {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"}]
+    auths += [{"kind": "jwks", "url": "http://127.0.0.1/x", "issuer": 5}]
+    for method, path, body, field in (
+        ("POST", "accounts", {"plan": "free"}, "name"),
+        ("POST", "accounts", {"name": "\t", "plan": "free"}, "name"),
+        ("POST", "accounts", {"name": "x", "plan": "gold"}, "plan"),
+        ("PATCH", f"accounts/{account.id}", {"plan": "gold"}, "plan"),
+        ("PATCH", f"accounts/{account.id}", {"plan": None}, "plan"),
+        ("PUT", "apps/of-nobody", {}, "account"),
+        ("PUT", "apps/of-nobody", [], ""),
+        ("PUT", "apps/of-nobody", {"account": "acc_nobody"}, "account"),
+        *(("PUT", "apps/of-nobody", {"account": account.id, "auth": auth}, "auth") for auth in auths),
+    ):
+        answer = await gw.platform(method, path, body)
+        assert field in refused(answer, 400, "REQUEST_MALFORMED")["message"], body
+    for method in ("GET", "DELETE"):
+        refused(await gw.platform(method, "apps/of-nobody"), 404, "NOT_FOUND")
 
 
 async def test_metrics(gw: Gateway, app: App) -> None:
@@ -203,3 +185,106 @@ async def test_a_repositorys_password_is_stored_apart_and_encrypted(gw: Gateway)
         answer = await gw.platform("PUT", "apps/with-a-password", {**put, "repository": {"url": wrong}})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"].startswith("repository.url: ")
+
+
+# -- lists ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_account_is_found_and_shown(gw: Gateway, backend: FakeAppBackend) -> None:
+    word = secrets.token_hex(6)
+    made = (await gw.platform("POST", "accounts", {"name": f"Café {word}", "plan": "maker"})).json()
+    gw.confidential.add(made["apiKey"])
+    body = {"account": made["id"], "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    assert (await gw.platform("PUT", f"apps/shop-{word}", body)).is_success
+    (row,) = (page := (await gw.platform("GET", f"accounts?search=CAFÉ%20{word}")).json())["accounts"]
+    assert (row["id"], row["name"], row["plan"], row["apps"]) == (made["id"], f"Café {word}", "maker", 1)
+    assert (row["settled"], row["reserved"], row["cap"]) == (0, 0, 2_000_000_000)
+    assert page["next"] is None
+
+    details = (await gw.platform("GET", f"accounts/{made['id']}")).json()
+    assert {name: details[name] for name in row} == row
+    assert [app["name"] for app in details["appList"]] == [f"shop-{word}"]
+    assert [(key["name"], "key" in key) for key in details["keys"]] == [("first", False)]
+    assert (details["deploysToday"], details["deploysPerDay"]) == (0, 200)
+    assert details["members"] == []
+    assert (await gw.platform("DELETE", f"accounts/{made['id']}")).json() == {
+        "deletesAt": (await gw.platform("GET", f"accounts/{made['id']}")).json()["deletesAt"]
+    }
+    assert made["apiKey"] not in str(details)
+    refused(await gw.platform("GET", "accounts/acc_nobody"), 404, "NOT_FOUND")
+    # Apps are found by their account, too.
+    for search in (f"shop-{word}", made["id"]):
+        (shop,) = (await gw.platform("GET", f"apps?search={search}")).json()["apps"]
+        assert (shop["name"], shop["account"], shop["status"]) == (f"shop-{word}", made["id"], "never-live")
+        assert shop["accountName"] == f"Café {word}"
+    assert (await gw.platform("GET", "apps?health=unhealthy")).json() == {"apps": [], "next": None}
+    wrong = ("sort=name", "plan=gold", "suspended=perhaps", "limit=101", f"search={'x' * 201}")
+    others = ("apps?limit=0", "apps?health=healthy", "deploys/failed?limit=x")
+    for query in (*(f"accounts?{each}" for each in wrong), *others):
+        refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")
+
+
+async def test_failed_deploys_are_listed(hosted: App) -> None:
+    gw = hosted.gateway
+    record = {"account": hosted.account.id, "repository": {"url": "https://git.example.com/a"}}
+    await gw.platform("PUT", f"apps/{hosted.name}", record)
+    deploy = (await gw.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "live"})).json()["deployId"]
+    before = (await gw.platform("GET", "deploys/failed")).json()
+    assert deploy not in [row["id"] for row in before]
+    await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": "build", "ok": False, "reason": "exit status 1"})
+    (failed,) = [row for row in (await gw.platform("GET", "deploys/failed")).json() if row not in before]
+    assert (failed["id"], failed["account"], failed["error"]) == (deploy, hosted.account.id, "build: exit status 1")
+
+
+# -- an account renames itself --------------------------------------------------------------------------------
+
+
+async def test_an_account_renames_itself(gw: Gateway) -> None:
+    account, other = await gw.account(), await gw.account()
+    before = (await account.get("/account")).json()
+    answer = await account.call("PATCH", "/account", {"name": " Ünïcode  &\n<b>"})
+    assert answer.status_code == 200
+    assert answer.json() == before | {"name": "Ünïcode & <b>"}
+    assert (await account.get("/account")).json()["name"] == "Ünïcode & <b>"
+    found = await gw.platform("GET", f"accounts/{account.id}")
+    assert found.json()["name"] == "Ünïcode & <b>"
+    assert (await other.get("/account")).json()["name"] != "Ünïcode & <b>"
+    before = (await account.get("/account")).json()
+    names = ({"name": name} for name in (" \n", "a\0", "x" * 201, None))
+    for body in ({}, *names, {"name": "x", "plan": "max"}, []):
+        for method, path in (("PATCH", "/account"), ("POST", "/register")):
+            refused(await account.call(method, path, body), 400, "REQUEST_MALFORMED")
+    assert (await account.get("/account")).json() == before
+
+
+# -- for an external engine -----------------------------------------------------------------------------------
+
+
+async def queued_of(gw: Gateway, account: Account, url: str) -> str:
+    name = f"app-{secrets.token_hex(4)}"
+    record = {"account": account.id, "repository": {"url": url}}
+    assert (await gw.platform("PUT", f"apps/{name}", record)).is_success
+    deploy: str = (await gw.platform("POST", f"apps/{name}/deploys", {"kind": "live"})).json()["deployId"]
+    return deploy
+
+
+async def test_one_unreadable_password_hides_no_other_deploy(building: Gateway) -> None:
+    gw = building
+    account = await gw.account("max")
+    password = secrets.token_hex(12)
+    gw.confidential.add(password)
+    broken = await queued_of(gw, account, f"https://user:{password}@git.example/one.git")
+    good = await queued_of(gw, account, f"https://user:{password}@git.example/two.git")
+    with gw.redis.client() as client:
+        [key] = [key for key in client.scan_iter("app:*") if b"one.git" in client.get(key)]
+        record = client.get(key).decode()
+        sealed = record.partition('"credentials":"')[2].partition('"')[0]
+        client.set(key, record.replace(sealed, sealed[:-8] + "AAAAAAA="))
+        client.publish("changes", key)
+    answer = await gw.platform("GET", "deploys?state=queued")
+    assert answer.status_code == 200, answer.text
+    listed = {deploy["id"]: deploy for deploy in answer.json()}
+    assert listed[good]["repository"]["url"] == f"https://user:{password}@git.example/two.git"
+    assert "problem" not in listed[good]
+    assert listed[broken]["repository"]["url"] == "https://git.example/one.git"
+    assert "cannot be decrypted" in listed[broken]["problem"]

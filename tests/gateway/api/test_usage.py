@@ -6,7 +6,6 @@ import io
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,6 +31,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 QWEN = "qwen3.6-35b-a3b"
 COUNTS = ("requests", "refused", "failed", "interrupted", "inputTokens", "outputTokens")
 COUNTS += ("nanoEuro", "interruptedNanoEuro")
+
+
+@module_fixture
+async def single(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """A gateway that may send one request at a time, with a daily cap of 0.0012 EUR for the free plan."""
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_DAILY_CAPS": "free=0.0012,starter=0.5,maker=2,max=10"}
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("single"), COUNTED_SOON, **settings) as running:
+        yield running
 
 
 async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
@@ -66,29 +73,13 @@ async def stop_after_a_token(app: App, prompt: str, **fields: Any) -> str:
         return source.response.headers["X-Request-Id"]
 
 
-async def test_more_tokens_than_a_counter_can_hold(
-    low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    """A provider may report any number, and Redis refuses integers beyond 64 bits."""
-    app = await low_caps.app(backend, plan="max")
-    for _ in range(2):
-        await app.ask(provider.plays(tokens("a", usage=(10**30, 5))), maxTokens=50)
-    rows = await requests_of(app.account, 2)
-    assert {(row["inputTokens"], row["outputTokens"]) for row in rows} == {(MAX_REPORTED_TOKENS, 5)}
-    counted = total(await usage_of(app.account, group="model"))
-    assert (counted["requests"], counted["inputTokens"], counted["outputTokens"]) == (2, 2 * MAX_REPORTED_TOKENS, 10)
-
-
-async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
     """Each request is logged, whether it is answered, interrupted, failed or refused, and the sums match the spend."""
-    app = await low_caps.app(backend, plan="free")
+    app = await single.app(backend, plan="free")
     short: dict[str, Any] = {"maxTokens": 50}
     whole = await app.ask(provider.plays(tokens("a", usage=(70, 30))), **short)
-    streamed, cut, stopped = (
-        provider.plays(tokens("b", model=QWEN)),
-        provider.plays(ROLE, chunk("a"), CLOSE),
-        provider.plays(ROLE, chunk("a"), HANG),
-    )
+    streamed = provider.plays(tokens("b", model=QWEN))
+    cut, stopped = provider.plays(ROLE, chunk("a"), CLOSE), provider.plays(ROLE, chunk("a"), HANG)
     async with app.stream(streamed, model=QWEN, **short) as source:
         assert [event async for event in source.aiter_sse()]
         in_full = source.response.headers["X-Request-Id"]
@@ -133,18 +124,14 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert timedelta(0) <= datetime.now(UTC) - arrivals[0] < timedelta(minutes=1)
 
     by_model = await usage_of(app.account, group="model")
-    assert total(by_model) == {
-        "requests": 8,
-        "refused": 4,
-        "failed": 1,
-        "interrupted": 2,
-        "inputTokens": 77,
-        "outputTokens": 33,
-        "nanoEuro": settled,
-        "interruptedNanoEuro": lost,
-    }
+    assert total(by_model) == dict(zip(COUNTS, (8, 4, 1, 2, 77, 33, settled, lost), strict=True))
     assert total(by_model, model=QWEN)["nanoEuro"] == cost(7, 3, QWEN) + max_cost(stopped, 50, QWEN)
     assert total(by_model, model="") == {"requests": 2, "refused": 2}
+    hours = (await app.account.get("/account/usage")).json()
+    assert {name: sum(hour[name] for hour in hours[-2:]) for name in hours[-1].keys() - {"hour"}} == {
+        name: total(by_model)[name] for name in ("requests", "refused", "inputTokens", "outputTokens")
+    }
+    assert (await (await app.gateway.account()).get("/account/requests")).json() == [], "those of another account"
     for query in ({"by": "day"}, {"by": "hour", "app": ""}, {"by": "day", "group": "app"}):
         assert total(await usage_of(app.account, **query)) == total(by_model)
     assert {row["app"] for row in await usage_of(app.account, by="day", group="app")} == {app.name}
@@ -189,45 +176,30 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert await detail(stranger.headers["X-Request-Id"]) == {"reservedNanoEuro": 0, "waitedMs": 0, "limits": {}}
 
 
-async def test_the_log_is_in_the_order_of_time_over_all_processes(twin: Gateway, app: App) -> None:
-    """Whichever process writes its batch last."""
-    sent: list[str] = []
-    for n in range(6):
-        response = await app.at(twin if n % 2 else app.gateway).ask("x")
-        sent.insert(0, response.headers["X-Request-Id"])
-        if n % 3 == 0:
-            await asyncio.sleep(0.4)  # so that both write in between
-    assert [row["id"] for row in await requests_of(app.account, 6)] == sent
+async def test_the_limits_in_force(app: App, provider: FakeProvider) -> None:
+    """A provider may report any number of tokens, and Redis refuses integers beyond 64 bits."""
+    prompt = provider.plays(tokens("a", usage=(10**30, 5)))
+    for _ in range(6):
+        await app.ask(prompt, maxTokens=50)
+    rows = await requests_of(app.account, 6)
+    assert {(row["inputTokens"], row["outputTokens"]) for row in rows} == {(MAX_REPORTED_TOKENS, 5)}
+    assert total(await usage_of(app.account, group="model"))["inputTokens"] == 6 * MAX_REPORTED_TOKENS
     limits = {"dailyEuro": "0.5", "userDailyEuro": "0.2", "userRequestsPerMinute": 6}
     await app.account.call("PUT", f"/account/apps/{app.name}/limits", limits)
-
-    async def refusal() -> str | None:
-        response = await app.ask("x")
-        return response.headers["X-Request-Id"] if response.status_code == 429 else None
-
-    last = await wait_until(refusal, 5)
-    rows = await wait_until(lambda: app.account.get("/account/requests"), holds=lambda a: a.json()[0]["id"] == last)
-    assert rows.json()[0]["code"] == "USER_RATE_LIMITED"
-    shown = (await app.account.get(f"/account/requests/{last}")).json()
+    last = await wait_until(lambda: app.ask("x"), 5, holds=lambda answer: answer.status_code == 429)
+    refused(last, 429, "USER_RATE_LIMITED")
+    shown = await app.logged(last.headers["X-Request-Id"])
     in_force = {limit["name"]: (limit["limit"], limit["used"]) for limit in shown["limits"]}
     assert [in_force[name][0] for name in ("dailyEuro", "userDailyEuro")] == [500_000_000, 200_000_000]
-    assert in_force["dailyEuro"][1] >= 6 * cost(7, 3)
+    assert in_force["dailyEuro"][1] >= 6 * max_cost(prompt, 50)
     assert in_force["userRequestsPerMinute"][1] >= in_force["userRequestsPerMinute"][0] == 6
     assert in_force["requestsPerMinute"][1] == in_force["userRequestsPerMinute"][1]
     assert (shown["reservedNanoEuro"], shown["waitedMs"], shown["reason"]) == (0, 0, None)
 
 
-@module_fixture
-async def single(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway that may send one request at a time."""
-    folder = tmp_path_factory.mktemp("single")
-    async with gateway_with_redis(provider, folder, COUNTED_SOON, GATEWAY_PROVIDER_CONCURRENCY="1") as running:
-        yield running
-
-
 async def test_the_wait_for_a_permit(single: Gateway, backend: FakeAppBackend) -> None:
     app = await single.app(backend)
-    prompt = single.provider.plays(2.0, tokens("a"))
+    prompt = single.provider.plays(1.5, tokens("a"))
     first = asyncio.create_task(app.ask(prompt))
     await wait_until(lambda: single.provider.asked(prompt))
     second, _ = await app.ask("x"), await first
@@ -247,25 +219,6 @@ async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) 
     assert (await app.post(None, headers={"Origin": "https://evil.example"})).status_code == 403
     (row,) = await requests_of(app.account, 1)
     assert (row["status"], row["code"], row["model"]) == (403, "ORIGIN_NOT_ALLOWED", "")
-
-
-async def test_requests_while_redis_is_unavailable_are_logged(single: Gateway, backend: FakeAppBackend) -> None:
-    app = await single.app(backend)
-    assert (await app.ask("x")).status_code == 200
-    single.redis.freeze()
-    away = await app.ask("x")
-    single.redis.thaw()
-    refused(away, 503, "BACKBONE_UNAVAILABLE")
-    rows = await requests_of(app.account, 2)
-    assert [row["status"] for row in rows] == [503, 200]
-    assert total(await usage_of(app.account, by="hour")) == {
-        "requests": 2,
-        "refused": 1,
-        "failed": 1,
-        "inputTokens": 7,
-        "outputTokens": 3,
-        "nanoEuro": await app.account.settled(),
-    }
 
 
 # -- ranges --------------------------------------------------------------------------------------------------
@@ -294,12 +247,10 @@ async def test_ranges(app: App, hours: int) -> None:
         return [row["start"] for row in await usage_of(app.account, **query)]
 
     assert await starts(by="hour") == [at(ago) for ago in reversed(range(24))]
-    chosen = await starts(**{"from": at(5), "to": at(3)})
-    assert chosen == [at(5), at(4)]
-    assert await starts(**{"from": now_iso(hours - 5 * 3600 + 1), "to": now_iso(hours - 3 * 3600 + 1)}) == [
-        at(4),
-        at(3),
-    ]
+    assert [row["hour"] for row in (await app.account.get("/account/usage")).json()] == await starts(by="hour")
+    assert await starts(**{"from": at(5), "to": at(3)}) == [at(5), at(4)]
+    later = {"from": now_iso(hours - 5 * 3600 + 1), "to": now_iso(hours - 3 * 3600 + 1)}
+    assert await starts(**later) == [at(4), at(3)]
     assert await starts(**{"from": at(100), "to": at(48)}) == [at(49)]
     days = await usage_of(app.account, by="day")
     today = time.strftime("%Y-%m-%d", time.gmtime(hours))
@@ -307,9 +258,6 @@ async def test_ranges(app: App, hours: int) -> None:
     assert sum(row["requests"] for row in days) == 50
     assert await starts(by="day", **{"from": today}) == [days[-1]["start"]]
     assert await starts(by="day", to=today) == [row["start"] for row in days[:-1]]
-
-
-async def test_usage_as_csv(app: App, hours: int) -> None:
     headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
     response = await app.gateway.http.get("/account/usage?by=hour&group=app", headers=headers)
     assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
@@ -351,84 +299,51 @@ async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:
     refused(await app.account.get("/account/requests/figures?from=noon"), 400, "REQUEST_MALFORMED")
 
 
-# -- without parameters --------------------------------------------------------------------------------------
-
-
-async def test_without_parameters_the_last_day_is_listed_by_hour(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("Bon", "jour", usage=(70, 30)))
-    for _ in range(3):
-        await app.ask(prompt)
-    await app.ask("x", maxTokens=0)
-    await app.post({"prompt": "x"}, headers={})
-
-    async def counted() -> list[dict[str, object]] | None:
-        hours = (await app.account.get("/account/usage")).json()
-        return hours if sum(hour["requests"] for hour in hours) == 5 else None
-
-    hours = await wait_until(counted)
-    assert len(hours) == 24
-    times = [datetime.fromisoformat(hour.pop("hour")) for hour in hours]
-    assert {after - before for before, after in pairwise(times)} == {timedelta(hours=1)}
-    assert timedelta(0) <= datetime.now(UTC) - times[-1] < timedelta(hours=1, minutes=1)
-    assert (await (await app.gateway.account()).get("/account/requests")).json() == [], "those of another account"
-    total = {name: sum(hour[name] for hour in hours[-2:]) for name in hours[-1]}
-    assert total == {"requests": 5, "refused": 2, "inputTokens": 210, "outputTokens": 90}
-
-
 # -- what operators read ---------------------------------------------------------------------------------------
 
 
-async def test_usage_requests_and_deploys_are_those_of_the_account(app: App, gw: Gateway) -> None:
+async def test_what_operators_read(app: App, gw: Gateway) -> None:
+    """Usage, requests and deploys of an account are what it sees itself; hours and spend are those of all accounts."""
     at, key = f"accounts/{app.account.id}", {"Authorization": f"Bearer {app.account.key}"}
-    await app.ask("x")
-    await app.post({"prompt": "x"}, headers={})
 
-    async def recorded() -> bool:
-        return len((await gw.platform("GET", f"{at}/requests")).json()) == 2
+    async def read(query: str) -> Any:
+        answer = await gw.platform("GET", query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
-    await wait_until(recorded)
-    for query in ("usage?by=hour&group=app", "usage?by=day&group=model", "requests?code=TOKEN_MISSING", "deploys"):
-        own = await gw.http.get(f"/account/{query}", headers=key)
-        assert own.status_code == 200
-        assert (await gw.platform("GET", f"{at}/{query}")).json() == own.json(), query
-    (refusal,) = (await gw.platform("GET", f"{at}/requests?code=TOKEN_MISSING&app={app.name}")).json()
-    assert refusal["app"] == app.name
-    rows = (await gw.platform("GET", f"{at}/usage?group=model&app={app.name}")).json()["rows"]
-    assert sum(row["requests"] for row in rows) == 2
-    for query in ("usage?app=another", "usage?group=model&app=another"):
-        assert (await gw.platform("GET", f"{at}/{query}")).json() == {"rows": []}
-        assert (await gw.http.get(f"/account/{query}", headers=key)).json() == {"rows": []}
-
-
-async def test_the_services_hours(app: App, gw: Gateway) -> None:
     async def count() -> int:
-        hours = (await gw.platform("GET", "usage?hours=2")).json()
+        hours = await read("usage?hours=2")
+        assert [hour["hour"] for hour in hours] == sorted(hour["hour"] for hour in hours)
         assert len(hours) == 2
         return sum(hour["requests"] for hour in hours)
 
     before = await count()
     await app.ask("x")
     await app.post({"prompt": "x"}, headers={})
+    await wait_until(lambda: read(f"{at}/requests"), holds=lambda rows: len(rows) == 2)
+    for query in ("usage?by=hour&group=app", "usage?by=day&group=model", "requests?code=TOKEN_MISSING", "deploys"):
+        own = await gw.http.get(f"/account/{query}", headers=key)
+        assert own.status_code == 200
+        assert await read(f"{at}/{query}") == own.json(), query
+    (refusal,) = await read(f"{at}/requests?code=TOKEN_MISSING&app={app.name}")
+    assert refusal["app"] == app.name
+    rows = (await read(f"{at}/usage?group=model&app={app.name}"))["rows"]
+    assert sum(row["requests"] for row in rows) == 2
+    for query in ("usage?app=another", "usage?group=model&app=another"):
+        assert await read(f"{at}/{query}") == {"rows": []}
+        assert (await gw.http.get(f"/account/{query}", headers=key)).json() == {"rows": []}
+
     await wait_until(count, holds=lambda now: now >= before + 2)
-    hours = (await gw.platform("GET", "usage?hours=2")).json()
+    hours = await read("usage?hours=2")
     assert sum(hour["codes"].get("TOKEN_MISSING", 0) for hour in hours) >= 1
     assert sum(hour["nanoEuro"] for hour in hours) > 0
-    assert [hour["hour"] for hour in hours] == sorted(hour["hour"] for hour in hours)
 
-
-async def test_the_spend_of_all_accounts(app: App, gw: Gateway) -> None:
-    await app.ask("x")
-
-    async def recorded() -> list[dict[str, Any]]:
-        rows = (await gw.platform("GET", "spend")).json()["rows"]
-        return [row for row in rows if row["account"] == app.account.id]
-
-    (row,) = await wait_until(recorded)
+    (row,) = [row for row in (await read("spend"))["rows"] if row["account"] == app.account.id]
     assert row["accountName"].startswith("Account ")
     assert row["nanoEuro"] > 0
     assert row["start"] == time.strftime("%Y-%m-01T00:00:00.000Z", time.gmtime())
-    for path in ("spend", f"accounts/{app.account.id}/usage"):
-        (row,) = (await gw.platform("GET", f"{path}?by=month&group=provider")).json()["rows"]
+    for path in ("spend", f"{at}/usage"):
+        (row,) = (await read(f"{path}?by=month&group=provider"))["rows"]
         assert (row["provider"], row["requests"] > 0, row["nanoEuro"] > 0) == ("default", True, True)
     headers = {"Authorization": f"Bearer {OPERATOR}", "Accept": "text/csv"}
     answer = await gw.http.get("/platform/spend?by=month", headers=headers)
@@ -436,13 +351,11 @@ async def test_the_spend_of_all_accounts(app: App, gw: Gateway) -> None:
     assert heading == "start,account,accountName,nanoEuro"
     assert any(app.account.id in line for line in lines)
     assert answer.headers["Content-Disposition"] == 'attachment; filename="spend-by-month.csv"'
-    for query in ("from=noon", "by=hour", "group=app", "by=day&from=2026-01-01"):
-        refused(await gw.platform("GET", f"spend?{query}"), 400, "REQUEST_MALFORMED")
 
-
-async def test_refusals(gw: Gateway) -> None:
     for path in ("usage", "requests", "deploys"):
         refused(await gw.platform("GET", f"accounts/acc_nobody/{path}"), 404, "NOT_FOUND")
-    usage = f"accounts/{(await gw.account()).id}/usage"
-    for query in ("usage?hours=337", "usage?hours=0", f"{usage}?by=week", f"{usage}?from=2026-07-03&to=2026-07-02"):
+    for query in (
+        *("usage?hours=337", "usage?hours=0", f"{at}/usage?by=week", f"{at}/usage?from=2026-07-03&to=2026-07-02"),
+        *(f"spend?{query}" for query in ("from=noon", "by=hour", "group=app", "by=day&from=2026-01-01")),
+    ):
         refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")

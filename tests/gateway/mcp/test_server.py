@@ -26,6 +26,8 @@ async def test_the_tools(connect: Connect, app: App) -> None:
         *("service_hook", "service_deploy", "service_app", "service_delivery", "service_publish"),
         *("service_logs", "service_env", "service_limits", "service_usage", "service_members"),
     ]
+    described = (await app.gateway.http.get("/docs/openapi.json")).json()["paths"]["/mcp"]["post"]["description"]
+    assert [tool.name for tool in tools if f"`{tool.name}`" not in described] == []
     tool = tools[0]
     assert tool.input_schema["required"] == ["action"]
     properties = tool.input_schema["properties"]

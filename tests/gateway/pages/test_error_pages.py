@@ -11,38 +11,32 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,imag
 TITLE = "There is no page at this address"
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/account/nothing", "/pages/nothing.css", "/%3Cscript%3E", "/a/b/c"])
-async def test_a_browser_gets_a_page(gw: Gateway, path: str) -> None:
-    answer = await gw.http.get(path, headers={"Accept": BROWSER})
-    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
-    assert TITLE in answer.text
-    assert "script" not in answer.text  # nothing of the address is repeated
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert answer.headers["cache-control"] == "no-store"
-    assert "x-request-id" in answer.headers
-
-
-async def test_head_has_the_same_headers(gw: Gateway) -> None:
-    got, head = [await gw.http.request(method, "/nothing", headers={"Accept": BROWSER}) for method in ("GET", "HEAD")]
-    assert (head.status_code, head.content) == (404, b"")
-    assert head.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
-
-
-@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/*", "", "text/plain", "application/xhtml+xml"])
-async def test_other_clients_get_a_line(gw: Gateway, accept: str) -> None:
-    answer = await gw.http.get("/nothing", headers={"Accept": accept})
-    assert (answer.status_code, answer.text) == (404, "Not Found")
-
-
-async def test_only_reading_gets_a_page(gw: Gateway) -> None:
-    answer = await gw.http.post("/nothing", headers={"Accept": BROWSER})
-    assert (answer.status_code, answer.text) == (404, "Not Found")
+async def test_a_browser_gets_a_page(gw: Gateway) -> None:
+    """And HEAD the same headers."""
+    for path in ("/nothing", "/account/nothing", "/pages/nothing.css", "/%3Cscript%3E", "/a/b/c"):
+        answer = await gw.http.get(path, headers={"Accept": BROWSER})
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert TITLE in answer.text
+        assert "script" not in answer.text  # nothing of the address is repeated
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["cache-control"] == "no-store"
+        assert "x-request-id" in answer.headers
+        head = await gw.http.head(path, headers={"Accept": BROWSER})
+        assert (head.status_code, head.content) == (404, b"")
+        assert head.headers["content-length"] == answer.headers["content-length"] == str(len(answer.content))
 
 
 async def test_errors_of_the_api_stay_json(gw: Gateway) -> None:
+    """And clients that are no browsers, or do not read, get a line."""
     refused(await gw.http.get("/account", headers={"Accept": BROWSER}), 401, "UNAUTHORIZED")
     refused(await gw.http.delete("/health", headers={"Accept": BROWSER}), 405, "METHOD_NOT_ALLOWED")
-    unknown = await gw.http.get("/capsule/nobody/nothing", headers={"Accept": BROWSER})
-    assert (unknown.status_code, unknown.text) == (404, "Not Found")
+    plain = ("*/*", "application/json", "text/*", "", "text/plain", "application/xhtml+xml")
+    for method, path, accept in (
+        *(("GET", "/nothing", accept) for accept in plain),
+        ("POST", "/nothing", BROWSER),
+        ("GET", "/capsule/nobody/nothing", BROWSER),
+    ):
+        answer = await gw.http.request(method, path, headers={"Accept": accept})
+        assert (answer.status_code, answer.text) == (404, "Not Found"), (method, path, accept)

@@ -35,13 +35,6 @@ def test_an_invalid_address_of_redis_is_explained(url: str, message: str) -> Non
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["nothing", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"])
-def test_files_without_certificates(tmp_path: Path, text: str) -> None:
-    (path := tmp_path / "ca.pem").write_text(text)
-    with pytest.raises(BadSettings, match=r"^GATEWAY_CA_FILE: .* contains no certificates"):
-        load({"GATEWAY_CA_FILE": str(path)})
-
-
 @pytest.mark.parametrize("name", ["BASE_URL", "PROVIDER_URL", "PROBE_CHECK_URL", "APPS_URL"])
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -61,7 +54,11 @@ def test_an_invalid_address_is_explained_and_not_repeated(name: str, text: str, 
     assert "secret" not in str(raised.value)
 
 
-def test_a_settings_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for text in ("nothing", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"):
+        (path := tmp_path / "ca.pem").write_text(text)
+        with pytest.raises(BadSettings, match=r"^GATEWAY_CA_FILE: .* contains no certificates"):
+            load({"GATEWAY_CA_FILE": str(path)})
     (tmp_path / "bytes").write_bytes(b"GATEWAY_DRAIN=\xff")
     with pytest.raises(BadSettings, match="bytes: is not text"):
         load(env_file=str(tmp_path / "bytes"))

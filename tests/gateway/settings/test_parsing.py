@@ -18,44 +18,22 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ROOT = Path(__file__).parents[3]
 
-BAD = {
-    "GATEWAY_REDIS_URL": "ftp://localhost",
-    "GATEWAY_REDIS_WAIT": "-1",
-    "GATEWAY_INFERENCE": "maybe",
-    "GATEWAY_PROCESSING_APPROVED": "perhaps",
-    "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "sometimes",
-    "GATEWAY_REGISTRATIONS_PER_DAY": "many",
-    "GATEWAY_ACCOUNT_GRACE": "-1",
-    "GATEWAY_DEPLOY_QUOTAS": "free=x",
-    "GATEWAY_APP_LIMITS": "free=-1",
-    "GATEWAY_RATE_LIMITS": "app=0.5,user=-1",
-    "GATEWAY_DAILY_CAPS": "free=-1",
-    "GATEWAY_PROVIDER_TIMEOUTS": "connect=never",
-    "GATEWAY_KEEP_ALIVE": "soon",
-    "GATEWAY_DRAIN": "-5",
-    "GATEWAY_LOG_LEVEL": "loud",
-    "GATEWAY_LOG_FORMAT": "xml",
-    "GATEWAY_ENCRYPTION_KEY": "short",
-    "GATEWAY_APPS_URL": "https://example.com",
-    "GATEWAY_PROBE_CHECK_URL": "example.com",
-    "GATEWAY_CERTIFICATE_ADDRESS": "edge.example.com",
-    "GATEWAY_FINDING_DEADLINES": "orange=7",
-    "GATEWAY_DNS": "resolver.example.com:53",
-    "GATEWAY_BUILD_REGISTRIES": "cargo=https://mirror.example.com",
-    "GATEWAY_ACME": "http://acme.example.com/directory",
-    "GATEWAY_KUBERNETES_NAMESPACE": "Bad_NS",
-    "GATEWAY_KUBERNETES_INGRESS_NAMESPACE": "a.b",
-    "GATEWAY_KUBERNETES_INGRESS_CLASS": "-nginx",
-    "GATEWAY_KUBERNETES_STORAGE_CLASS": "fast..ssd",
-    "GATEWAY_KUBERNETES_RUNTIME_CLASS": "gVisor",
-    "GATEWAY_KUBERNETES_TLS_ISSUER": "letsencrypt\\prod",
-}
+BAD = """
+REDIS_URL=ftp://localhost REDIS_WAIT=-1 INFERENCE=maybe PROCESSING_APPROVED=perhaps REGISTRATIONS_PER_DAY=many
+ACCOUNT_GRACE=-1 DEPLOY_QUOTAS=free=x APP_LIMITS=free=-1 RATE_LIMITS=app=0.5,user=-1 DAILY_CAPS=free=-1
+PROVIDER_TIMEOUTS=connect=never KEEP_ALIVE=soon DRAIN=-5 LOG_LEVEL=loud LOG_FORMAT=xml ENCRYPTION_KEY=short
+APPS_URL=https://example.com PROBE_CHECK_URL=example.com CERTIFICATE_ADDRESS=edge.example.com FINDING_DEADLINES=orange=7
+KUBERNETES_NAMESPACE=Bad_NS KUBERNETES_INGRESS_NAMESPACE=a.b KUBERNETES_INGRESS_CLASS=-nginx
+KUBERNETES_STORAGE_CLASS=fast..ssd KUBERNETES_RUNTIME_CLASS=gVisor KUBERNETES_TLS_ISSUER=letsencrypt\\prod
+BUILD_REGISTRIES=cargo=https://mirror.example.com
+"""
 
 
 async def test_one_message_names_every_invalid_variable() -> None:
+    values = dict(f"GATEWAY_{each}".split("=", 1) for each in BAD.split())
     with pytest.raises(BadSettings) as raised:
-        load(BAD)
-    assert sorted(line.partition(":")[0] for line in str(raised.value).splitlines()) == sorted(BAD)
+        load(values)
+    assert sorted(line.partition(":")[0] for line in str(raised.value).splitlines()) == sorted(values)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +54,6 @@ async def test_an_odd_value_ends_the_start_in_one_line(name: str, text: str) -> 
     with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: [^\n]*$") as caught:
         load({"GATEWAY_OIDC_CLIENT_ID": "x", "GATEWAY_OIDC_CLIENT_SECRET": "x", **OIDC, f"GATEWAY_{name}": text})
     assert "the-password" not in str(caught.value)
-
-
-async def test_trusting_addresses_needs_a_provider() -> None:
-    assert not load({"GATEWAY_OIDC_TRUST_EMAIL": "false"}).oidc_trust_email
-    with pytest.raises(BadSettings, match="GATEWAY_OIDC_ISSUER: is missing"):
-        load({"GATEWAY_OIDC_TRUST_EMAIL": "true"})
 
 
 @pytest.mark.parametrize(
@@ -117,38 +89,19 @@ async def test_a_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (settings.rate_limits, settings.drain) == (RateLimits(app=7, user=5), 2.0)
 
 
-async def test_a_port_that_is_taken(gw: Gateway) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(gw.port)],
-        env={**gw.environment, "GATEWAY_PROVIDER_URL": "http://a.example"},
-        cwd=gw.folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    action = "use https://, unless it is in your own network"
-    lines = f"capsule: provider default: prompts go there without TLS; {action}\n"
-    action = "stop the process that listens there, or choose another --port"
-    lines += f"capsule: port {gw.port} of 127.0.0.1 is in use: {action}\n"
-    assert (run.returncode, run.stdout, run.stderr) == (1, "", lines)
-
-
-@pytest.mark.parametrize("text", ["{0}", "ana={1}", "ana={0},ana={2}", "ana={0},bob={0}", "operator={0}", "an a={0}"])
-async def test_invalid_operator_tokens_are_not_repeated(text: str) -> None:
-    tokens = ["token-of-ana-" + "x" * 20, "short-token", "token-of-bob-" + "x" * 20]
-    with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKENS: ") as caught:
-        load({"GATEWAY_OPERATOR_TOKENS": text.format(*tokens)})
-    assert not [token for token in tokens if token in str(caught.value)]
-
-
-async def test_operator_tokens() -> None:
-    tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
-    text = ", ".join(f"{name}={token}" for name, token in tokens.items())
-    assert load({"GATEWAY_OPERATOR_TOKENS": text}).operator_tokens == tokens
+async def test_invalid_operator_tokens_are_not_repeated() -> None:
+    invalid = ["token-of-ana-" + "x" * 20, "short-token", "token-of-bob-" + "x" * 20]
+    for text in ("{0}", "ana={1}", "ana={0},ana={2}", "ana={0},bob={0}", "operator={0}", "an a={0}"):
+        with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKENS: ") as caught:
+            load({"GATEWAY_OPERATOR_TOKENS": text.format(*invalid)})
+        assert not [token for token in invalid if token in str(caught.value)]
     with pytest.raises(BadSettings, match=r"^GATEWAY_OPERATOR_TOKEN: must have at least 20") as caught:
         load({"GATEWAY_OPERATOR_TOKEN": "admin"})
     assert "admin" not in str(caught.value)
-    assert load({"GATEWAY_OPERATOR_TOKEN": "x" * 20}).operator_token == "x" * 20
+    tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
+    text = ", ".join(f"{name}={token}" for name, token in tokens.items())
+    settings = load({"GATEWAY_OPERATOR_TOKENS": text, "GATEWAY_OPERATOR_TOKEN": "x" * 20})
+    assert (settings.operator_tokens, settings.operator_token) == (tokens, "x" * 20)
 
 
 OIDC = {
@@ -158,24 +111,21 @@ OIDC = {
 }
 
 
-async def test_sign_in() -> None:
+async def test_an_invalid_sign_in() -> None:
+    changes = [({name: ""}, name) for name in OIDC]
+    changes.append(({"GATEWAY_OIDC_ISSUER": "http://id.example.com"}, "GATEWAY_OIDC_ISSUER"))
+    changes += [({"GATEWAY_OIDC_OPERATORS": text}, "GATEWAY_OIDC_OPERATORS") for text in ("ana", "groups=", "a@b.c,")]
+    for change, wrong in changes:
+        with pytest.raises(BadSettings, match=f"^{wrong}: [^\n]*$") as caught:
+            load({**OIDC, **change})
+        assert OIDC["GATEWAY_OIDC_CLIENT_SECRET"] not in str(caught.value)
     settings = load({**OIDC, "GATEWAY_OIDC_OPERATORS": "Ana@Example.com, groups=Ops,hd=example.com"})
     assert settings.oidc_issuer == OIDC["GATEWAY_OIDC_ISSUER"], "the slash at the end is part of the name"
     assert settings.oidc_operators == ("ana@example.com", "groups=Ops", "hd=example.com")
-
-
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        *(({name: ""}, name) for name in OIDC),
-        ({"GATEWAY_OIDC_ISSUER": "http://id.example.com"}, "GATEWAY_OIDC_ISSUER"),
-        *(({"GATEWAY_OIDC_OPERATORS": text}, "GATEWAY_OIDC_OPERATORS") for text in ("ana", "groups=", "a@b.c,")),
-    ],
-)
-async def test_an_invalid_sign_in(change: dict[str, str], wrong: str) -> None:
-    with pytest.raises(BadSettings, match=f"^{wrong}: [^\n]*$") as caught:
-        load({**OIDC, **change})
-    assert OIDC["GATEWAY_OIDC_CLIENT_SECRET"] not in str(caught.value)
+    # Trusting addresses needs a provider.
+    assert not load({"GATEWAY_OIDC_TRUST_EMAIL": "false"}).oidc_trust_email
+    with pytest.raises(BadSettings, match="GATEWAY_OIDC_ISSUER: is missing"):
+        load({"GATEWAY_OIDC_TRUST_EMAIL": "true"})
 
 
 # -- the providers file ----------------------------------------------------------------------------------------
@@ -203,11 +153,6 @@ async def test_a_providers_file(tmp_path: Path) -> None:
     assert list(one.models.items()) == [(model, model) for model in PRICES]
     assert (other.concurrency, other.rate, other.read_key()) == (0, ProviderRate(0, 9), "from-a-file")
     assert dict(other.models) == {"gpt-oss-120b": "openai/gpt"}
-
-
-async def test_without_a_file_the_variables_describe_the_one_provider() -> None:
-    (only,) = load({"GATEWAY_PROVIDER_KEY": "k", "GATEWAY_PROVIDER_CONCURRENCY": "7"}).providers
-    assert (only.name, only.region, only.read_key(), only.concurrency) == ("default", "fr-par", "k", 7)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +208,8 @@ async def test_a_providers_file_replaces_the_variables(tmp_path: Path) -> None:
         read_file(tmp_path, ONE, **{f"GATEWAY_PROVIDER_{name}": value for name, value in values.items()})
     lines = str(raised.value).splitlines()
     assert {line.partition(":")[0] for line in lines} == {f"GATEWAY_PROVIDER_{name}" for name in values}
+    (only,) = load({"GATEWAY_PROVIDER_KEY": "k", "GATEWAY_PROVIDER_CONCURRENCY": "7"}).providers
+    assert (only.name, only.region, only.read_key(), only.concurrency) == ("default", "fr-par", "k", 7)
 
 
 async def test_a_providers_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -285,15 +232,21 @@ UNREAD = {
 
 
 async def test_variables_that_nothing_reads_are_named_at_the_start(gw: Gateway, tmp_path: Path) -> None:
+    """And what else is doubtful. A port that is taken ends it."""
     in_file, in_environment = list(UNREAD)[:3], list(UNREAD)[3:]
     (tmp_path / ".env").write_text("".join(f"{name}=secret-value\n" for name in in_file))
-    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"]):
+    starts = {
+        ("capsule_gateway", "serve", "--port", str(gw.port)): {"GATEWAY_PROVIDER_URL": "http://a.example"},
+        ("workers", "webhooks"): {"GATEWAY_LOG_LEVEL": "loud"},  # so that it ends
+    }
+    printed = []
+    for command, variables in starts.items():
         run = subprocess.run(
             [sys.executable, "-m", *command],
             env={
                 **gw.environment,
                 **dict.fromkeys(in_environment, "secret-value"),
-                "GATEWAY_LOG_LEVEL": "loud",  # so that it ends
+                **variables,
                 "PYTHONPATH": str(ROOT),
             },
             cwd=tmp_path,
@@ -301,11 +254,15 @@ async def test_variables_that_nothing_reads_are_named_at_the_start(gw: Gateway, 
             text=True,
             timeout=60,
         )
-        assert run.returncode == 1
-        lines = [line.removeprefix("capsule: ") for line in run.stderr.splitlines()]
+        assert (run.returncode, run.stdout) == (1, "")
+        printed.append([line.removeprefix("capsule: ") for line in run.stderr.splitlines()])
         for name, text in UNREAD.items():
-            assert lines.count(f"{name} {text}") == 1, run.stderr
+            assert printed[-1].count(f"{name} {text}") == 1, run.stderr
         assert "secret-value" not in run.stderr
+    assert set(printed[0]) - {f"{name} {text}" for name, text in UNREAD.items()} == {
+        "provider default: prompts go there without TLS; use https://, unless it is in your own network",
+        f"port {gw.port} of 127.0.0.1 is in use: stop the process that listens there, or choose another --port",
+    }
 
 
 async def test_all_variables_of_the_project_are_known() -> None:

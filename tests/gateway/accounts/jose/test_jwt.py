@@ -79,6 +79,11 @@ def test_a_plain_token_passes() -> None:
     token = made(json.dumps(HEADER).encode(), json.dumps(CLAIMS | {"iss": "i", "aud": ["a", "b"]}).encode())
     assert "ana" in assert_alike(token, "i", ["x", "b"])
     assert assert_alike(token[:-2] + b"AA", "i", "a") == "refused"
+    for text in (b"", b".", b"..", b"...", b"a", b"a.b", b"\xff.\xff.\xff", b"a.b.c.d.e"):
+        assert assert_alike(text) == "refused"
+    # PyJWT refuses a secret that looks like a key in PEM.
+    pem = b"-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE\n-----END PUBLIC KEY-----\n"
+    assert not tokens.verify_signature(tokens.parse(token), pem)
 
 
 @pytest.mark.parametrize("alg", ["ES256", "ES384", "ES512", "EdDSA", *RSA])
@@ -86,18 +91,12 @@ def test_every_algorithm(alg: str) -> None:
     key, other = private_key(alg), private_key("RS256" if alg.startswith("ES") else "ES256")
     token = tokens.parse(jwt.encode(CLAIMS, key, alg).encode())
     assert token.alg == alg
-    assert tokens.verify_signature(token, key.public_key())
+    for name in EDWARDS if alg == "EdDSA" else (alg,):
+        assert tokens.verify_signature(token._replace(alg=name), key.public_key())
     assert not tokens.verify_signature(token._replace(signing_input=token.signing_input + b"x"), key.public_key())
     assert not tokens.verify_signature(token._replace(signature=token.signature[:-1]), key.public_key())
     assert not tokens.verify_signature(token._replace(signature=b""), key.public_key())
     assert not tokens.verify_signature(token, other.public_key()), "a key of another type"
-
-
-@pytest.mark.parametrize("name", EDWARDS)
-def test_the_newer_names_of_eddsa(name: str) -> None:
-    key = private_key("EdDSA")
-    token = tokens.parse(jwt.encode(CLAIMS, key, "EdDSA").encode())
-    assert tokens.verify_signature(token._replace(alg=name), key.public_key())
 
 
 @pytest.mark.parametrize("alg", ["none", "None", "NONE", "", "HS1", "ES256K"])
@@ -105,13 +104,6 @@ def test_no_other_algorithm(alg: str) -> None:
     for signature in (b"", b"x"):
         for key in (SECRET, b"", None, ""):
             assert not tokens.verify_signature(tokens.UnverifiedToken(alg, None, b"a.b", b"{}", signature), key)
-
-
-def test_a_public_key_is_refused_as_a_secret() -> None:
-    """PyJWT refuses a secret that looks like a key in PEM."""
-    pem = b"-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE\n-----END PUBLIC KEY-----\n"
-    token = tokens.parse(made(json.dumps(HEADER).encode(), json.dumps(CLAIMS).encode()))
-    assert not tokens.verify_signature(token, pem)
 
 
 @given(
@@ -142,11 +134,6 @@ def test_segments(segment: bytes, place: str) -> None:
     )
 
 
-@pytest.mark.parametrize("token", [b"", b".", b"..", b"...", b"a", b"a.b", b"\xff.\xff.\xff", b"a.b.c.d.e"])
-def test_texts_that_are_not_tokens(token: bytes) -> None:
-    assert assert_alike(token) == "refused"
-
-
 OBJECTS = [
     b'{"sub":1,"sub":2,"exp":9999999999}',
     b'{"sub":123456789012345678901234567890,"exp":9999999999}',
@@ -174,17 +161,13 @@ OBJECTS = [
 
 @pytest.mark.parametrize("payload", OBJECTS)
 def test_payloads(payload: bytes) -> None:
+    """And headers."""
     assert_alike(made(json.dumps(HEADER).encode(), payload))
+    assert_alike(made(payload.replace(b"{", b'{"alg":"HS256",', 1), json.dumps(CLAIMS).encode()))
 
 
-@pytest.mark.parametrize("header", [text.replace(b"{", b'{"alg":"HS256",', 1) for text in OBJECTS])
-def test_headers_that_are_not_json(header: bytes) -> None:
-    assert_alike(made(header, json.dumps(CLAIMS).encode()))
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
+def test_headers() -> None:
+    for members in (
         *({"alg": alg} for alg in (None, 5, ["HS256"], {}, "", "hs256")),
         *({"kid": kid} for kid in (None, 5, ["k"], "k")),
         *({"b64": b64} for b64 in (False, True, None)),
@@ -192,19 +175,11 @@ def test_headers_that_are_not_json(header: bytes) -> None:
         {"typ": 5},
         {"crit": ["b64"], "b64": False},
         {"crit": ["cormorant"], "cormorant": True},
-    ],
-)
-def test_headers(members: dict[str, Any]) -> None:
-    assert_alike(made(json.dumps(HEADER | members).encode(), json.dumps(CLAIMS).encode()))
-
-
-def test_a_critical_extension_is_refused() -> None:
-    """PyJWT accepts this one, which has no effect: `b64` is true by default."""
+    ):
+        assert_alike(made(json.dumps(HEADER | members).encode(), json.dumps(CLAIMS).encode()))
+    # PyJWT accepts this one, which has no effect: `b64` is true by default.
     header = json.dumps(HEADER | {"crit": ["b64"], "b64": True}).encode()
     assert ours(made(header, json.dumps(CLAIMS).encode()), None, None) == "refused"
-
-
-def test_a_header_without_alg() -> None:
     assert assert_alike(made(b'{"typ":"JWT"}', json.dumps(CLAIMS).encode())) == "refused"
 
 
