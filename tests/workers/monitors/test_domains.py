@@ -212,10 +212,3 @@ async def test_a_removed_domain_and_a_deleted_app(own: Fleet, resolver: DnsServe
             await wait_until(lambda each=each: known(each), 10, holds=lambda found: found == {})
     tag = partition_tag(deleted.account.id)
     assert await own.queue.store.client.zscore(domain_checks_key(tag), deleted.app.id) is None
-
-
-async def test_the_worker_checks_domains(own: Fleet, resolver: DnsServer) -> None:
-    app = await an_app(own, resolver)
-    await own.worker("monitors", GATEWAY_DNS=resolver.address)
-    await wait_until(lambda: record_name(app.app.customDomain or "") in resolver.asked, 20)
-    await wait_until(lambda: known(app), 10, holds=lambda found: found.get("missing") == "{}")
