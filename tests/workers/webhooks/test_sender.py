@@ -1,4 +1,4 @@
-"""Deliveries by real worker processes: the requests that arrive, the outcomes, and fairness between accounts."""
+"""Deliveries by real workers: the requests that arrive, the outcomes, and fairness between accounts."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,9 @@ from tests.fakes.receiver import OK, FakeReceiver, drip, verified
 from tests.fakes.server import HANG, Raw, Script, answer
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
+from tests.support.senders import sending
 from tests.support.worker_process import Queue, queue
-from workers.webhooks import sender
+from workers.webhooks import lanes, sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BUDGET = 2  # seconds of a delivery; production has 5
@@ -75,15 +76,15 @@ async def test_what_counts_is_the_time_of_sending(own: Queue, receiver: FakeRece
             await client.xdel(stream, entry)
             await client.xadd(stream, {**fields, "at": int((time.time() - age) * 1000)})
     started = time.time()
-    await own.worker()
-    assert await cleared.outcome(events[cleared]) == ("dropped", "no-receiver")
-    assert await old.outcome(events[old]) == ("dropped", "expired")
-    assert await emptied.outcome(events[emptied]) == ("dropped", "expired")
-    assert await moved.outcome(events[moved]) == ("delivered", 204)
-    assert await old.outcome(young) == ("delivered", 204)
-    assert sorted(exchange.path for exchange in receiver.exchanges) == ["/2", "/after"]
-    assert receiver.ids("/2") == {young: 1}
-    assert verified(receiver.got("/after")[0], moved.secret)["timestamp"] / 1000 >= started - 0.001
+    async with sending(own):
+        assert await cleared.outcome(events[cleared]) == ("dropped", "no-receiver")
+        assert await old.outcome(events[old]) == ("dropped", "expired")
+        assert await emptied.outcome(events[emptied]) == ("dropped", "expired")
+        assert await moved.outcome(events[moved]) == ("delivered", 204)
+        assert await old.outcome(young) == ("delivered", 204)
+        assert sorted(exchange.path for exchange in receiver.exchanges) == ["/2", "/after"]
+        assert receiver.ids("/2") == {young: 1}
+        assert verified(receiver.got("/after")[0], moved.secret)["timestamp"] / 1000 >= started - 0.001
 
 
 # Failed
@@ -148,11 +149,11 @@ async def _plain() -> AsyncIterator[str]:
 
 async def test_an_address_that_is_not_public_is_not_called(own: Queue, receiver: FakeReceiver) -> None:
     """The address was saved while private addresses were allowed, or the name now has another address."""
-    await own.worker(GATEWAY_ALLOW_PRIVATE_ADDRESSES="false")
-    for url in (receiver.url(), "https://localhost/", "https://127.0.0.1/", "https://[::ffff:127.0.0.1]/"):
-        account = await own.account(url)
-        assert await account.outcome(await account.emit()) == ("failed", "blocked"), url
-    assert receiver.exchanges == []
+    async with sending(own, allow_private_addresses=False):
+        for url in (receiver.url(), "https://localhost/", "https://127.0.0.1/", "https://[::ffff:127.0.0.1]/"):
+            account = await own.account(url)
+            assert await account.outcome(await account.emit()) == ("failed", "blocked"), url
+        assert receiver.exchanges == []
 
 
 async def test_an_event_is_not_sent_if_its_secret_cannot_be_decrypted(shared: Queue, receiver: FakeReceiver) -> None:
@@ -179,53 +180,60 @@ async def test_a_previous_secret_that_cannot_be_decrypted_does_not_sign(shared: 
 # Fairness
 
 
-async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, receiver: FakeReceiver) -> None:
+async def test_a_hanging_receiver_does_not_delay_other_accounts(
+    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "BUDGET_SECONDS", BUDGET)
     hanging = await own.account(receiver)
     receiver.hangs(f"/{hanging.id}")
-    await own.worker(constants=SHORT)
-    ids = await hanging.emit_many(110)
-    await wait_until(lambda: receiver.got(f"/{hanging.id}"))
-    # One account of the same partition, and so of the same stream, and one of another.
-    same = own.unset_account(lambda tag: tag == partition_tag(hanging.id))
-    other = own.unset_account(lambda tag: tag != partition_tag(hanging.id))
-    for account in (same, other):
-        path = f"/{account.id}"
-        await account.set(receiver.url(path))
-        for number in range(3):
-            began = time.monotonic()
-            await account.emit()
-            await wait_until(lambda path=path, number=number: len(receiver.got(path)) > number, every=0.005)
-            assert receiver.got(path)[number].at - began < BUDGET
-    assert await own.waiting() >= 100
-    receiver.plays(f"/{hanging.id}", OK)
-    await own.drained(20)
-    assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "each event arrives once"
+    async with sending(own):
+        ids = await hanging.emit_many(110)
+        await wait_until(lambda: receiver.got(f"/{hanging.id}"))
+        # One account of the same partition, and so of the same stream, and one of another.
+        same = own.unset_account(lambda tag: tag == partition_tag(hanging.id))
+        other = own.unset_account(lambda tag: tag != partition_tag(hanging.id))
+        for account in (same, other):
+            path = f"/{account.id}"
+            await account.set(receiver.url(path))
+            for number in range(3):
+                began = time.monotonic()
+                await account.emit()
+                await wait_until(lambda path=path, number=number: len(receiver.got(path)) > number, every=0.005)
+                assert receiver.got(path)[number].at - began < BUDGET
+        assert await own.waiting() >= 100
+        receiver.plays(f"/{hanging.id}", OK)
+        await own.drained(20)
+        assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "each event arrives once"
 
 
-async def test_a_full_lane_drops_its_newest_events(own: Queue, receiver: FakeReceiver) -> None:
+async def test_a_full_lane_drops_its_newest_events(
+    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log records the dropped events. Other accounts of the same partition are not affected."""
     hanging, lane, count = await own.account(receiver), 100, 150
+    monkeypatch.setattr(sender, "BUDGET_SECONDS", BUDGET)
+    monkeypatch.setattr(lanes, "LANE_EVENTS", lane)
     path = f"/{hanging.id}"
     receiver.hangs(path)
     tag = partition_tag(hanging.id)
     await hanging.emit_many(count)
     ids = [fields["id"] for _, fields in await own.store.client.xrange(stream_key(tag, "events"))]
-    await own.worker(constants={**SHORT, "workers.webhooks.lanes.LANE_EVENTS": lane})
-    other = own.unset_account(lambda each: each == tag)
-    await other.set(receiver.url(f"/{other.id}"))
-    await own.drained(20, lane + 1)
-    began = time.monotonic()
-    await other.emit()
-    await wait_until(lambda: receiver.got(f"/{other.id}"))
-    assert time.monotonic() - began < BUDGET
-    receiver.plays(path, OK)
-    await own.drained(30)
-    outcomes = await own.outcomes()
-    assert outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == count + 1
-    sent = set(receiver.ids(path))
-    assert len(sent) == count - outcomes["dropped"]
-    assert set(ids[:lane]) <= sent, "the oldest are kept"
-    assert 0 < outcomes["dropped"] == outcomes["dropped:overflow"] <= count - lane
+    async with sending(own):
+        other = own.unset_account(lambda each: each == tag)
+        await other.set(receiver.url(f"/{other.id}"))
+        await own.drained(20, lane + 1)
+        began = time.monotonic()
+        await other.emit()
+        await wait_until(lambda: receiver.got(f"/{other.id}"))
+        assert time.monotonic() - began < BUDGET
+        receiver.plays(path, OK)
+        await own.drained(30)
+        outcomes = await own.outcomes()
+        assert outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == count + 1
+        sent = set(receiver.ids(path))
+        assert len(sent) == count - outcomes["dropped"]
+        assert set(ids[:lane]) <= sent, "the oldest are kept"
+        assert 0 < outcomes["dropped"] == outcomes["dropped:overflow"] <= count - lane
 
 
 async def test_events_are_sent_in_order_of_arrival(shared: Queue, receiver: FakeReceiver) -> None:
@@ -245,14 +253,14 @@ async def test_events_are_sent_in_order_of_arrival(shared: Queue, receiver: Fake
 
 
 async def test_several_workers_send_each_event_once(own: Queue, receiver: FakeReceiver) -> None:
-    await asyncio.gather(own.worker(), own.worker(), own.worker())
-    accounts = [await own.account(receiver) for _ in range(8)]
-    sent = await asyncio.gather(*(account.emit_many(20) for account in accounts))
-    await own.drained(20)
-    for account, ids in zip(accounts, sent, strict=True):
-        assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
-        assert sorted(row["id"] for row in await account.log()) == sorted(ids)
-    assert await own.outcomes() == {"delivered": 160}
+    async with sending(own, workers=3):
+        accounts = [await own.account(receiver) for _ in range(8)]
+        sent = await asyncio.gather(*(account.emit_many(20) for account in accounts))
+        await own.drained(20)
+        for account, ids in zip(accounts, sent, strict=True):
+            assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
+            assert sorted(row["id"] for row in await account.log()) == sorted(ids)
+        assert await own.outcomes() == {"delivered": 160}
 
 
 # Stopping
