@@ -2,13 +2,10 @@
 
 import asyncio
 import secrets
-import statistics
-import time
 
 import pytest
 
 from tests.support.deployment import Host, packed
-from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -61,40 +58,6 @@ async def test_a_preview_has_the_values_of_previews(host: Host) -> None:
     promoted = await host.call("POST", f"/account/deploys/{deploy['id']}/promote")
     assert (await host.over(promoted["deployId"]))["state"] == "live"
     assert await host.page(app) == "1 test, live on"
-
-
-async def test_endless_output_of_a_build_does_not_delay_other_apps(host: Host) -> None:
-    """The build's own keeper searches the output for secrets, even with thousands of them."""
-    neighbour = await host.app()
-    assert (await host.over(await host.publish(neighbour, {"index.html": "a page"})))["state"] == "live"
-    app = await host.app(build={"command": "sh build.sh", "output": "."})
-    lines = "\n".join(f"aaaa{number:04}" for number in range(7_200))
-    await host.call("PUT", f"/account/apps/{app}/env", json={"LINES": lines})
-
-    async def usual(seconds: float) -> float:
-        times, ends = [], time.monotonic() + seconds
-        while time.monotonic() < ends:
-            began = time.monotonic()
-            assert await host.page(neighbour) == "a page"
-            times.append(time.monotonic() - began)
-            await asyncio.sleep(0.02)
-        return statistics.median(times)
-
-    control = await usual(1)
-    script = "echo begun; timeout 4 yes $(head -c 3000 /dev/zero | tr '\\0' a); echo the end; touch index.html"
-    deploy_id = await host.publish(app, {"build.sh": script})
-    await wait_until(lambda: _has_begun(host, deploy_id), 30)
-    during = await usual(3)
-    print(f"control {control * 1_000:.1f} ms, during {during * 1_000:.1f} ms")
-    deploy = await host.over(deploy_id)
-    assert deploy["state"] == "live"
-    assert len(deploy["log"]) < 300_000
-    assert "the end\n" in deploy["log"]
-    assert during < control + 0.1
-
-
-async def _has_begun(host: Host, deploy_id: str) -> bool:
-    return "begun" in (await host.deploy(deploy_id))["log"]
 
 
 async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host) -> None:

@@ -34,15 +34,6 @@ async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) 
     assert await host.page(app) == "one\n"
 
 
-async def test_a_rollback_to_a_removed_release_is_refused_at_once(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    deploys = [await live(host, app, page(f"version {n}")) for n in range(7)]
-    answer = await host.account.call("POST", f"/account/apps/{app}/rollback", {"deployId": deploys[0]})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "TARBALL_GONE")
-    assert (await host.over(await roll_back(host, app, deploys[2])))["state"] == "live"
-    assert await host.page(app) == "version 2\n"
-
-
 async def test_a_rollback_does_not_wait_for_builds(host: Host) -> None:
     app = await host.app(build=BUILD)
     others = [await host.app(build=BUILD) for _ in range(4)]
