@@ -110,25 +110,3 @@ async def test_the_output_of_a_start_command_can_be_read_and_followed(host: Host
         await host.over(await host.publish(app, {"server.js": SERVER.replace("starting", "beginning")}))
         while await anext(lines) != "data: beginning with none":
             pass
-
-
-SERVE = """
-import http.server, os, pathlib, sys
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(" ".join([sys.prefix, os.getcwd(), os.environ["HOME"], os.environ["DATA_DIR"]]).encode())
-pathlib.Path(os.environ["DATA_DIR"], "note").write_text("kept")
-http.server.HTTPServer((os.environ["HOST"], int(os.environ["PORT"])), Page).serve_forever()
-"""
-
-
-async def test_a_virtual_environment_that_the_build_made_starts(host: Host) -> None:
-    """Its programs contain the path at which it was made."""
-    made = "python3 -m venv --without-pip .venv && (echo '#!'$PWD/.venv/bin/python; cat serve.py) > .venv/bin/serve"
-    app = await host.app(build={"command": f"{made} && chmod +x .venv/bin/serve", "start": "exec .venv/bin/serve"})
-    deploy = await host.over(await host.publish(app, {"serve.py": SERVE}))
-    assert deploy["state"] == "live", deploy["log"]
-    assert await host.page(app) == "/app/.venv /app /home/app /data"
-    assert str(host.gateway.data_folder) not in deploy["log"]
