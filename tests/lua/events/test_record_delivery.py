@@ -4,7 +4,7 @@ import re
 import time
 
 from tests.lua.deliveries import BODIES, DATA, GROUP, LOG, STREAM, Deliveries
-from tests.lua.scripts import source
+from tests.lua.scripts import ON_VALKEY, source
 
 
 def test_finished_once(deliveries: Deliveries) -> None:
@@ -63,6 +63,7 @@ def test_an_event_that_waits_keeps_its_data(deliveries: Deliveries) -> None:
     assert deliveries.bodies() == {"evt_1": DATA}
 
 
+@ON_VALKEY
 def test_what_is_counted_is_what_is_there(deliveries: Deliveries) -> None:
     for number in range(30):
         deliveries.deliver(f"evt_{number}", "é" * number, MAX_DELIVERIES=10)
@@ -81,6 +82,7 @@ def test_what_is_counted_is_what_is_there(deliveries: Deliveries) -> None:
     assert deliveries.stored() == logged + sum(150 + len(data.encode()) for data in held.values())
 
 
+@ON_VALKEY
 def test_an_account_has_a_share(deliveries: Deliveries) -> None:
     """The oldest outcomes are removed for new events. Waiting events are not, so further events are dropped."""
     for number in range(20):
