@@ -114,8 +114,10 @@ async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> 
         await store.client.xgroup_create(stream, GROUP, "0")
     ((_, ((entry, _),)),) = await store.client.xreadgroup(GROUP, "one", {stream: ">"})
     url = "https://hooks.example.com/capsule"
-    ended = DeliveryResult("delivered", int(time.time() * 1000), 45, 200, "", url, headers, body)
-    assert await events_scripts.record_delivery(store, tag, event, ended, group=GROUP, entry=entry)
+    ended = DeliveryResult("delivered", 200, "", url, headers, body)
+    assert await events_scripts.record_delivery(
+        store, tag, event, ended, group=GROUP, entry=entry, at=int(time.time() * 1000), duration=45
+    )
 
 
 async def fill_deliveries(store: Store, count: int) -> None:

@@ -12,7 +12,8 @@ from gateway.api.resources import Caller, CallerAccess
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events import deliveries
 from gateway.events.catalog import SAMPLES
-from gateway.events.deliveries import MAX_DELIVERIES, Delivery, DeliveryDetail, Filter, Outcome
+from gateway.events.deliveries import MAX_DELIVERIES, Delivery, DeliveryDetail, Filter
+from gateway.events.records import Outcome
 from gateway.events.webhooks import Webhooks
 from gateway.ids import Time
 from gateway.redis.client import Store

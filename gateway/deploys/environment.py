@@ -86,8 +86,8 @@ class Environments:
         """Returns the decrypted values, for the worker that builds. Raises NoEncryptionKey."""
         variables = await self._read(app, "live")
         if kind == "preview":
-            variables = choose_variables(variables, await self._read(app, "preview"))
-        return {name: self._vault.open(variable.sealed) for name, variable in variables.items()}
+            variables |= await self._read(app, "preview")
+        return {name: self._vault.open(variable.sealed) for name, variable in variables.items() if variable.sealed}
 
     async def forget_variables(self, app: App) -> None:
         for key in KEYS.values():
@@ -119,11 +119,6 @@ class Environments:
             return Variable(self._vault.seal(value), size, now_iso())
         except NoEncryptionKey as error:
             raise RequestMalformed(f"{name[:64]}: {error}.") from None
-
-
-def choose_variables(variables: Variables, others: Variables) -> Variables:
-    """Returns the variables of a preview: the app's, with what differs in previews."""
-    return {name: variable for name, variable in {**variables, **others}.items() if variable.sealed}
 
 
 def _decode(record: str) -> Variables:

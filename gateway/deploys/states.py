@@ -42,7 +42,6 @@ from gateway.deploys.records import (
     State,
     Trigger,
 )
-from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.scripts import Transition
 from gateway.deploys.sources import Format, Sources
 from gateway.errors import (
@@ -354,13 +353,11 @@ class Deploys:
         found: dict[str, Any] = {**_list_fields(cloned), **({"warning": warning} if warning else {})}
         if deploy.kind == "preview" and deploy.branch is None:
             found.pop("branch", None)  # its address would follow from the branch, and it was built for another one
-        return await self._move(deploy, state=deploy.state, **found)
+        return await self.record(deploy, **found)
 
-    async def record_warning(self, deploy: Deploy, warning: str) -> Deploy:
-        return await self._move(deploy, state=deploy.state, warning=warning)
-
-    async def record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> Deploy:
-        return await self._move(deploy, state=deploy.state, digest=archive.digest, size=str(archive.size))
+    async def record(self, deploy: Deploy, **fields: Any) -> Deploy:
+        """Writes fields of a deploy that keeps its state."""
+        return await self._move(deploy, state=deploy.state, **fields)
 
     async def advance(
         self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "", *, service_fault: bool = False

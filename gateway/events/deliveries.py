@@ -9,12 +9,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.records import LoggedEvent
+from gateway.events.records import LoggedEvent, Outcome
 from gateway.ids import ALWAYS, Time, TimeSpan, now_iso, time_of
 from gateway.keys import bodies_key, deliveries_key, partition_tag, stored_key
 from gateway.redis.client import Store
@@ -36,8 +35,6 @@ ESCAPE = re.compile(
     rb"|&(?:(?:amp;)*#(?:x0*(?P<hex>[0-9a-f]{2})|0*(?P<decimal>[0-9]{2,3}));|[a-z0-9;#]*\Z)",
     re.IGNORECASE,
 )
-
-Outcome = Literal["delivered", "failed", "dropped"]
 
 
 class Delivery(msgspec.Struct, kw_only=True):

@@ -111,6 +111,8 @@ async def count_outcomes(store: Store) -> dict[str, int]:
 
 
 class Notices:
+    """Every method raises BackboneUnavailable."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -139,7 +141,7 @@ class Notices:
     # -- the queue -------------------------------------------------------------------------------------------
 
     async def queue_for_event(self, fields: Mapping[str, str]) -> None:
-        """Queues the notices about an event of the webhooks' stream, once. Raises BackboneUnavailable."""
+        """Queues the notices about an event of the webhooks' stream, once."""
         account_id, event_id = fields["account"], fields["id"]
         if not await self._store.client.exists(notices_key(account_id)):
             return
@@ -149,24 +151,18 @@ class Notices:
             await self._queue(account_id, kind, event_id, 1, fields["type"], fields["app"], shorten_data(data))
 
     async def queue_recovery(self, app: App, unhealthy: str, recovery: AppRecovered) -> None:
-        """Queues the notices that an app answers again, after the event with the id `unhealthy`, once.
-
-        Raises BackboneUnavailable.
-        """
+        """Queues the notices that an app answers again, after the event with the id `unhealthy`, once."""
         data = encode_data(recovery, app.id, app.name).decode()
         await self._queue(app.account, "appDown", unhealthy, RECOVERED_LEVEL, recovery.type, app.name, data)
 
     async def queue_budget(self, account_id: str, app: tuple[str, str] | None, use: BudgetUse) -> None:
-        """Queues the notices about a cap, of the account or of an app (id and name), once per level and day.
-
-        Raises BackboneUnavailable.
-        """
+        """Queues the notices about a cap, of the account or of an app (id and name), once per level and day."""
         app_id, name = app or ("", "")
         data = msgspec.json.encode(use._asdict()).decode()
         await self._queue(account_id, "budget", f"{use.day}:{app_id}", use.level, "budget", name, data)
 
     async def queue_invitation(self, account: Account, invitation: Invitation) -> None:
-        """Queues an invitation, at most one in two days for an address. Raises BackboneUnavailable.
+        """Queues an invitation, at most one in two days for an address.
 
         One beyond the account's limit is not sent. The dashboard shows it all the same.
         """

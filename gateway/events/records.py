@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+Outcome = Literal["delivered", "failed", "dropped"]  # of a delivery
+
 
 class QueuedEvent(msgspec.Struct, frozen=True):
     """An event as it waits in its partition's stream."""
@@ -44,11 +46,9 @@ class EntryOwnership(msgspec.Struct, frozen=True):
 class DeliveryResult(msgspec.Struct, frozen=True):
     """The result of a delivery."""
 
-    outcome: Literal["delivered", "failed", "dropped"]
-    at: int  # ms since the epoch
-    duration: int  # ms
-    status: int | None  # of the receiver's answer
-    reason: str  # '' for none
+    outcome: Outcome
+    status: int | None = None  # of the receiver's answer
+    reason: str = ""
     url: str = ""  # to which the event was sent
     headers: str = ""  # of the answer, JSON
     body: str = ""  # the beginning of the answer's
@@ -76,9 +76,3 @@ def flatten_event(event: QueuedEvent) -> tuple[str, str, str, str, str]:
 
 def flatten_marks(*, sample: bool, redelivery: int) -> tuple[str, str]:
     return "1" if sample else "", str(redelivery or "")
-
-
-def flatten_result(result: DeliveryResult) -> tuple[str | int, ...]:
-    status = "" if result.status is None else result.status
-    outcome = (result.outcome, result.at, result.duration, status, result.reason)
-    return *outcome, result.url, result.headers, result.body

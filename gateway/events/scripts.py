@@ -15,7 +15,6 @@ from gateway.events.records import (
     RequestReply,
     flatten_event,
     flatten_marks,
-    flatten_result,
 )
 from gateway.keys import (
     awaited_key,
@@ -89,15 +88,26 @@ async def claim_delivery(
 
 
 async def record_delivery(
-    store: Store, tag: str, event: QueuedEvent, result: DeliveryResult, *, group: str, entry: str
+    store: Store,
+    tag: str,
+    event: QueuedEvent,
+    result: DeliveryResult,
+    *,
+    group: str,
+    entry: str,
+    at: int,
+    duration: int,
 ) -> bool:
-    """Logs the result of a delivery and removes the event from the stream; False if another worker has done so."""
+    """Logs the result of a delivery and removes the event from the stream; False if another worker has done so.
+
+    The delivery began `at` (ms since the epoch), and took `duration` (ms).
+    """
     script_keys = [*event_keys(tag, event.account), awaited_key(tag, event.id)]
-    fields = (event.id, event.account, event.app, event.type)
+    status = "" if result.status is None else result.status
+    fields = event.id, event.account, event.app, event.type, result.outcome, at, duration, status, result.reason
+    answer = result.url, result.headers, result.body
     marks = flatten_marks(sample=event.sample, redelivery=event.redelivery)
-    return bool(
-        await store.run_script(_RECORD_DELIVERY, script_keys, group, entry, *fields, *flatten_result(result), *marks)
-    )
+    return bool(await store.run_script(_RECORD_DELIVERY, script_keys, group, entry, *fields, *answer, *marks))
 
 
 async def dead_letter(

@@ -5,7 +5,8 @@ No tool rotates the webhook's secret, because the new secret would become part o
 
 from typing import Annotated, get_args
 
-from gateway.events.deliveries import Filter, Outcome, list_deliveries, read_delivery
+from gateway.events.deliveries import Filter, list_deliveries, read_delivery
+from gateway.events.records import Outcome
 from gateway.ids import A_TIME
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 

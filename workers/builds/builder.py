@@ -156,7 +156,9 @@ class Builder:
         find = (self._registry.find_app, self._find_ai_url, find_variables, self._deploys.find_cache_clearing)
         self._rollout = Rollout(settings, self._store, *find)
         self._previews = patient(Previews(self._store, Records(self._store)))
-        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
+        self._schedule = Schedule(
+            self._store, PARALLEL_BUILDS, lambda entry: self._running.start(self._process_entry(entry))
+        )
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
         )
@@ -201,10 +203,6 @@ class Builder:
         _ = entry.fields["id"], entry.fields["app"]
         require_partition(entry)
         self._schedule.add_entry(entry)
-
-    def _start_deploy(self, entry: Entry) -> None:
-        """Starts a deploy that the queue has granted to this builder."""
-        self._running.start(self._process_entry(entry))
 
     async def _process_entry(self, entry: Entry) -> None:
         deploy_id = entry.fields["id"]
@@ -301,9 +299,8 @@ class Builder:
             if app is None or app.account != deploy.account:
                 raise AppGone
             await self._end_if_suspended(deploy)
-            recorders = partial(self._deploys.record_commit, deploy), partial(self._deploys.record_archive, deploy)
-            warn = partial(self._deploys.record_warning, deploy)
-            job = Job(deploy, app, log.write_line, *recorders, record_warning=warn)
+            recorders = partial(self._deploys.record_commit, deploy), partial(self._deploys.record, deploy)
+            job = Job(deploy, app, log.write_line, *recorders)
             manifest = await self._build(deploy, log, job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"

@@ -48,8 +48,10 @@ class Job(msgspec.Struct, frozen=True):
     app: App
     write_line: Callable[[str], None]  # to the deploy's log
     record_commit: Callable[[Origin, str], Awaitable[object]]  # what was cloned, and what it lacks
-    record_archive: Callable[[ReleaseArchive], Awaitable[object]]
-    record_warning: Callable[[str], Awaitable[object]]
+    record: Callable[..., Awaitable[object]]  # other fields of the deploy
+
+    async def record_archive(self, archive: ReleaseArchive) -> None:
+        await self.record(digest=archive.digest, size=str(archive.size))
 
 
 class Compiler:
@@ -133,7 +135,7 @@ class Compiler:
                     if problems := await run_in_thread(compile_rules, release):
                         for problem in problems:
                             job.write_line(problem)
-                        await job.record_warning(f"{warning} {explain_problems(problems)}".lstrip())
+                        await job.record(warning=f"{warning} {explain_problems(problems)}".lstrip())
                 write_release_manifest(release, manifest)
                 limit = self._settings.account_disk
                 await run_in_thread(disk.require_room, self._releases, job.app.account, release, limit)

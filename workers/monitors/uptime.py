@@ -14,7 +14,6 @@ network. Without this setting every failure counts.
 import asyncio
 import time
 from collections.abc import Mapping
-from functools import partial
 
 import msgspec
 import structlog
@@ -115,7 +114,17 @@ class Uptime:
         await self._list_unhealthy(target, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
         counts = self._mark_of_today(target, now) | history.count_ended_outage(before, after, now)
-        return Inspection(changed, events, again, partial(self._note, target, before, after, url, counts, now))
+
+        async def note() -> None:
+            """Adds to the history, and queues the notices of a recovery, even if no receiver got the app.unhealthy."""
+            if counts:
+                await history.add_counts(self._store, target.tag, app.id, counts, now)
+            if self._notices is not None and before.notified and not after.notified:
+                since = before.failing_since
+                recovery = AppRecovered(url=url, downSince=now_iso(since / 1000), downMs=now - since)
+                await self._notices.queue_recovery(app, before.notified, recovery)
+
+        return Inspection(changed, events, again, note)
 
     async def _find_release(self, app: App) -> Release:
         """Returns the release that visitors get, if it has a health check of its own, or else one like most others.
@@ -128,24 +137,6 @@ class Uptime:
         _, wanted = records.get("live", ("", None))
         found = None if wanted is None else wanted.releases.get(wanted.serves)
         return found if found is not None and found.health else USUAL
-
-    async def _note(
-        self,
-        target: InspectedApp,
-        before: health.AppHealth,
-        after: health.AppHealth,
-        url: str,
-        counts: dict[str, int],
-        now: int,
-    ) -> None:
-        """Adds to the history, and queues the notices of a recovery, even if no receiver got the app.unhealthy."""
-        app = target.app
-        if counts:
-            await history.add_counts(self._store, target.tag, app.id, counts, now)
-        if self._notices is not None and before.notified and not after.notified:
-            since = before.failing_since
-            recovery = AppRecovered(url=url, downSince=now_iso(since / 1000), downMs=now - since)
-            await self._notices.queue_recovery(app, before.notified, recovery)
 
     def _mark_of_today(self, target: InspectedApp, now: int) -> dict[str, int]:
         """Returns a mark that the app was probed today, once per app and day."""

@@ -74,12 +74,6 @@ class DailyShare(NamedTuple):
     limit: int
 
 
-def share_notices(account_id: str, hashed: str, day: str) -> list[DailyShare]:
-    """Returns the shares of a notice of the account to an address, of which `hashed` is the hash."""
-    of_account = DailyShare(account_notices_on_key(account_id, hashed, day), DAILY_NOTICES_OF_ACCOUNT)
-    return [of_account, DailyShare(notices_on_key(hashed, day), DAILY_NOTICES)]
-
-
 def may_send(kind: str, subscriber: Subscriber, account: Account) -> bool:
     """Whether the address wants the kind, which must not be an invitation of a suspended account or one that ends."""
     return kind in subscriber.kinds and (kind != INVITATION or account.suspension is None)
@@ -198,11 +192,13 @@ class Mailer:
     async def _count(self, entry: Entry) -> int:
         """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
         account, hashed, day = entry.fields["account"], entry.fields["address"], datetime.now(UTC).date().isoformat()
+        shares = [
+            DailyShare(account_notices_on_key(account, hashed, day), DAILY_NOTICES_OF_ACCOUNT),
+            DailyShare(notices_on_key(hashed, day), DAILY_NOTICES),
+        ]
         if entry.fields["kind"] == INVITATION:
-            return await count_mail(
-                self._patient_store, [DailyShare(invitations_on_key(hashed, day), DAILY_INVITATIONS)]
-            )
-        return await count_mail(self._patient_store, share_notices(account, hashed, day))
+            shares = [DailyShare(invitations_on_key(hashed, day), DAILY_INVITATIONS)]
+        return await count_mail(self._patient_store, shares)
 
     async def _record(self, entry: Entry, outcome: Outcome, reason: str = "") -> None:
         if await scripts.record_notice(self._patient_store, entry.tag, group=GROUP, entry=entry.id, outcome=outcome):

@@ -18,7 +18,6 @@ account delays them, and before its outcome is recorded, so that a worker that d
 import asyncio
 import contextlib
 import time
-from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,17 +50,6 @@ ANSWER_BYTES = 65_536  # read of a response, within the budget
 MAX_DELIVERIES = 2_048  # concurrent, per worker
 MAX_EVENTS = 20_000  # in memory, per worker
 MAX_AGE_SECONDS = 86_400.0  # older events are dropped
-
-Outcome = Literal["delivered", "failed", "dropped"]
-
-
-class Result(NamedTuple):
-    outcome: Outcome
-    status: int | None = None
-    reason: str = ""
-    url: str = ""  # the receiver's address
-    headers: str = ""  # of the answer
-    body: str = ""  # the beginning of the answer
 
 
 def _read_event(entry: Entry) -> QueuedEvent:
@@ -193,9 +181,9 @@ class Sender:
             return
         data, began = ownership.data, time.time()
         if not data or began - int(entry.fields["at"]) / 1000 > MAX_AGE_SECONDS:
-            result = Result("dropped", reason="expired")
+            result = DeliveryResult("dropped", reason="expired")
         elif not ownership.receiver:
-            result = Result("dropped", reason="no-receiver")
+            result = DeliveryResult("dropped", reason="no-receiver")
         else:
             receiver = msgspec.json.decode(ownership.receiver, type=Receiver)
             trace.enter("POST", Kind.CLIENT, {"capsule.attempt": ownership.attempt})
@@ -221,13 +209,15 @@ class Sender:
             self._store, entry.tag, account, event, group=GROUP, consumer=consumer, entry=entry.id
         )
 
-    async def _send(self, entry: Entry, data: str, receiver: Receiver, previous_secret: str, now: float) -> Result:
+    async def _send(
+        self, entry: Entry, data: str, receiver: Receiver, previous_secret: str, now: float
+    ) -> DeliveryResult:
         fields, url = entry.fields, receiver.url
         try:
             secrets = [self._vault.open(receiver.secret), *self._open_previous(previous_secret)]
         except NoEncryptionKey as error:
             logger.error("delivery.sealed", account=fields["account"], error=str(error))
-            return Result("failed", reason="secret", url=url)
+            return DeliveryResult("failed", reason="secret", url=url)
         signed = sign_event(secrets, fields["id"], fields["type"], data, now)
         try:
             answer = await self._http.send(
@@ -241,14 +231,14 @@ class Sender:
                 keep_bytes=READ_BODY_BYTES,
             )
         except CallFailed as error:
-            return Result("failed", reason=error.reason, url=url)
+            return DeliveryResult("failed", reason=error.reason, url=url)
         except Exception as error:  # this must become an outcome, because an event without one is sent again
             logger.error("delivery.crashed", delivery=fields["id"], exc_info=error)
-            return Result("failed", reason="internal", url=url)
+            return DeliveryResult("failed", reason="internal", url=url)
         kept = summarize_answer(answer.headers.items(), answer.body, [*secrets, *signed.signatures])
         if 200 <= answer.status < 300:
-            return Result("delivered", answer.status, "", url, *kept)
-        return Result("failed", answer.status, "status", url, *kept)
+            return DeliveryResult("delivered", answer.status, "", url, *kept)
+        return DeliveryResult("failed", answer.status, "status", url, *kept)
 
     def _open_previous(self, sealed: str) -> list[str]:
         """Returns the previous secret, or nothing if it cannot be decrypted: then only the current secret signs."""
@@ -260,28 +250,19 @@ class Sender:
 
     async def _record_dropped(self, entry: Entry) -> None:
         try:
-            await self._record_delivery(entry, Result("dropped", reason="overflow"), time.time())
+            await self._record_delivery(entry, DeliveryResult("dropped", reason="overflow"), time.time())
         finally:
             self._forget_entry(entry)
 
-    async def _record_delivery(self, entry: Entry, result: Result, began: float) -> None:
+    async def _record_delivery(self, entry: Entry, result: DeliveryResult, began: float) -> None:
         fields, tag = entry.fields, entry.tag
         if noticing := self._noticing.get((entry.tag, entry.id)):
             await noticing
-        event = _read_event(entry)
-        duration = int((time.time() - began) * 1000)
-        delivery = DeliveryResult(
-            outcome=result.outcome,
-            at=int(began * 1000),
-            duration=duration,
-            status=result.status,
-            reason=result.reason,
-            url=result.url,
-            headers=result.headers,
-            body=result.body,
-        )
+        at, duration = int(began * 1000), int((time.time() - began) * 1000)
         store = patient(self._store, waiting="delivery.waiting")
-        if await scripts.record_delivery(store, tag, event, delivery, group=GROUP, entry=entry.id):
+        if await scripts.record_delivery(
+            store, tag, _read_event(entry), result, group=GROUP, entry=entry.id, at=at, duration=duration
+        ):
             logger.info(
                 "delivery",
                 delivery=fields["id"],
@@ -303,7 +284,7 @@ def _describe_event(entry: Entry) -> dict[str, Value]:
     }
 
 
-def _describe_result(trace: Trace, result: Result) -> None:
+def _describe_result(trace: Trace, result: DeliveryResult) -> None:
     """Adds the result to the trace: only the host of the receiver's address, and only the status of its answer."""
     trace.root.attributes["capsule.outcome"] = result.outcome
     if result.url:

@@ -98,16 +98,6 @@ async def test_an_end_of_a_preview(gw: Gateway, account: Account, app: str) -> N
     assert allowed == [404, 200]
 
 
-async def test_a_key_for_deploys_until_the_account_is_suspended(gw: Gateway, account: Account, app: str) -> None:
-    developer = await account.add_key("ci", scope="deploy", app=app)
-    queued = (await publish_as(developer, app, "preview=x")).json()["deployId"]
-    assert (await show(account, queued))["by"] == "ci"
-    assert (await developer.call("DELETE", f"/account/apps/{app}/previews/x")).status_code == 204
-    suspended = await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "unpaid"})
-    assert suspended.is_success
-    assert (await publish_as(account, app, "preview=x")).json()["error"]["code"] == "APP_SUSPENDED"
-
-
 async def test_the_previews_that_nobody_visits_make_room(gw: Gateway, account: Account, store: Store) -> None:
     """Those of all the account's apps count, by their last visit. A deploy counts as one."""
     shop, blog = await an_app(account), await an_app(account)

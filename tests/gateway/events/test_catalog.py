@@ -10,7 +10,6 @@ import pytest
 
 from gateway.events import catalog
 from gateway.events.catalog import SAMPLES, encode_data
-from tests.support.pages import find_table, read_page
 
 ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 NAME, HTTPS, TIER = r"(?s).+", r"https://\S+", "red|yellow"
@@ -34,22 +33,17 @@ def data(event: catalog.Event) -> dict[str, Any]:
     return json.loads(encode_data(event, "app_1", "shop"))
 
 
-def test_the_catalog_is_complete() -> None:
-    assert SAMPLES.keys() == CATALOG.keys()
-    assert {kind.type for kind in catalog.Event.__subclasses__()} == CATALOG.keys()
-
-
-@pytest.mark.parametrize("name", CATALOG)
-def test_the_data_of_a_sample(name: str) -> None:
-    sample = data(SAMPLES[name])
-    assert sample.keys() == {"appId", "appName", "sample", *CATALOG[name]}
-    assert (sample["appId"], sample["appName"], sample["sample"]) == ("app_1", "shop", True)
-    for field, kind in CATALOG[name].items():
-        if field != "findings":
-            assert is_of(sample[field], kind), field
-    for finding in sample.get("findings", []):
-        assert finding.keys() == FINDING.keys()
-        assert all(is_of(finding[field], kind) for field, kind in FINDING.items())
+def test_the_data_of_each_sample() -> None:
+    assert SAMPLES.keys() == CATALOG.keys() == {kind.type for kind in catalog.Event.__subclasses__()}
+    for name, fields in CATALOG.items():
+        sample = data(SAMPLES[name])
+        assert sample.keys() == {"appId", "appName", "sample", *fields}
+        assert (sample["appId"], sample["appName"], sample["sample"]) == ("app_1", "shop", True)
+        for field, kind in fields.items():
+            assert field == "findings" or is_of(sample[field], kind), field
+        for finding in sample.get("findings", []):
+            assert finding.keys() == FINDING.keys()
+            assert all(is_of(finding[field], kind) for field, kind in FINDING.items())
 
 
 def test_a_sample_matches_its_account_and_time() -> None:
@@ -76,15 +70,6 @@ def is_of(value: Any, kind: Any) -> bool:
     return value is None if kind is None else type(value) is kind
 
 
-def test_the_documentation_lists_the_same() -> None:
-    rows = find_table(read_page("docs/webhooks.md"), "event")
-    assert rows.keys() == CATALOG.keys()
-    for name, (cell,) in rows.items():
-        fields, _, parts = re.sub(r" \(.*?\)", "", cell).partition(": ")
-        assert set(re.findall(r"`(\w+)\??`", fields)) == CATALOG[name].keys()
-        assert set(re.findall(r"`(\w+)`", parts)) == (FINDING.keys() if parts else set())
-
-
 def test_a_real_event_has_no_sample_field_and_maybe_no_plan() -> None:
     crash = data(catalog.AppCrashed(reason="oom", exitCode=None, at=TIME))
     assert crash == {"appId": "app_1", "appName": "shop", "reason": "oom", "exitCode": None, "at": TIME}
@@ -97,9 +82,7 @@ def test_a_real_event_has_no_sample_field_and_maybe_no_plan() -> None:
     ("kind", "fields"),
     [
         (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": TIME, "other": 1}),
-        (catalog.AppCrashed, {"reason": "oom", "at": TIME}),
         (catalog.AppCrashed, {"reason": "bored", "exitCode": 1, "at": TIME}),
-        (catalog.AppCrashed, {"reason": "oom", "exitCode": "1", "at": TIME}),
         (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": "2026-07-02 10:00"}),
         (catalog.DeploySucceeded, {"deployId": "d", "url": "http://x", "durationMs": 1, "kind": "live"}),
         (catalog.SecurityFinding, {"findings": [{"cve": "CVE-1"}]}),

@@ -14,12 +14,10 @@ from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
 from gateway.keys import redelivered_key
 from tests.fakes.receiver import FakeReceiver
-from tests.fakes.server import answer
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
 from tests.support.stores import opened
 from tests.support.webhook_holder import DELIVERIES, Holder, read_queue, write_deliveries
-from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 REDELIVER = f"{DELIVERIES}/redeliver"
@@ -135,26 +133,5 @@ async def test_malformed(holder: Holder) -> None:
         assert "Evil" not in message
     with holder.account.gateway.redis.client() as client:
         assert not client.exists(redelivered_key(holder.id)), "it does not count"
-
-
-async def test_extreme_times(holder: Holder) -> None:
     for since in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-W30-1"):
         assert await redeliver(holder, since) == 0
-
-
-# With a worker
-
-
-async def test_after_an_outage_of_the_receiver(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
-    await holder.set()
-    receiver.plays(holder.path, answer(500))
-    failed = [await holder.test() for _ in range(3)]
-    await holder.logged(3)
-    receiver.plays(holder.path)
-    delivered = await holder.test()
-    await holder.logged(4)
-    assert await redeliver(holder) == 3
-    rows = await holder.logged(7)
-    assert {(row["id"], row["outcome"], row["redelivery"]) for row in rows[:3]} == {(e, "delivered", 1) for e in failed}
-    assert receiver.ids(holder.path) == {**dict.fromkeys(failed, 2), delivered: 1}
-    assert await redeliver(holder) == 0, "the newest delivery of each arrived"

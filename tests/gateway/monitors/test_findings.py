@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.events.webhooks import DATA_BYTES
-from gateway.keys import bodies_key, certificate_key, health_key, monitored_keys, partition_tag, site_key
+from gateway.keys import bodies_key, certificate_key, health_key, partition_tag, site_key
 from gateway.monitors import findings, health
 from gateway.monitors.findings import OpenFinding, merge_scan
 from gateway.monitors.scans import ReportedFinding, Scan
@@ -202,16 +202,6 @@ async def test_concurrent_scans_notify_once(app: App, twin: Gateway) -> None:
     assert {answer.status_code for answer in answers} == {200}
     assert sum(answer.json()["new"] for answer in answers) == 1
     assert len(await queued_data(app)) == 1
-
-
-@wire
-async def test_a_deleted_app_leaves_nothing(gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend)
-    await send_accepted(app, {"findings": [RED]})
-    await gw.platform("DELETE", f"apps/{app.name}")
-    refused(await send(app, {"findings": []}), 404, "NOT_FOUND")
-    async with redis.asyncio.Redis.from_url(gw.redis.url) as client:
-        assert not await client.exists(*monitored_keys(partition_tag(app.account.id), app.name))
 
 
 @wire

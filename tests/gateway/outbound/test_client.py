@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import socket
 import time
 import tracemalloc
@@ -36,9 +37,7 @@ async def test_a_call_and_its_kept_connection(serve: Serve, client: Client) -> N
     assert "\r\nAccept-Encoding: identity\r\n" in sent
 
 
-@pytest.mark.parametrize(
-    "location", ["http://127.0.0.1:1/", "https://xn--a/", "http://[", "//", "file:///etc/passwd", "\xff"]
-)
+@pytest.mark.parametrize("location", ["http://127.0.0.1:1/", "http://[", "\xff"])
 async def test_a_redirect_is_returned(serve: Serve, client: Client, location: str) -> None:
     port = await serve(
         Recorder(f"HTTP/1.1 302 F\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1"))
@@ -72,14 +71,13 @@ async def test_no_cookies_no_proxies_no_netrc_no_address_in_the_logs(
 @pytest.mark.parametrize(
     ("handler", "reason"),
     [
-        (answering(), "connect"),
         (answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), "connect"),
         (answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "connect"),
         (answering(OK[:-2] + b"o", then=forever), "timeout"),
-        (answering(then=forever), "timeout"),
     ],
 )
-async def test_a_response_that_fails(serve: Serve, client: Client, handler: Handler, reason: str) -> None:
+async def test_a_body_that_fails(serve: Serve, client: Client, handler: Handler, reason: str) -> None:
+    """tests/gateway/outbound/test_client_send.py has the faults before it."""
     failed = await failure(client, f"http://127.0.0.1:{await serve(handler)}/s3cret", budget=0.5)
     assert failed.reason == reason
 
@@ -100,27 +98,24 @@ async def test_the_next_address_is_tried(serve: Serve, monkeypatch: pytest.Monke
         assert (await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=9)).status == 200
 
 
-@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"])
-async def test_a_drip_outlives_every_step_but_not_the_budget(serve: Serve, start: bytes) -> None:
+async def test_a_drip_outlives_every_step_but_not_the_budget(serve: Serve, client: Client) -> None:
     gone = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(start)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n")
         try:
-            for byte in b"HTTP/1.1 200 OK\r\n" + b"X-Y: z\r\n" * 100:
-                writer.write(bytes([byte]))
+            while True:
+                writer.write(b"x")
                 await writer.drain()
                 await asyncio.sleep(0.02)
         finally:
             gone.set()
 
-    url = f"http://127.0.0.1:{await serve(drip)}/s3cret"
-    async with Client(allow_private=True) as client:
-        began = time.monotonic()
-        assert (await failure(client, url, budget=0.7)).reason == "timeout"
-        assert 0.6 < time.monotonic() - began < 2
-        await asyncio.wait_for(gone.wait(), 5)  # the call closes the connection, not the garbage collector
+    began = time.monotonic()
+    assert (await failure(client, f"http://127.0.0.1:{await serve(drip)}/s3cret", budget=0.7)).reason == "timeout"
+    assert 0.6 < time.monotonic() - began < 2
+    await asyncio.wait_for(gone.wait(), 5)  # the call closes the connection, not the garbage collector
 
 
 async def test_a_huge_response_is_cut_off_with_flat_memory(serve: Serve, client: Client) -> None:
@@ -139,11 +134,9 @@ async def test_a_huge_response_is_cut_off_with_flat_memory(serve: Serve, client:
     url = f"http://127.0.0.1:{await serve(pour)}/s3cret"
     tracemalloc.start()
     try:
-        for _ in range(3):
-            sent = 0
-            with pytest.raises(ResponseTooLarge, match="more than 65536 bytes"):
-                await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=65536)
-            assert (await client.send("GET", url, tenant="acc", budget=5, drain_bytes=65536)).status == 200
+        with pytest.raises(ResponseTooLarge, match="more than 65536 bytes"):
+            await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=65536)
+        assert (await client.send("GET", url, tenant="acc", budget=5, drain_bytes=65536)).status == 200
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
@@ -155,8 +148,9 @@ def compressed(body: bytes, encoding: bytes = b"gzip") -> bytes:
 
 
 async def test_gzip_is_read_within_the_limit(serve: Serve, client: Client) -> None:
-    """A bomb of 50 MB takes no more memory than the limit."""
-    for body, length in ((bytes(100_000), 100_000), (bytes(100_001), None), (bytes(50_000_000), None)):
+    """A bomb of 20 MB takes no more memory than the limit."""
+    large = [bytes(100_001), random.Random(1).randbytes(200_000), bytes(20_000_000)]
+    for body, length in ((bytes(100_000), 100_000), *((body, None) for body in large)):
         url = f"http://127.0.0.1:{await serve(Recorder(compressed(gzip.compress(body))))}/s3cret"
         del body
         tracemalloc.start()
@@ -203,7 +197,7 @@ async def test_canceled_calls_release_their_slots(serve: Serve) -> None:
     hanging, healthy = await serve(hang), Recorder()
     healthy_url = f"http://127.0.0.1:{await serve(healthy)}/"
     async with Client(allow_private=True, connections=4) as client:
-        for _ in range(5):
+        for _ in range(2):
             calls = [
                 client.fetch("GET", f"http://127.0.0.1:{hanging}/", tenant="acc", budget=0.005 * n, max_bytes=9)
                 for n in range(20)
@@ -215,9 +209,9 @@ async def test_canceled_calls_release_their_slots(serve: Serve) -> None:
         await until(lambda: open_connections == 0)
 
 
-@pytest.mark.parametrize("url", ["http://example.com/", "https://127.1/", "https://[::1]/", "ftp://example.com/"])
-async def test_the_client_itself_is_guarded(url: str) -> None:
+async def test_the_client_itself_is_guarded() -> None:
     async with Client(allow_private=False) as client:
-        with pytest.raises(BlockedAddress):
-            await client.send("GET", url, tenant="acc", budget=5)
-        assert (await failure(client, url)).reason == "blocked"
+        for url in ("http://example.com/", "https://127.1/"):
+            with pytest.raises(BlockedAddress):
+                await client.send("GET", url, tenant="acc", budget=5)
+            assert (await failure(client, url)).reason == "blocked"

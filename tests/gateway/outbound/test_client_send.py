@@ -53,7 +53,7 @@ async def test_requests_are_sent_unchanged(client: Client, receiver: FakeReceive
     assert exchange.header("accept-encoding") == "identity"
 
 
-@pytest.mark.parametrize("status", [200, 204, 301, 307, 401, 410, 500, 599])
+@pytest.mark.parametrize("status", [204, 307, 410, 599])
 async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, status: int) -> None:
     other = receiver.url("/elsewhere")
     receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
@@ -66,12 +66,10 @@ async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, 
     [
         ([CLOSE], "connect"),
         ([RESET], "connect"),
+        ([Raw(b"HTTP/1.1 20"), CLOSE], "connect"),
         ([Raw(b"SSH-2.0-OpenSSH_9.2\r\n"), CLOSE], "connect"),
-        ([Raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), CLOSE], "connect"),
-        ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000), HANG], "too-large"),
         ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 8_191 + b"\r\n\r\n"), HANG], "too-large"),
         ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 65 + b"\r\n"), HANG], "too-large"),
-        ([HANG], "timeout"),
         ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50), HANG], "timeout"),
         (drip(pause=0.05), "timeout"),
     ],
@@ -91,13 +89,10 @@ async def test_calls_without_a_response_fail(
     "body",
     [
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), CLOSE],
-        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), HANG],
-        [Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), 0.1, Raw(b"zz\r\n"), CLOSE],
         [Raw(BAD_CHUNK), HANG],
         [Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" + BAD_CHUNK), HANG],
         [Raw(BAD_CHUNK.replace(b"\r", b"")), HANG],
         [Raw(BAD_CHUNK[:-6]), 0.1, Raw(BAD_CHUNK[-6:]), HANG],
-        [Raw(BAD_CHUNK[:-5]), 0.1, Raw(BAD_CHUNK[-5:]), HANG],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more"), HANG],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"), *drip(pause=0.05)],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],
@@ -111,14 +106,21 @@ async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeRece
     assert time.monotonic() - began < PATIENCE_SECONDS
 
 
-async def test_a_broken_body_ends_the_call_at_once(client: Client, receiver: FakeReceiver) -> None:
-    receiver.plays("/events", [Raw(BAD_CHUNK[:-4]), 0.1, Raw(BAD_CHUNK[-4:]), HANG])
-    began = time.monotonic()
-    assert await post(client, receiver.url()) == 200
-    assert time.monotonic() - began < outbound.DRAIN_SECONDS
+async def test_a_broken_body_ends_the_call_at_once_and_an_endless_one_soon(
+    client: Client, receiver: FakeReceiver
+) -> None:
+    for body, seconds in (
+        ([Raw(BAD_CHUNK[:-4]), 0.1, Raw(BAD_CHUNK[-4:]), HANG], outbound.DRAIN_SECONDS),
+        ([Head(200), *[b"x", 0.05] * 200], outbound.DRAIN_SECONDS + 2),
+    ):
+        receiver.plays("/events", body)
+        began = time.monotonic()
+        assert await post(client, receiver.url()) == 200
+        assert time.monotonic() - began < seconds
 
 
 async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:
+    assert outbound.KEEP_ALIVE_SECONDS < 5, "Node, uvicorn and Apache close them then, and a POST would be lost"
     for _ in range(5):
         await post(client, receiver.url())
     assert receiver.connections == 1
@@ -129,12 +131,7 @@ async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: 
     assert len(receiver.exchanges) == 6
 
 
-async def test_idle_connections_are_closed_before_servers_close_them() -> None:
-    """Node, uvicorn and Apache close them after 5 seconds, and a POST at that moment would be lost."""
-    assert outbound.KEEP_ALIVE_SECONDS < 5
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, method: str) -> None:
     """aiohttp repeats idempotent requests whose connection breaks."""
     await post(client, receiver.url())

@@ -75,15 +75,11 @@ async def test_the_resolvers_of_the_machine(server: DnsServer, monkeypatch: pyte
     assert await Resolver("").find_txt(NAME) == ["text"]
 
 
-async def test_a_machine_without_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_asked(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(_: dns.resolver.BaseResolver, __: str) -> None:
         raise dns.resolver.NoResolverConfiguration
 
     monkeypatch.setattr(dns.resolver.BaseResolver, "read_resolv_conf", read)
-    with pytest.raises(CallFailed):
-        await Resolver("").find_txt(NAME)
-
-
-async def test_a_name_that_is_too_long(server: DnsServer) -> None:
-    with pytest.raises(CallFailed):
-        await Resolver(server.address).find_txt("a" * 64 + ".example")
+    for servers, name in (("", NAME), (server.address, "a" * 64 + ".example")):
+        with pytest.raises(CallFailed):
+            await Resolver(servers).find_txt(name)

@@ -51,26 +51,13 @@ def deploy(client: Any) -> Deploy:
     return Deploy(client)
 
 
-def test_moved_with_its_fields(deploy: Deploy) -> None:
-    assert deploy.advance("building", "state", "checking", "commit", "é") == 1
-    assert deploy.fields() == {**RECORD, "state": "checking", "entry": deploy.entry, "commit": "é"}
+def test_a_move_changes_the_site_and_queues_an_event_once(deploy: Deploy) -> None:
+    assert deploy.advance("building", "state", "canary", "commit", "é") == 1
+    assert deploy.fields() == {**RECORD, "state": "canary", "entry": deploy.entry, "commit": "é"}
     assert 0 < deploy.client.ttl(DEPLOY) <= 1000, "the record keeps its time to live"
     assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, [], 1)
-
-
-def test_a_deploy_that_does_not_exist_is_not_created(deploy: Deploy) -> None:
-    deploy.client.delete(DEPLOY)
-    assert deploy.advance("building", "state", "live", event=EVENT) == 0
-    assert not deploy.client.exists(DEPLOY)
-    assert deploy.events() == []
-
-
-def test_what_is_live(deploy: Deploy) -> None:
-    assert deploy.advance("building", "state", "live", live="dep_1", source="src_1", event=EVENT) == 1
+    assert deploy.advance("canary", "state", "live", live="dep_1", source="src_1", event=EVENT) == 1
     assert deploy.site() == {"live": "dep_1", "source": "src_1"}
-    assert deploy.events() == ["evt_1"]
-    [(_, fields)] = deploy.client.xrange(STREAM)
-    assert fields[b"type"] == b"deploy.succeeded"
     assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
     assert deploy.advance("building", "state", "failed", take=True, event=("evt_2", *EVENT[1:])) == 0
     assert (deploy.fields()["state"], deploy.events(), deploy.client.xlen(BUILDS)) == ("live", ["evt_1"], 1)
@@ -78,6 +65,9 @@ def test_what_is_live(deploy: Deploy) -> None:
     assert deploy.advance("building", "state", "live", live="dep_2", take=True) == 1
     assert deploy.site() == {"live": "dep_2"}, "hooks must not build the source of the deploy before"
     assert deploy.client.xlen(BUILDS) == 0
+    deploy.client.delete(DEPLOY)
+    assert deploy.advance("building", "state", "live", event=EVENT) == 0
+    assert not deploy.client.exists(DEPLOY), "a deploy that does not exist is not created"
 
 
 def test_a_preview_that_goes_live_is_among_the_accounts_previews(deploy: Deploy) -> None:

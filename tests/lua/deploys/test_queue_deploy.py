@@ -44,9 +44,6 @@ class Triggers:
     def key(deploy: str) -> str:
         return f"{TAG}:deploy:{deploy}"
 
-    def set_site(self, **fields: str) -> None:
-        self.client.hset(SITE, mapping=fields)
-
     def record(self, deploy: str = "dep_1") -> dict[str, str]:
         return {name.decode(): value.decode() for name, value in self.client.hgetall(self.key(deploy)).items()}
 
@@ -68,7 +65,7 @@ def triggers(client: Any) -> Triggers:
 
 
 def test_queued(triggers: Triggers) -> None:
-    triggers.set_site(live="dep_0", source="src_0")
+    triggers.client.hset(SITE, mapping={"live": "dep_0", "source": "src_0"})
     assert triggers.trigger() == ("queued", 0, DAY)
     [(entry, fields)] = triggers.builds()
     assert fields == {"id": "dep_1", "account": "acc", "app": "shop"}
@@ -81,63 +78,29 @@ def test_queued(triggers: Triggers) -> None:
         assert (days - 1) * 86_400 < triggers.client.ttl(key) <= days * 86_400
 
 
-def test_a_newer_deploy_replaces_the_queued_one_of_its_address(triggers: Triggers) -> None:
-    triggers.set_site(live="dep_0", source="src_0")
+def test_a_newer_deploy_replaces_the_queued_one_of_its_address_until_it_has_started(triggers: Triggers) -> None:
     for deploy, address in (("dep_1", "live"), ("dep_2", "preview"), ("dep_3", "live")):
-        assert triggers.trigger(deploy, address=address, hook="")[0] == "queued"
+        assert triggers.trigger(deploy, address=address, source="src", hook="")[0] == "queued"
     replaced = triggers.record("dep_1")
     assert (replaced["state"], replaced["finishedAt"]) == ("canceled", ISO)
     assert replaced["error"] == "replaced by dep_3, a newer deploy of the same address"
     assert triggers.client.hget(f"{TAG}:builds:ended", "canceled") == b"1"
-    assert [fields["id"] for _, fields in triggers.builds()] == ["dep_2", "dep_3"]
-    assert triggers.record("dep_2")["state"] == "queued"
+    triggers.client.hset(triggers.key("dep_3"), "state", "building")
+    triggers.trigger("dep_4", address="live", source="src", hook="")
+    assert [triggers.record(deploy)["state"] for deploy in ("dep_2", "dep_3")] == ["queued", "building"]
+    assert [fields["id"] for _, fields in triggers.builds()] == ["dep_2", "dep_3", "dep_4"]
 
 
-def test_a_deploy_that_has_started_is_not_replaced(triggers: Triggers) -> None:
-    triggers.set_site(live="dep_0", source="src_0")
-    triggers.trigger("dep_1", hook="", address="live")
-    triggers.client.hset(triggers.key("dep_1"), "state", "building")
-    triggers.trigger("dep_2", hook="", address="live")
-    assert triggers.record("dep_1")["state"] == "building"
-    assert [fields["id"] for _, fields in triggers.builds()] == ["dep_1", "dep_2"]
-
-
-@pytest.mark.parametrize(
-    ("site", "asked", "built"),
-    [
-        ({}, {"source": "src_1"}, "src_1"),
-        ({"live": "dep_0", "source": "src_0"}, {"source": "src_1"}, "src_1"),
-        ({}, {"repository": "1"}, ""),
-        ({"live": "dep_0", "source": "src_0"}, {"repository": "1"}, ""),
-        ({"live": "dep_0", "source": "src_0"}, {}, "src_0"),
-    ],
-)
-def test_the_source_to_build(triggers: Triggers, site: dict[str, str], asked: dict[str, str], built: str) -> None:
-    """The source that was sent, the repository, or the live source."""
-    if site:
-        triggers.set_site(**site)
-    assert triggers.trigger(**asked)[0] == "queued"
-    assert triggers.record()["source"] == built
-
-
-def test_an_app_without_anything_to_build(triggers: Triggers) -> None:
+def test_a_refused_call_of_a_hook_counts_and_queues_nothing(triggers: Triggers) -> None:
     assert triggers.trigger() == ("never-live", 0, DAY)
-    triggers.set_site(live="dep_0")
+    triggers.client.hset(SITE, "live", "dep_0")
     assert triggers.trigger() == ("source-gone", 0, DAY)
-    assert triggers.client.llen(WINDOW) == 2, "a refused call counts as a trigger of its hook"
+    assert triggers.trigger(suspended="1", source="src") == ("suspended", 0, DAY)
     used = triggers.client.hgetall(USED)
     set_clock(triggers.client, NOON + SECOND)
-    assert triggers.trigger(per_minute=2, per_day=0)[0] == "rate", "it is checked first, and changes nothing"
-    assert (triggers.client.hgetall(USED), triggers.client.llen(WINDOW)) == (used, 2)
-    _nothing_is_queued(triggers)
-
-
-def test_a_hook_of_a_suspended_app_queues_nothing_and_counts(triggers: Triggers) -> None:
-    for _ in range(3):
-        assert triggers.trigger(suspended="1", source="src") == ("suspended", 0, DAY)
-    assert triggers.trigger(suspended="1", source="src")[0] == "rate"
-    _nothing_is_queued(triggers)
-    assert triggers.client.hgetall(USED) == {b"hook_1": str(NOON // 1000).encode()}
+    assert triggers.trigger(suspended="1", per_day=0)[0] == "rate", "it is checked first, and changes nothing"
+    assert (triggers.client.hgetall(USED), triggers.client.llen(WINDOW)) == (used, 3)
+    assert (triggers.builds(), triggers.record(), triggers.queued(), triggers.today()) == ([], {}, {}, 0)
 
 
 def test_a_hooks_triggers_per_minute(triggers: Triggers) -> None:
@@ -158,27 +121,18 @@ def test_an_accounts_deploys_per_day(triggers: Triggers) -> None:
     assert (triggers.today(), triggers.record("dep_0")["state"]) == (2, "queued"), "a refused deploy replaces nothing"
     set_clock(triggers.client, at("2026-11-22T00:00:00"))
     assert triggers.trigger("dep_3", source="src", hook="", per_day=2) == ("queued", 0, "2026-11-22")
-    assert set(triggers.queued()) == {"dep_0", "dep_1", "dep_3"}
 
 
-def test_a_full_stream_refuses_and_trims_nothing(triggers: Triggers) -> None:
-    verdicts = [triggers.trigger(f"dep_{n}", source="src", hook="", MAX_WAITING=2)[0] for n in range(3)]
-    assert verdicts == ["queued", "queued", "full"]
-    assert [fields["id"] for _, fields in triggers.builds()] == ["dep_0", "dep_1"]
-    assert triggers.today() == 2
-    assert "local MAX_WAITING = 10000 " in source("deploys/queue_deploy")
-
-
-def test_the_list_of_an_accounts_deploys_is_limited(triggers: Triggers) -> None:
-    for number in range(5):
+def test_a_full_stream_refuses_and_the_list_of_an_account_forgets_the_oldest(triggers: Triggers) -> None:
+    bounds = {"MAX_WAITING": 5, "MAX_LISTED": 3}
+    verdicts = []
+    for number in range(6):
         set_clock(triggers.client, NOON + number * SECOND)
-        triggers.trigger(f"dep_{number}", source="src", hook="", MAX_LISTED=3)
+        verdicts.append(triggers.trigger(f"dep_{number}", source="src", hook="", **bounds)[0])
+    assert verdicts == ["queued"] * 5 + ["full"]
+    assert [fields["id"] for _, fields in triggers.builds()] == [f"dep_{number}" for number in range(5)]
+    assert triggers.today() == 5
     assert set(triggers.queued()) == {"dep_2", "dep_3", "dep_4"}
-    assert "local MAX_LISTED = 1000 " in source("deploys/queue_deploy")
-
-
-def _nothing_is_queued(triggers: Triggers) -> None:
-    assert triggers.builds() == []
-    assert triggers.record() == {}
-    assert triggers.queued() == {}
-    assert triggers.today() == 0
+    script = source("deploys/queue_deploy")
+    assert "local MAX_WAITING = 10000 " in script
+    assert "local MAX_LISTED = 1000 " in script

@@ -31,9 +31,15 @@ def test_only_in_the_state_of_the_step(client: Any, set_serving: Callable[..., i
     assert client.hgetall(SERVING) == {b"live": b"two"}
 
 
-def test_only_over_the_record_that_was_read(client: Any, set_serving: Callable[..., int]) -> None:
-    assert set_serving("", "something", "one") == 0
-    assert set_serving("", "", "one") == 1
+def test_only_over_the_record_that_was_read_and_announced(client: Any, set_serving: Callable[..., int]) -> None:
+    with client.pubsub(ignore_subscribe_messages=True) as changes:
+        changes.subscribe("changes")
+        while changes.get_message(timeout=1.0) is not None:
+            pass
+        assert set_serving("", "something", "one") == 0
+        assert set_serving("", "", "one") == 1
+        [announced] = [message for _ in range(3) if (message := changes.get_message(timeout=0.2)) is not None]
+        assert announced["data"] == APPS.encode()
     for before, after in (("", "two"), ("another", "")):
         assert set_serving("", before, after) == 0
     assert client.hget(SERVING, "live") == b"one"
@@ -55,14 +61,3 @@ def test_each_change_has_a_later_version(client: Any, set_serving: Callable[...,
     set_clock(client, 2_000 * SECOND)
     assert set_serving("", "one", "two", "app_2") == 1
     assert versions() == {b"app_2": 2_000_000}
-
-
-def test_each_change_is_announced(client: Any, set_serving: Callable[..., int]) -> None:
-    with client.pubsub(ignore_subscribe_messages=True) as changes:
-        changes.subscribe("changes")
-        while changes.get_message(timeout=1.0) is not None:
-            pass
-        assert set_serving("", "something", "one") == 0
-        assert set_serving("", "", "one") == 1
-        [announced] = [message for _ in range(3) if (message := changes.get_message(timeout=0.2)) is not None]
-        assert announced["data"] == APPS.encode()

@@ -30,23 +30,13 @@ def test_only_to_addresses_that_want_this_kind(client: Any) -> None:
     assert all(named.items() <= fields.items() for fields in entries)
 
 
-def test_to_one_address_that_chose_nothing(client: Any) -> None:
-    subscribe(client, "ada@example.com", "budget")
-    assert [queue(client, only="hash of eve") for _ in range(2)] == [1, 0]
-    assert [fields[b"address"] for _, fields in client.xrange(STREAM)] == [b"hash of eve"]
-
-
-def test_not_while_the_account_is_being_deleted(client: Any) -> None:
-    subscribe(client, "ada@example.com", "budget")
+def test_not_while_the_account_is_being_deleted_nor_into_a_full_stream(client: Any) -> None:
+    for name in ("ada", "bob"):
+        subscribe(client, f"{name}@example.com", "budget")
     client.zadd(DELETIONS, {"acc": 1})
     assert queue(client) == 0
     client.zrem(DELETIONS, "acc")
-    assert queue(client) == 1
-
-
-def test_a_full_stream_takes_none(client: Any) -> None:
-    for name in ("ada", "bob"):
-        subscribe(client, f"{name}@example.com", "budget")
     assert queue(client, MAX_WAITING=1) == -1
     assert client.xlen(STREAM) == 0
-    assert queue(client, MAX_WAITING=2) == 2, "the attempt left no mark"
+    assert queue(client, MAX_WAITING=2) == 2, "neither attempt left a mark"
+    assert [queue(client, level=100, only="hash of eve") for _ in range(2)] == [1, 0], "she has chosen nothing"

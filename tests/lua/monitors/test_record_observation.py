@@ -67,26 +67,23 @@ def test_of_two_workers_that_saw_the_same_one_queues_the_event(monitor: Monitor)
     assert monitor.known()["version"] == "v2"
 
 
-def test_nothing_new_leaves_the_version(monitor: Monitor) -> None:
-    monitor.observe("", "v1")
+def test_nothing_new_leaves_the_version_and_without_a_schedule_nothing_is_due(monitor: Monitor) -> None:
+    monitor.observe("", "v1", due=False)
+    assert monitor.client.zscore(DUE, "shop") == HELD_UNTIL
     assert monitor.observe("v1", "v2", known=()) == 1
     assert monitor.known()["version"] == "v1"
     assert monitor.client.zscore(DUE, "shop") != HELD_UNTIL
 
 
-def test_nothing_is_written_for_a_removed_app(monitor: Monitor) -> None:
-    monitor.client.zrem(DUE, "shop")
-    assert monitor.observe("", "v1", UNHEALTHY) == 0
-    assert monitor.known() == {}
-    assert monitor.types() == []
-    assert not monitor.client.exists(DUE)
-
-
-def test_an_app_that_has_become_due_meanwhile_stays_due(monitor: Monitor) -> None:
+def test_an_app_that_has_become_due_meanwhile_stays_due_and_a_removed_one_is_not_written(monitor: Monitor) -> None:
     monitor.client.zadd(DUE, {"shop": 0})
     assert monitor.observe("", "v1", UNHEALTHY) == 1
     assert monitor.types() == ["app.unhealthy"]
     assert monitor.client.zscore(DUE, "shop") == 0
+    monitor.client.zrem(DUE, "shop")
+    assert monitor.observe("v1", "v2", UNHEALTHY) == 0
+    assert (monitor.known()["version"], monitor.types()) == ("v1", ["app.unhealthy"])
+    assert not monitor.client.exists(DUE)
 
 
 def test_of_two_inspections_at_once_the_later_one_is_repeated(monitor: Monitor) -> None:
@@ -96,11 +93,6 @@ def test_of_two_inspections_at_once_the_later_one_is_repeated(monitor: Monitor) 
     assert monitor.observe("", "v2", UNHEALTHY, held_until=HELD_UNTIL + 1) == 0
     assert monitor.types() == []
     assert abs(monitor.client.zscore(DUE, "shop") - time.time() * 1000) < 5_000
-
-
-def test_without_a_schedule(monitor: Monitor) -> None:
-    assert monitor.observe("", "v1", UNHEALTHY, due=False) == 1
-    assert monitor.client.zscore(DUE, "shop") == HELD_UNTIL
 
 
 def test_the_outcome_of_an_app_unhealthy_is_awaited(monitor: Monitor) -> None:
@@ -115,11 +107,8 @@ def test_the_outcome_of_an_app_unhealthy_is_awaited(monitor: Monitor) -> None:
     assert monitor.awaited() == "delivered"
     assert monitor.client.ttl(f"{AWAITED}:evt_1") > 86_400
     assert monitor.awaited("evt_2") is None
-
-
-def test_a_dropped_app_unhealthy_has_the_outcome_dropped(monitor: Monitor) -> None:
-    monitor.observe("", "v1", UNHEALTHY, MAX_WAITING=0)
-    assert monitor.awaited() == "dropped"
+    monitor.observe("v1", "v2", ("evt_3", *UNHEALTHY[1:]), MAX_WAITING=0)
+    assert monitor.awaited("evt_3") == "dropped"
 
 
 def test_a_redelivery_can_improve_an_outcome_only(monitor: Monitor) -> None:

@@ -1,4 +1,5 @@
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def made(room: Room) -> Path:
 async def run(room: Room, command: str, ai_url: str | None = None, **limits: int) -> None:
     most = SandboxLimits(**{"seconds": 20, **limits})
     await build.run_build_command(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, most)
+
+
+def empty(room: Room, made: Path) -> None:
+    """Replaces the source folder, of which some files may be the worker's by now."""
+    subprocess.run(["rm", "-rf", made], check=True)
+    made.mkdir(mode=0o700)
+    room.sandbox.give_to_user(made, room.uid)
 
 
 def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
@@ -83,21 +91,15 @@ async def test_an_output_and_a_start_command_keep_all_files(room: Room, made: Pa
     assert (room.top / "release" / ("app" if runs else "files") / "server.js").exists()
 
 
-async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
+async def test_a_build_makes_a_release_or_fails(room: Room, made: Path) -> None:
     (made / "page.txt").write_text("hello")
     await run(
         room, "mkdir dist; touch $HOME/a $TMPDIR/b $DATA_DIR/c; tr a-z A-Z < page.txt > dist/index.html; echo made"
     )
     assert room.lines[1:] == ["made"]
     assert (taken(room) / "index.html").read_text() == "HELLO"
-
-
-async def test_a_failed_build_reports_the_exit_status(room: Room, made: Path) -> None:
     with pytest.raises(DeployError, match=r"^the build command ended with status 3$"):
         await run(room, "exit 3")
-
-
-async def test_files_in_all_writable_folders_count(room: Room, made: Path) -> None:
     with pytest.raises(DeployError, match=r"^the build command wrote more than 20 MiB$"):
         await run(room, "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done", disk=20 << 20)
 
@@ -119,17 +121,14 @@ async def test_the_release_belongs_to_the_worker_and_has_plain_modes(room: Room,
     assert (files / "run").stat().st_mtime > 1_700_000_000
 
 
-@pytest.mark.parametrize("output", ["dist", "dist/inner", "page"])
-def test_a_missing_output_is_reported(room: Room, made: Path, output: str) -> None:
+def test_an_output_that_is_missing_or_outside_the_source(room: Room, made: Path) -> None:
     (made / "page").touch()
-    with pytest.raises(DeployError, match=f"did not create the folder '{output}'"):
-        taken(room, output)
-
-
-@pytest.mark.parametrize("output", ["/etc", "../other", "a/../../b", "a\0b"])
-def test_an_output_outside_the_source_is_refused(room: Room, made: Path, output: str) -> None:
-    with pytest.raises(DeployError, match="not inside the source"):
-        taken(room, output)
+    for output in ("dist", "dist/inner", "page"):
+        with pytest.raises(DeployError, match=f"did not create the folder '{output}'"):
+            taken(room, output)
+    for output in ("/etc", "../other", "a/../../b", "a\0b"):
+        with pytest.raises(DeployError, match="not inside the source"):
+            taken(room, output)
 
 
 def test_a_source_folder_replaced_by_a_link_is_refused(room: Room) -> None:
@@ -165,32 +164,35 @@ async def test_links_are_replaced_by_their_targets(room: Room, made: Path) -> No
 LEAVING = "which leaves the source, has no target or is part of a loop"
 REFUSED = [
     *[
-        ("mkdir dist; cd dist; " + script, LEAVING)
-        for script in ("ln -s /etc/passwd x", "ln -s ../../home x", "ln -s x x")
+        (f"mkdir dist; cd dist; {script}", LEAVING)
+        for script in (
+            "ln -s /etc/passwd x",
+            "ln -s ../../home x",
+            "ln -s x x",
+            "ln -s ../../../../../../../../etc/passwd x",
+            "ln -s nowhere x",
+            "ln -s . x",
+            "ln -s /proc/self/root x",
+            "mkdir a; ln -s ../../.. a/b; ln -s a/b/etc/passwd x",
+        )
     ],
-    ("mkdir dist; cd dist; ln -s ../../../../../../../../etc/passwd x", LEAVING),
-    ("mkdir dist; cd dist; ln -s nowhere x", LEAVING),
-    ("mkdir dist; cd dist; ln -s . x", LEAVING),
-    ("mkdir dist; cd dist; ln -s /proc/self/root x", LEAVING),
-    ("mkdir dist; cd dist; mkdir a; ln -s ../../.. a/b; ln -s a/b/etc/passwd x", LEAVING),
     ("mkdir -p dist/a dist/b; cd dist; ln -s ../b a/b; ln -s ../a b/a", "more than|part of a loop|too long"),
     ("mkdir dist; mkfifo dist/pipe", "'pipe', which is not a file"),
     (
         "mkdir dist; cd dist; n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd -P $n; done",
         "can't be read: File name too long",
     ),
-    *[
-        (script, "did not create the folder")
-        for script in ("ln -s $HOME dist", "mkdir a; ln -s a dist", "ln -s /etc dist")
-    ],
+    ("ln -s $HOME dist", "did not create the folder"),
+    ("mkdir a; ln -s a dist", "did not create the folder"),
 ]
 
 
-@pytest.mark.parametrize(("script", "reason"), REFUSED)
-async def test_what_cannot_be_taken_is_refused(room: Room, made: Path, script: str, reason: str) -> None:
-    await run(room, script)
-    with pytest.raises(DeployError, match=reason):
-        taken(room)
+async def test_what_cannot_be_taken_is_refused(room: Room, made: Path) -> None:
+    for script, reason in REFUSED:
+        await run(room, script)
+        with pytest.raises(DeployError, match=reason):
+            taken(room)
+        empty(room, made)
 
 
 async def test_moving_the_output_to_the_release_leads_no_link_out_of_it(room: Room, made: Path) -> None:
@@ -232,20 +234,16 @@ async def test_files_that_the_build_does_not_own_are_refused(room: Room, made: P
     assert theirs.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("script", "refused"), [("touch 1 2 3 4", False), ("touch 1 2 3 4 5", True), ("truncate -s 2M sparse", True)]
-)
-async def test_an_output_above_the_bounds_is_refused(
-    room: Room, made: Path, monkeypatch: pytest.MonkeyPatch, script: str, refused: bool
-) -> None:
+async def test_an_output_above_the_bounds_is_refused(room: Room, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "STATIC_FILES", 5)  # includes the folder
     monkeypatch.setattr(build, "STATIC_BYTES", 1 << 20)
-    await run(room, f"mkdir dist; cd dist; {script}")
-    if refused:
+    for script in ("touch 1 2 3 4 5", "truncate -s 2M sparse"):
+        await run(room, f"mkdir dist; cd dist; {script}")
         with pytest.raises(DeployError, match="more than 5 files, or more than 1 MiB"):
             taken(room)
-    else:
-        assert len(list(taken(room).iterdir())) == 4
+        empty(room, made)
+    await run(room, "mkdir dist; cd dist; touch 1 2 3 4")
+    assert len(list(taken(room).iterdir())) == 4
 
 
 async def test_a_deep_git_folder_is_removed(room: Room, made: Path) -> None:

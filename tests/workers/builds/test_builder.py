@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import BUILD, START, Host, live, packed, server
+from tests.support.deployment import BUILD, START, Host, live, server
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.repositories import Repository
@@ -78,33 +78,6 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, fol
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
-async def test_the_preview_that_nobody_visits_makes_room_for_the_next(own: Host) -> None:
-    folder = Path(own.gateway.environment["GATEWAY_DATA_DIR"])
-    often = {"workers.engine.reconciler.TIDY_SECONDS": 0.3, "workers.engine.visits.VISITS_SECONDS": 0.1}
-    await own.worker("deploys", constants=often, GATEWAY_PREVIEWS="maker=2")
-    app, other = await own.app(), await own.app()
-
-    async def publish(app: str, branch: str) -> str:
-        address = f"/account/apps/{app}/source?preview={branch}"
-        queued = await own.call("PUT", address, content=packed({"index.html": branch}))
-        assert (await own.over(queued["deployId"]))["state"] == "live"
-        return f"{app}--p-{branch}"
-
-    await live(own, app, {"index.html": "live"})
-    visited, forgotten = await publish(app, "a"), await publish(app, "b")
-    with own.gateway.redis.client() as client:
-        [key] = client.keys("*:previews:*")
-        newest = client.zrange(key, 0, -1)[-1]
-        assert newest.endswith(b" p-b")
-        assert await own.page(visited) == "a"
-        await wait_until(lambda: client.zrange(key, 0, -1)[-1].endswith(b" p-a"))
-    third = await publish(other, "c")
-    await wait_until(lambda: own.page(forgotten), holds=lambda page: page == "404")
-    assert [await own.page(name) for name in (app, visited, third)] == ["live", "a", "c"]
-    kept = folder / "releases" / app
-    await wait_until(lambda: {path.name for path in kept.iterdir() if path.is_dir()} == {"live", "p-a"})
-
-
 async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_followed(host: Host, folder: Path) -> None:
     repository = Repository(folder / "repository", "trunk")
     repository.commit("index.html", "of main")
@@ -116,43 +89,6 @@ async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_follo
     assert (deploy["state"], await host.page(app)) == ("live", "a page"), deploy
     assert deploy["warning"] == "In Git LFS, and not fetched (1): photo.png. Commit these files without LFS."
     assert deploy["warning"] in deploy["log"]
-
-
-LONG = r"""
-printf '10%%\r20%%\r100%%\n'
-i=0
-while [ $i -lt 12000 ]; do echo "line $i lorem ipsum dolor sit amet consectetur"; i=$((i+1)); done
-printf 'FATAL: the reason' >&2
-exit 7
-"""
-
-
-async def test_a_long_log_keeps_the_reason_of_the_failure(host: Host) -> None:
-    """A reader who follows the log gets each line once, and is told how many it has missed."""
-    app = await host.app(build={"command": "sh long.sh", "output": "."})
-    deploy_id = await host.publish(app, {"long.sh": LONG})
-    followed, read = list[str](), 0
-    while True:
-        shown = await host.call("GET", f"/account/deploys/{deploy_id}?logAfter={read}")
-        followed += shown["log"].splitlines()
-        assert len(shown["log"].splitlines()) == len(shown["logTimes"])
-        read = shown["logLines"]
-        if shown["state"] == "failed":
-            break
-        await asyncio.sleep(0.1)
-    log = (await host.over(deploy_id))["log"].splitlines()
-    assert log.count("100%") == 1
-    assert any(line.endswith(" lines are missing here") for line in log)
-    for lines in (log, followed):
-        assert lines[-2:] == ["FATAL: the reason", "Failed: the build command ended with status 7"]
-        expected = 0
-        for line in lines:
-            if line.startswith("line "):
-                assert line.startswith(f"line {expected} ")
-                expected += 1
-            elif line.endswith(" lines are missing here"):
-                expected += int(line.split()[1].replace(",", ""))
-        assert expected == 12_000
 
 
 @pytest.fixture
@@ -210,21 +146,6 @@ async def test_each_failed_phase_is_reported_once_and_keeps_the_served_release(h
         [(event, data)] = await host.events(deploy["id"])
         assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
         assert await host.page(app) == "home"
-
-
-async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
-    app, second = await own.app(build=BUILD), await own.app(build=BUILD)
-    await own.worker("deploys", GATEWAY_ACCOUNT_DISK="7")
-    page = "mkdir dist; echo {} > dist/index.html; head -c {}000000 /dev/zero > dist/more"
-    for number in range(3):
-        deploy = await own.over(await own.publish(app, {"build.sh": page.format(number, 2)}))
-        assert deploy["state"] == "live", deploy["log"]
-    deploy = await own.over(await own.publish(second, {"build.sh": page.format("second", 4)}))
-    assert deploy["error"] == "build: the account's apps use more than 7 MiB of disk space; make them smaller"
-    assert await own.page(app) == "2\n"
-    assert await own.page(second) == "404"
-    small = await own.over(await own.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
-    assert small["state"] == "live"
 
 
 async def _is(host: Host, app: str, text: str) -> bool:

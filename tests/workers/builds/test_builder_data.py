@@ -152,16 +152,6 @@ async def test_an_app_whose_data_are_full_is_stopped_until_they_are_cleared(own:
     assert kept == []
 
 
-async def test_the_data_of_a_deleted_app_are_restored_in_another_one(host: Host) -> None:
-    capsule = await Capsule.create(host)
-    await capsule.write("one ")
-    made = await host.call("POST", f"{capsule.at}/snapshots")
-    assert (await host.gateway.platform("DELETE", f"apps/{capsule.name}")).is_success
-    again = await Capsule.create(host)
-    assert (await again.restore(made["id"]))["state"] == "live"
-    assert await again.read() == "one "
-
-
 async def test_the_host_is_asked_for_data_that_nothing_tells_of(own: Host) -> None:
     """Neither the app's record nor a report does so yet."""
     await own.worker("deploys", constants={"workers.hosting.data.REPORT_SECONDS": 600.0})

@@ -2,13 +2,10 @@
 
 import asyncio
 import secrets
-import statistics
-import time
 
 import pytest
 
 from tests.support.deployment import Host, packed
-from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -63,40 +60,6 @@ async def test_a_preview_has_the_values_of_previews(host: Host) -> None:
     assert await host.page(app) == "1 test, live on"
 
 
-async def test_endless_output_of_a_build_does_not_delay_other_apps(host: Host) -> None:
-    """The build's own keeper searches the output for secrets, even with thousands of them."""
-    neighbour = await host.app()
-    assert (await host.over(await host.publish(neighbour, {"index.html": "a page"})))["state"] == "live"
-    app = await host.app(build={"command": "sh build.sh", "output": "."})
-    lines = "\n".join(f"aaaa{number:04}" for number in range(7_200))
-    await host.call("PUT", f"/account/apps/{app}/env", json={"LINES": lines})
-
-    async def usual(seconds: float) -> float:
-        times, ends = [], time.monotonic() + seconds
-        while time.monotonic() < ends:
-            began = time.monotonic()
-            assert await host.page(neighbour) == "a page"
-            times.append(time.monotonic() - began)
-            await asyncio.sleep(0.02)
-        return statistics.median(times)
-
-    control = await usual(1)
-    script = "echo begun; timeout 4 yes $(head -c 3000 /dev/zero | tr '\\0' a); echo the end; touch index.html"
-    deploy_id = await host.publish(app, {"build.sh": script})
-    await wait_until(lambda: _has_begun(host, deploy_id), 30)
-    during = await usual(3)
-    print(f"control {control * 1_000:.1f} ms, during {during * 1_000:.1f} ms")
-    deploy = await host.over(deploy_id)
-    assert deploy["state"] == "live"
-    assert len(deploy["log"]) < 300_000
-    assert "the end\n" in deploy["log"]
-    assert during < control + 0.1
-
-
-async def _has_begun(host: Host, deploy_id: str) -> bool:
-    return "begun" in (await host.deploy(deploy_id))["log"]
-
-
 async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
     path, secret = f"/account/apps/{app}/env", "a secret of " + secrets.token_hex(8)
@@ -147,25 +110,3 @@ async def test_the_output_of_a_start_command_can_be_read_and_followed(host: Host
         await host.over(await host.publish(app, {"server.js": SERVER.replace("starting", "beginning")}))
         while await anext(lines) != "data: beginning with none":
             pass
-
-
-SERVE = """
-import http.server, os, pathlib, sys
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(" ".join([sys.prefix, os.getcwd(), os.environ["HOME"], os.environ["DATA_DIR"]]).encode())
-pathlib.Path(os.environ["DATA_DIR"], "note").write_text("kept")
-http.server.HTTPServer((os.environ["HOST"], int(os.environ["PORT"])), Page).serve_forever()
-"""
-
-
-async def test_a_virtual_environment_that_the_build_made_starts(host: Host) -> None:
-    """Its programs contain the path at which it was made."""
-    made = "python3 -m venv --without-pip .venv && (echo '#!'$PWD/.venv/bin/python; cat serve.py) > .venv/bin/serve"
-    app = await host.app(build={"command": f"{made} && chmod +x .venv/bin/serve", "start": "exec .venv/bin/serve"})
-    deploy = await host.over(await host.publish(app, {"serve.py": SERVE}))
-    assert deploy["state"] == "live", deploy["log"]
-    assert await host.page(app) == "/app/.venv /app /home/app /data"
-    assert str(host.gateway.data_folder) not in deploy["log"]

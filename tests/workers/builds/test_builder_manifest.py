@@ -175,12 +175,3 @@ async def test_settings_change_with_the_swap_and_back_when_the_worker_is_killed(
     await host.worker("deploys", GATEWAY_WEBHOOK_CLAIM_IDLE="3")
     assert (await host.over(deploy))["state"] == "failed"
     assert (await settings_of(host, app))["auth"] == {"kind": "jwks", "url": "/keys"}
-
-
-async def test_a_static_app_does_not_serve_its_manifest(host: Host) -> None:
-    await host.worker("deploys")
-    app = await host.app()
-    await live(host, app, {"index.html": "page", "capsule.toml": 'name = "notes"\n'})
-    assert await host.page(app) == "page"
-    answer = await host.web.get("/capsule.toml", headers={"Host": f"{app}.{DOMAIN}"})
-    assert "notes" not in answer.text

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,14 +13,16 @@ import pytest_asyncio
 
 from capsule_gateway.dev.registries import find_registries
 from gateway.accounts.records import Build
+from gateway.deploys.manifest import Manifest, ManifestBuild
 from gateway.settings.addresses import read_build_registries
 from tests.fakes import FakeProvider
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, account_on, hosting
 from tests.support.fixtures import module_fixture
 from tests.support.frameworks import PROJECTS, TEXT, Project
-from workers.builds.recognition import is_built_by_tool
+from workers.builds.recognition import choose_build, is_built_by_tool
 from workers.builds.registries import Registries
+from workers.builds.source import DeployError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 BUILD_SECONDS = 600.0
@@ -68,90 +71,75 @@ async def test_a_project_is_built_and_served_as_it_is(host: Host, project: Proje
     assert TEXT in await host.page(app)
 
 
-@pytest.mark.parametrize(
-    ("files", "build", "error"),
-    [
-        ({"docs/a/index.html": "", "site/index.html": ""}, None, "found: site/index.html, docs/a/index.html"),
-        ({"site/a.txt": "", "index.html": ""}, {"output": "site"}, "There is no index.html at the top of site"),
-        ({"hugo.toml": "", "index.html": ""}, None, "Found Hugo (hugo.toml)"),
-        (
-            {"package.json": '{"scripts": {"start": "node ."}, "engines": {"node": "1"}}'},
-            None,
-            "package.json asks for Node.js 1; this host has Node.js ",
-        ),
-    ],
-)
-async def test_what_can_not_be_served_fails_at_once(
-    host: Host, files: dict[str, str], build: dict[str, str] | None, error: str
-) -> None:
-    app = await host.app(**({"build": build} if build else {}))
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "failed", deploy["log"]
-    assert deploy["error"].startswith("build: "), deploy["error"]
-    assert error in deploy["error"]
-
-
-@pytest.mark.parametrize(
-    ("files", "build"),
-    [
-        ({"capsule.toml": 'name = "app"\n', "index.html": TEXT}, None),
-        ({"capsule.toml": "[build]\ncommand = 'mkdir dist && cp page dist/index.html'\n", "page": TEXT}, None),
-        ({"page": TEXT}, {"command": "mkdir dist && cp page dist/index.html"}),
-    ],
-    ids=["manifest", "manifest-with-build", "setting"],
-)
-async def test_a_manifest_and_the_setting_of_the_app_come_first(
-    host: Host, files: dict[str, str], build: dict[str, str] | None
-) -> None:
-    app = await host.app(**({"build": build} if build else {}))
-    package = '{"dependencies": {"vite": "8"}, "scripts": {"build": "exit 1"}}'
-    deploy = await host.over(await host.publish(app, {"package.json": package, **files}))
-    assert deploy["state"] == "live", deploy["log"]
-    assert "Recognised" not in deploy["log"]
-    assert await host.page(app) == TEXT
-
-
-async def test_files_of_a_server_beside_a_page_are_not_served(host: Host) -> None:
+async def test_a_source_that_is_served_as_it_is(host: Host) -> None:
+    """Files of a server beside a page are not served, and a source without a page fails at once."""
     app = await host.app()
-    files = {"index.html": TEXT, "Dockerfile": "FROM x", "Procfile": "web: x", "server.js": "secret()", "app.js": "x"}
+    files = {"index.html": TEXT, "Procfile": "web: x", "server.js": "secret()", "app.js": "x", "capsule.toml": ""}
     files |= {f"z\n{number}.php": "<?php" for number in range(20)}
     deploy = await host.over(await host.publish(app, files))
     assert deploy["state"] == "live", deploy["log"]
-    assert (
-        "Left out, because visitors must not read them: Dockerfile, Procfile, server.js and 20 more\n" in deploy["log"]
-    )
+    assert "Left out, because visitors must not read them: Procfile, server.js and 20 more\n" in deploy["log"]
     answers = {name: await host.web.get(f"/{quote(name)}", headers={"Host": f"{app}.{DOMAIN}"}) for name in files}
     assert [name for name, answer in answers.items() if answer.text == files[name]] == ["index.html", "app.js"]
+    failed = await host.over(await host.publish(app, {"site/index.html": "", "docs/a": ""}))
+    assert failed["error"].startswith("build: There is no index.html at the top"), failed["error"]
 
 
 async def test_the_output_of_a_recognized_start_command(host: Host) -> None:
     app = await host.app()
-    server = (
-        "console.log('listening'); require('http').createServer((_, answer) => answer.end()).listen(process.env.PORT)"
-    )
-    files = {"package.json": '{"scripts": {"start": "node server.js"}}', "server.js": server, ".nvmrc": "1"}
+    serve = "require('http').createServer((_, answer) => answer.end()).listen(process.env.PORT)"
+    package = '{"scripts": {"start": "node server.js"}}'
+    files = {"package.json": package, "server.js": f"console.log('listening'); {serve}"}
     deploy = await host.over(await host.publish(app, files))
     assert deploy["state"] == "live", deploy["log"]
-    assert ".nvmrc asks for Node.js 1; this host has Node.js " in deploy["log"]
     answer = await host.account.call("GET", f"/account/apps/{app}/logs")
     assert "listening" in answer.text.splitlines()
-    other = await host.app()
-    await host.over(await host.publish(other, {"index.html": TEXT}))
-    answer = await host.account.call("GET", f"/account/apps/{other}/logs")
-    assert (answer.status_code, "no start command" in answer.json()["error"]["message"]) == (404, True)
 
 
-async def test_a_published_output_folder_is_served(host: Host) -> None:
-    app = await host.app(build={"output": "dist"})
-    for files in ({"dist/index.html": TEXT}, {"site/dist/index.html": TEXT}):
-        deploy = await host.over(await host.publish(app, files))
-        assert deploy["state"] == "live", deploy["log"]
-        assert await host.page(app) == TEXT
+# Without a deployment
+
+
+PACKAGE = {"dependencies": {"vite": "8"}, "scripts": {"build": "exit 1"}}
+MADE = Build("mkdir dist && cp page dist/index.html")
 
 
 @pytest.mark.parametrize(
-    ("package", "build", "expected"),
+    ("files", "manifest", "own", "expected"),
     [
+        ({}, Manifest("app"), None, Build(output=".")),
+        ({}, Manifest(build=ManifestBuild(MADE.command)), Build("make"), MADE),
+        ({}, Manifest("app"), MADE, MADE),
+        ({}, None, MADE, MADE),
+        ({}, None, None, Build("npm install && npm run build", "dist")),
+        (
+            {"index.html": "", "site/a/index.html": ""},
+            None,
+            Build(output="site"),
+            "at the top of site; found: index.html",
+        ),
+        ({"index.html": None, "docs/a/index.html": ""}, Manifest("app"), None, "; found: docs/a/index.html"),
+        ({"hugo.toml": "", "package.json": None}, None, None, "Found Hugo (hugo.toml)"),
+    ],
+)
+async def test_the_manifest_and_the_setting_of_the_app_come_first(
+    tmp_path: Path, files: dict[str, str | None], manifest: Manifest | None, own: Build | None, expected: Build | str
+) -> None:
+    for name, text in {"package.json": json.dumps(PACKAGE), "index.html": "", **files}.items():
+        if text is not None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    lines: list[str] = []
+    if isinstance(expected, str):
+        with pytest.raises(DeployError, match=re.escape(expected)):
+            choose_build(tmp_path, manifest, own, lines.append)
+    else:
+        assert choose_build(tmp_path, manifest, own, lines.append) == expected
+        assert bool(lines) == (manifest is own is None)
+
+
+async def test_whether_a_tool_writes_what_is_served(tmp_path: Path) -> None:
+    """The command may be the app's own, as in a manifest that `capsule init` has written."""
+    for package, build, expected in (
         ({"devDependencies": {"vite": "7"}}, Build("npm ci && npm run build", "./dist/"), True),
         ({"devDependencies": {"vite": "7"}}, Build("npm run build", "public"), False),
         ({"devDependencies": {"vite": "7"}}, Build("", "dist"), False),
@@ -159,11 +147,6 @@ async def test_a_published_output_folder_is_served(host: Host) -> None:
         ({"devDependencies": {"@sveltejs/kit": "2"}}, Build("npm run build", "build"), False),
         ({"dependencies": {"express": "5"}, "scripts": {"start": "node ."}}, Build("npm run build", "dist"), False),
         ({}, Build("make", "."), False),
-    ],
-)
-async def test_whether_a_tool_writes_what_is_served(
-    tmp_path: Path, package: dict[str, object], build: Build, expected: bool
-) -> None:
-    """The command may be the app's own, as in a manifest that `capsule init` has written."""
-    (tmp_path / "package.json").write_text(json.dumps(package))
-    assert is_built_by_tool(tmp_path, build) is expected
+    ):
+        (tmp_path / "package.json").write_text(json.dumps(package))
+        assert is_built_by_tool(tmp_path, build) is expected, (package, build)

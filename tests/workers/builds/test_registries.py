@@ -141,38 +141,36 @@ def listen() -> socket.socket:
     return socket.create_server((socket.gethostbyname(NAME), 0))
 
 
-@pytest.mark.parametrize("command", ["npm ci", PIP])
-async def test_a_registry_that_refuses_connections_fails_the_build(room: Room, source: Path, command: str) -> None:
-    with listen() as server:
-        port = server.getsockname()[1]
-    await assert_fails(room, command, f"https://{NAME}:{port}", f"{NAME}:{port}: it refused the connection")
+NO_ANSWER = "could not reach a package registry, which its log names"
 
 
-@pytest.mark.parametrize(("command", "packages"), [("npm ci", 1), ("npm install", 50), (PIP, 1)])
-async def test_a_registry_that_does_not_answer_fails_the_build(
-    room: Room, source: Path, command: str, packages: int
+@pytest.mark.parametrize(
+    ("command", "packages", "fault", "reason"),
+    [
+        ("npm ci", 1, "it refused the connection", "ended with status"),
+        (PIP, 1, "it refused the connection", "ended with status"),
+        ("npm install", 50, "it does not answer", NO_ANSWER),
+        (PIP, 1, "it does not answer", "ended with status"),
+        ("npm ci", 1, "its name can't be looked up", "ended with status"),
+    ],
+)
+async def test_a_registry_that_cannot_be_reached_fails_the_build(
+    room: Room, source: Path, command: str, packages: int, fault: str, reason: str
 ) -> None:
-    """The kernel accepts connections for a listener, and nothing answers them."""
+    """Within a minute. The log names it once. A kernel accepts connections for a listener that answers none."""
     if packages > 1:
         write_dependencies(source, packages)
-    reason = "could not reach a package registry, which its log names" if packages > 1 else "ended with status"
-    with listen() as silent:
-        port = silent.getsockname()[1]
-        await assert_fails(room, command, f"https://{NAME}:{port}", f"{NAME}:{port}: it does not answer", reason)
-
-
-async def test_a_name_that_does_not_exist_fails_the_build(room: Room, source: Path) -> None:
-    unknown = "registry.invalid:443: its name can't be looked up"
-    await assert_fails(room, "npm ci", "https://registry.invalid", unknown)
-
-
-async def assert_fails(room: Room, command: str, address: str, network: str, reason: str = "ended with status") -> None:
-    """Fails unless the build fails within a minute, and its log names the registry once."""
-    began = time.monotonic()
-    with pytest.raises(DeployError, match=f"^the build command {reason}"):
-        await run(room, command, registries(address))
-    assert time.monotonic() - began < MINUTE
-    assert room.lines.count(f"Network: could not connect to {network}") == 1
+    with socket.create_server((socket.gethostbyname(NAME), 0)) as silent:
+        address = f"{NAME}:{silent.getsockname()[1]}"
+        if "looked up" in fault:
+            address = "registry.invalid:443"
+        if "refused" in fault:
+            silent.close()
+        began = time.monotonic()
+        with pytest.raises(DeployError, match=f"^the build command {reason}"):
+            await run(room, command, registries(f"https://{address}"))
+        assert time.monotonic() - began < MINUTE
+        assert room.lines.count(f"Network: could not connect to {address}: {fault}") == 1
 
 
 def test_variables_name_the_registries_and_the_app_may_replace_them() -> None:

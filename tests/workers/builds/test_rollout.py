@@ -20,7 +20,6 @@ from tests.support.gateway_process import Gateway
 from tests.support.machines import QUICK, Machine, empty_host, sharing_gateway, start, until_served
 from tests.support.polling import wait_until
 from tests.support.s3_server import SECRET, S3Server
-from tests.support.sandbox import require_control_groups
 from tests.support.stores import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -253,36 +252,3 @@ async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: 
     assert (await host.over(behind))["state"] == "live"
     assert await machine.page(app) == "behind"
     assert "sites.fetched" not in machine.worker.log, "the release was already there"
-
-
-# Counts the POST requests in its data.
-COUNTER = """
-const fs = require('fs'), file = process.env.DATA_DIR + '/count'
-const read = () => fs.existsSync(file) ? Number(fs.readFileSync(file, 'utf8')) : 0
-require('http').createServer((request, response) => {
-  if (request.method === 'POST') fs.writeFileSync(file, String(read() + 1))
-  response.end('count ' + read())
-}).listen(process.env.PORT)
-"""
-
-
-async def test_the_data_of_an_app_go_with_it_to_another_host(host: Host) -> None:
-    require_control_groups()
-    one, two = await start(host), Machine(host, "two")
-    app, pages = await host.app(build=START), await host.app(build=BUILD)
-    await live(host, app, {"server.js": COUNTER})
-    await live(host, pages, page("pages"))
-    assert (await one.ask(app, "POST")).text == "count 1"
-    assert await one.worker.stop(60) == 0
-    snapshots = (await host.call("GET", f"/account/apps/{app}/data"))["snapshots"]
-    assert [each["reason"] for each in snapshots].count("stop") == 1
-    await two.start("sites")
-    await until_served(two, app, "count 1", 30)
-    assert await two.page(pages) == "pages"
-    # A worker that starts where the apps were ends what has gone on there, and itself: another host serves them.
-    assert await one.page(app) == "count 1"
-    await one.launch("sites")
-    await wait_until(lambda: one.worker.code is not None, 60)
-    assert one.worker.code == 78
-    assert "The apps are served by the host" in one.worker.log
-    assert await one.ask(app) is None

@@ -53,22 +53,20 @@ async def test_the_latest_commit_of_the_branch_is_cloned(room: Room, repository:
     assert not [line for line in room.lines if latest in line]
 
 
-@pytest.mark.parametrize("version", ["git version 2.36.6", "git version 1.99.0", "nonsense", ""])
 async def test_a_git_that_ignores_checked_addresses_is_refused(
-    room: Room, repository: Repository, tmp_path: Path, version: str
+    room: Room, repository: Repository, tmp_path: Path
 ) -> None:
     git = tmp_path / "git"
-    git.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {tmp_path}/used\necho "{version}"\n')
-    git.chmod(0o755)
-    room.sandbox.path = f"{tmp_path}{os.pathsep}{room.sandbox.path}"
-    with pytest.raises(DeployError, match=r"the worker needs git 2\.37 or newer"):
-        await clone(room, repository.url)
-    assert not (tmp_path / "used").exists()
-
-
-def test_a_machine_without_git_clones_nothing(tmp_path: Path) -> None:
+    path, room.sandbox.path = room.sandbox.path, str(tmp_path / "none")
     with pytest.raises(DeployError, match="needs git"):
-        check_git(str(tmp_path))
+        check_git(room.sandbox.path)
+    room.sandbox.path = f"{tmp_path}{os.pathsep}{path}"
+    for version in ("git version 2.36.6", "git version 1.99.0", "nonsense", ""):
+        git.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {tmp_path}/used\necho "{version}"\n')
+        git.chmod(0o755)
+        with pytest.raises(DeployError, match=r"the worker needs git 2\.37 or newer"):
+            await clone(room, repository.url)
+    assert not (tmp_path / "used").exists()
 
 
 async def test_hooks_do_not_run(room: Room, repository: Repository) -> None:
@@ -123,77 +121,60 @@ async def test_a_submodule_that_cannot_be_fetched_is_named(
     assert not list(room.build.rglob("ran"))
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1/c.git", "https://localhost/c.git", "file:///etc", "../../../x"])
-async def test_a_submodule_at_a_private_address_is_refused(room: Room, url: str) -> None:
+async def test_a_submodule_at_a_private_address_is_refused(room: Room) -> None:
     strict = {"tenant": "acc", "allow_private": False, "ca_file": "", "limits": source.LIMITS}
     git = source._Git(room.sandbox, room.uid, room.build, room.lines.append, **strict)
     top = source._Remote("https://127.0.0.1/a/b.git")
     await git.run(top, "init", "--quiet")
-    (room.build / "source" / ".gitmodules").write_text(f'[submodule "c"]\n\tpath = c\n\turl = {url}\n')
-    with pytest.raises(DeployError, match=r"^submodule c: the repository's address is refused: "):
-        await git.fetch_submodules(top)
+    for url in ("https://127.0.0.1/c.git", "https://localhost/c.git", "file:///etc", "../../../x"):
+        (room.build / "source" / ".gitmodules").write_text(f'[submodule "c"]\n\tpath = c\n\turl = {url}\n')
+        with pytest.raises(DeployError, match=r"^submodule c: the repository's address is refused: "):
+            await git.fetch_submodules(top)
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
+def test_addresses_of_submodules() -> None:
+    for url, expected in (
         ("../c.git", "https://git.example.com/a/c.git"),
         ("../../x/c", "https://git.example.com/x/c"),
         ("./c", "https://git.example.com/a/b.git/c"),
         ("https://else.example/c", "https://else.example/c"),
-    ],
-)
-def test_addresses_of_submodules(url: str, expected: str) -> None:
-    assert source._resolve_url("https://git.example.com/a/b.git", url) == expected
+    ):
+        assert source._resolve_url("https://git.example.com/a/b.git", url) == expected
 
 
-@pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "x" * 251, "a\\b"])
-async def test_an_invalid_branch_name_is_not_passed_to_git(room: Room, repository: Repository, branch: str) -> None:
-    with pytest.raises(DeployError, match="git does not accept"):
-        await clone(room, repository.url, branch)
-    assert room.lines == []
-
-
-@pytest.mark.parametrize("branch", ["gone", "$(touch${IFS}x)", "{branch}", "../main", "refs/heads/main", "main@{0}"])
-async def test_a_missing_branch_is_named(room: Room, repository: Repository, branch: str) -> None:
+async def test_an_invalid_branch_name_is_not_passed_to_git_and_a_missing_one_is_named(
+    room: Room, repository: Repository
+) -> None:
     repository.commit("index.html", "one")
-    with pytest.raises(DeployError) as failure:
-        await clone(room, repository.url, branch)
-    assert str(failure.value) == f"git clone failed: the repository has no branch {branch}"
-    assert not (room.build / "gitconfig").exists()
+    for branch in ("--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "x" * 251, "a\\b"):
+        with pytest.raises(DeployError, match="git does not accept"):
+            await clone(room, repository.url, branch)
+    assert room.lines == []
+    for branch in ("$(touch${IFS}x)", "{branch}", "../main", "refs/heads/main", "main@{0}"):
+        with pytest.raises(DeployError) as failure:
+            await clone(room, repository.url, branch)
+        assert str(failure.value) == f"git clone failed: the repository has no branch {branch}"
+        assert not (room.build / "gitconfig").exists()
+        shutil.rmtree(room.build / "source")
 
 
 async def test_without_the_usual_branch_the_default_one_is_cloned(room: Room, repository: Repository) -> None:
-    repository.git("switch", "--quiet", "--create", "trunk/new")
-    latest = repository.commit("index.html", "one")
-    with pytest.raises(DeployError, match="the repository has no branch main"):
-        await clone(room, repository.url)
-    shutil.rmtree(room.build / "source")
-    cloned = await clone(room, repository.url, or_default=True)
-    assert (cloned.commit, cloned.branch) == (latest, "trunk/new")
-    assert "There is no branch main; cloning the default branch" in room.lines
-
-
-async def test_without_a_branch_the_default_one_is_cloned(room: Room, repository: Repository) -> None:
-    repository.commit("index.html", "one")
-    repository.git("switch", "--quiet", "--create", "trunk/new")
-    latest = repository.commit("index.html", "two")
-    cloned = await clone(room, repository.url, "")
-    assert (cloned.commit, cloned.branch) == (latest, "trunk/new")
-
-
-async def test_the_first_line_of_a_message_is_kept(room: Room, repository: Repository) -> None:
-    repository.commit("index.html", "one")
-    for message in ("x" * 300 + "\n\nmore", " "):
-        if (room.build / "source").exists():
-            shutil.rmtree(room.build / "source")
-        repository.git("commit", "--amend", "--quiet", "--allow-empty-message", "--message", message)
-        assert (await clone(room, repository.url)).message == ("x" * 200 if message.strip() else None)
-
-
-async def test_an_empty_repository_says_what_to_do(room: Room, repository: Repository) -> None:
+    """The first line of the commit's message is kept."""
     with pytest.raises(DeployError, match="default branch has no commit; push one, or name another"):
         await clone(room, repository.url, "")
+    repository.git("switch", "--quiet", "--create", "trunk/new")
+    repository.commit("index.html", "one")
+    for message, options in (("x" * 300 + "\n\nmore", {"or_default": True}), (" ", {"branch": ""})):
+        shutil.rmtree(room.build / "source")
+        repository.git("commit", "--amend", "--quiet", "--allow-empty-message", "--message", message)
+        latest = repository.git("rev-parse", "HEAD").strip()
+        cloned = await clone(room, repository.url, **options)
+        assert (cloned.commit, cloned.branch) == (latest, "trunk/new")
+        assert cloned.message == ("x" * 200 if message.strip() else None)
+    assert "There is no branch main; cloning the default branch" in room.lines
+    shutil.rmtree(room.build / "source")
+    with pytest.raises(DeployError, match="the repository has no branch main"):
+        await clone(room, repository.url)
 
 
 async def test_files_in_lfs_are_named(room: Room, repository: Repository) -> None:
@@ -257,30 +238,29 @@ def test_files_in_lfs_are_found_at_any_depth(deep_path: Path) -> None:
     assert source.find_lfs_pointers(deep_path) == ["e/photo.png"]
 
 
-@pytest.mark.parametrize(
-    ("url", "allow_private", "reason"),
-    [
-        ("ssh://git@example.com/a.git", True, "not over ssh"),
-        ("git@example.com:a/b.git", True, "not over ssh"),
-        ("https://127.0.0.1/a.git", False, "127.0.0.1 is not a public address"),
-        ("https://[::1]/a.git", False, "::1 is not a public address"),
-        ("https://localhost/a.git", False, "internal use"),
-        ("http://example.com/a.git", False, "https://"),
-        ("file:///etc", False, "https://"),
-        ("ext::sh -c touch% x", True, "refused"),
-        ("git://example.com/a.git", True, "https://"),
-        ("/etc", True, "https://"),
-        ("--upload-pack=x", True, "https://"),
-        ("https://me:hidden-one@127.0.0.1/a.git", False, "127.0.0.1 is not a public address"),
-        ("https:me:hidden-one@127.0.0.1/a.git", False, "refused"),
-        ("me:hidden-one@127.0.0.1/a.git", False, "refused"),
-    ],
-)
-async def test_other_addresses_are_refused(room: Room, url: str, allow_private: bool, reason: str) -> None:
-    with pytest.raises(DeployError) as failure:
-        await clone(room, url, allow_private=allow_private)
-    assert reason in str(failure.value)
-    assert "hidden-one" not in f"{failure.value} {source.hide_credentials(url)} {room.lines}"
+OTHER_ADDRESSES = [
+    ("ssh://git@example.com/a.git", True, "not over ssh"),
+    ("git@example.com:a/b.git", True, "not over ssh"),
+    ("https://127.0.0.1/a.git", False, "127.0.0.1 is not a public address"),
+    ("https://localhost/a.git", False, "internal use"),
+    ("http://example.com/a.git", False, "https://"),
+    ("file:///etc", False, "https://"),
+    ("ext::sh -c touch% x", True, "refused"),
+    ("git://example.com/a.git", True, "https://"),
+    ("/etc", True, "https://"),
+    ("--upload-pack=x", True, "https://"),
+    ("https://me:hidden-one@127.0.0.1/a.git", False, "127.0.0.1 is not a public address"),
+    ("https:me:hidden-one@127.0.0.1/a.git", False, "refused"),
+    ("me:hidden-one@127.0.0.1/a.git", False, "refused"),
+]
+
+
+async def test_other_addresses_are_refused(room: Room) -> None:
+    for url, allow_private, reason in OTHER_ADDRESSES:
+        with pytest.raises(DeployError) as failure:
+            await clone(room, url, allow_private=allow_private)
+        assert reason in str(failure.value)
+        assert "hidden-one" not in f"{failure.value} {source.hide_credentials(url)} {room.lines}"
 
 
 async def test_a_clone_that_exceeds_a_limit_names_the_limit(room: Room, repository: Repository) -> None:

@@ -18,7 +18,7 @@ async def rows_of(settings: Settings) -> dict[str, Row]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> RedisServer:
-    return RedisServer("valkey", "--maxmemory", "500mb", folder=tmp_path)
+    return RedisServer("redis", "--maxmemory", "500mb", folder=tmp_path)
 
 
 async def test_other_settings(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import socket
 import ssl
@@ -18,11 +17,12 @@ from gateway.accounts.domain_observations import Certificate, read_certificates
 from gateway.accounts.records import App, Domain, replace_domains
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import now_iso
-from gateway.keys import certificate_key, certificates_key, partition_tag
+from gateway.keys import bodies_key, certificate_key, certificates_key, partition_tag, stream_key
 from gateway.operations.needs_attention import count_expiring_certificates
-from gateway.outbound import addresses
+from gateway.outbound.addresses import CallFailed
 from gateway.settings import Settings
 from tests.fakes.receiver import certificate
+from tests.support.background import cancel
 from tests.support.monitored_apps import Fleet, Watched
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
@@ -88,6 +88,17 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
         yield edge
 
 
+@contextlib.asynccontextmanager
+async def inspecting(own: Fleet, edge: Edge, workers: int = 1, interval: float = 86_400) -> AsyncIterator[None]:
+    """Inspects in this process."""
+    settings = Settings(redis_url=own.queue.url, certificate_address=edge.address, certificate_interval=interval)
+    tasks = [asyncio.create_task(Certificates(settings, own.registry).run()) for _ in range(workers)]
+    try:
+        yield
+    finally:
+        await cancel(*tasks)
+
+
 async def app_of(own: Fleet, domain: str, *, verified: bool = True, **fields: Any) -> Watched:
     return await own.app(domains=(Domain(domain, verified),), **fields)
 
@@ -95,6 +106,19 @@ async def app_of(own: Fleet, domain: str, *, verified: bool = True, **fields: An
 async def known(app: Watched) -> dict[str, str]:
     client = app.fleet.queue.store.client
     return await client.hgetall(certificate_key(partition_tag(app.account.id), app.app.id))
+
+
+async def notices(app: Watched) -> list[dict[str, Any]]:
+    """Returns the data of the app's events, which wait for their delivery."""
+    client, account = app.fleet.queue.store.client, app.account.id
+    entries = await client.xrange(stream_key(partition_tag(account), "events"))
+    mine = [fields for _, fields in entries if fields["account"] == account]
+    assert {fields["type"] for fields in mine} <= {"domain.expiring"}
+    return [json.loads(await client.hget(bodies_key(account), fields["id"])) for fields in mine]
+
+
+async def notified(app: Watched, *domains: str) -> None:
+    await wait_until(lambda: notices(app), 10, holds=lambda data: [each["domain"] for each in data] == list(domains))
 
 
 # By two workers
@@ -107,47 +131,33 @@ async def test_the_account_is_notified_once_per_certificate_within_seven_days(ow
     ends = {
         app: edge.shows(str(app.app.customDomain), days) for app, days in ((far, 8), (near, 6.5), (over, -1), (free, 3))
     }
-    settings = {"GATEWAY_CERTIFICATE_ADDRESS": edge.address, "GATEWAY_CERTIFICATE_INTERVAL": "0.1"}
-    workers = [await own.worker("monitors", "webhooks", **settings) for _ in range(2)]
-    for app, left in ((near, 6), (over, 0), (free, 2)):
-        await app.receives("domain.expiring")
-        same = {"appId": app.app.id, "appName": app.app.name, "domain": app.app.customDomain}
-        assert app.envelopes()[0]["data"] == {**same, "expiresAt": now_iso(ends[app] / 1000), "daysLeft": left}
-    inspections = len(edge.asked)
-    await wait_until(lambda: len(edge.asked) >= inspections + 20, 10)
-    assert far.types() == never.types() == plain.types() == []
-    assert near.types() == over.types() == free.types() == ["domain.expiring"]
-    assert await known(never) == await known(plain) == {}
-    assert (await known(far))["expiresAt"] == str(ends[far])
-    [certificate] = read_certificates(await known(far)).values()
-    assert certificate.issuer == far.app.customDomain  # it is self-signed
-    seconds, _ = await own.queue.store.client.time()
-    assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 3  # for operators
-    # A renewed certificate causes no event until its own end is near.
-    ends[near] = edge.shows("near.example.com", 90)
-    await wait_until(lambda: known(near), 10, holds=lambda found: found["expiresAt"] == str(ends[near]))
-    for worker in workers:
-        worker.kill()
-    assert near.types() == ["domain.expiring"]
+    async with inspecting(own, edge, workers=2, interval=0.1):
+        for app, left in ((near, 6), (over, 0), (free, 2)):
+            [data] = await wait_until(lambda app=app: notices(app), 10)
+            same = {"appId": app.app.id, "appName": app.app.name, "domain": app.app.customDomain}
+            assert data == {**same, "expiresAt": now_iso(ends[app] / 1000), "daysLeft": left}
+        inspections = len(edge.asked)
+        await wait_until(lambda: len(edge.asked) >= inspections + 20, 10)
+        assert [len(await notices(app)) for app in (far, never, plain, near, over, free)] == [0, 0, 0, 1, 1, 1]
+        assert await known(never) == await known(plain) == {}
+        assert (await known(far))["expiresAt"] == str(ends[far])
+        [certificate] = read_certificates(await known(far)).values()
+        assert certificate.issuer == far.app.customDomain  # it is self-signed
+        seconds, _ = await own.queue.store.client.time()
+        assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 3  # for operators
+        # A renewed certificate causes no event until its own end is near.
+        ends[near] = edge.shows("near.example.com", 90)
+        await wait_until(lambda: known(near), 10, holds=lambda found: found["expiresAt"] == str(ends[near]))
+    assert len(await notices(near)) == 1
     edge.shows("near.example.com", 1)
-    await own.worker("monitors", "webhooks", **settings)
-    await near.receives("domain.expiring", "domain.expiring")
-    assert near.envelopes()[1]["data"]["daysLeft"] == 0
-    assert over.types() == ["domain.expiring"], "a restart repeats no event"
+    async with inspecting(own, edge, interval=0.1):
+        await notified(near, "near.example.com", "near.example.com")
+    assert (await notices(near))[1]["daysLeft"] == 0
+    assert len(await notices(over)) == 1, "a restart repeats no event"
 
 
-async def test_a_changed_or_removed_domain(own: Fleet, edge: Edge) -> None:
-    app = await app_of(own, "one.example.com")
-    edge.shows("one.example.com", 8)
-    edge.shows("two.example.com", 2)
-    await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # inspects once a day
-    await wait_until(lambda: "one.example.com" in edge.asked, 10)
-    changed = at_domains(app, "two.example.com")
-    await own.registry.put_app(changed, app.app)
-    await app.receives("domain.expiring")
-    assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
-    await own.registry.put_app(at_domains(app), changed)
-    await wait_until(lambda: known(app), 10, holds=lambda found: found == {})
+def at_domains(app: Watched, *names: str) -> App:
+    return replace_domains(app.app, [Domain(name, verified=True) for name in names])
 
 
 async def test_a_domain_that_is_changed_during_an_inspection_is_inspected_next(own: Fleet, tmp_path: Path) -> None:
@@ -155,16 +165,14 @@ async def test_a_domain_that_is_changed_during_an_inspection_is_inspected_next(o
     edge.shows("one.example.com", 8)
     edge.shows("two.example.com", 2)
     client, tag = own.queue.store.client, partition_tag(app.account.id)
-    await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # inspects once a day
-    await wait_until(lambda: client.zscore(certificates_key(tag), app.app.id), 10)  # 0 until an inspection begins
-    await own.registry.put_app(at_domains(app, "two.example.com"), app.app)
-    async with edge.answering():
-        await app.receives("domain.expiring")
-    assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
-
-
-def at_domains(app: Watched, *names: str) -> App:
-    return replace_domains(app.app, [Domain(name, verified=True) for name in names])
+    async with inspecting(own, edge):  # once a day
+        await wait_until(lambda: client.zscore(certificates_key(tag), app.app.id), 10)  # 0 until an inspection begins
+        changed = at_domains(app, "two.example.com")
+        await own.registry.put_app(changed, app.app)
+        async with edge.answering():
+            await notified(app, "two.example.com")
+            await own.registry.put_app(at_domains(app), changed)
+            await wait_until(lambda: known(app), 10, holds=lambda found: found == {})
 
 
 async def test_several_domains_of_an_app(own: Fleet, edge: Edge) -> None:
@@ -172,35 +180,28 @@ async def test_several_domains_of_an_app(own: Fleet, edge: Edge) -> None:
     ends = [edge.shows(f"{name}.example.com", days) for name, days in (("one", 3), ("two", 2), ("three", 90))]
     await own.registry.put_app(at_domains(app, "one.example.com", "two.example.com", "no.example.com"), app.app)
     # A record of the version before, which has notified the account of the first domain's certificate.
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    host, _, port = edge.address.partition(":")
-    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="one.example.com")
-    fingerprint = hashlib.sha256(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).hexdigest()
-    writer.close()
+    fingerprint = (await read_certificate(own, edge.address, "one.example.com")).fingerprint
     tag = partition_tag(app.account.id)
     before = {"domain": "one.example.com", "fingerprint": fingerprint, "expiresAt": str(ends[0]), "issuer": ""}
     before |= {"notified": json.dumps([fingerprint]), "version": "1"}
     await own.queue.store.client.hset(certificate_key(tag, app.app.id), mapping=before)
 
-    settings = {"GATEWAY_CERTIFICATE_ADDRESS": edge.address, "GATEWAY_CERTIFICATE_INTERVAL": "0.1"}
-    await own.worker("monitors", "webhooks", **settings)
-    await app.receives("domain.expiring")
-    assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
-    found = read_certificates(await known(app))
-    assert {name: each.expires for name, each in found.items()} == {
-        "one.example.com": ends[0],
-        "two.example.com": ends[1],
-    }
-    assert (await known(app))["expiresAt"] == str(ends[1]), "the one that ends first"
-    seconds, _ = await own.queue.store.client.time()
-    assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 1
-    # One that cannot be reached for now keeps its certificate.
-    del edge.contexts["two.example.com"]
-    ends[0] = edge.shows("one.example.com", 60)
-    await wait_until(lambda: known(app), 10, holds=lambda record: str(ends[0]) in record["certificates"])
-    assert read_certificates(await known(app))["two.example.com"].expires == ends[1]
-    assert app.types() == ["domain.expiring"]
+    async with inspecting(own, edge, interval=0.1):
+        await notified(app, "two.example.com")
+        found = read_certificates(await known(app))
+        assert {name: each.expires for name, each in found.items()} == {
+            "one.example.com": ends[0],
+            "two.example.com": ends[1],
+        }
+        assert (await known(app))["expiresAt"] == str(ends[1]), "the one that ends first"
+        seconds, _ = await own.queue.store.client.time()
+        assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 1
+        # One that cannot be reached for now keeps its certificate.
+        del edge.contexts["two.example.com"]
+        ends[0] = edge.shows("one.example.com", 60)
+        await wait_until(lambda: known(app), 10, holds=lambda record: str(ends[0]) in record["certificates"])
+        assert read_certificates(await known(app))["two.example.com"].expires == ends[1]
+    assert len(await notices(app)) == 1
 
 
 async def test_after_a_start_every_certificate_is_inspected_soon(own: Fleet, edge: Edge) -> None:
@@ -222,12 +223,25 @@ async def test_after_a_start_every_certificate_is_inspected_soon(own: Fleet, edg
 # One inspection
 
 
-async def read_certificate(own: Fleet, address: str, domain: str = DOMAIN, **limits: float) -> None:
+async def read_certificate(own: Fleet, address: str, domain: str = DOMAIN, **limits: float) -> Certificate:
     settings = Settings(redis_url=own.queue.url, certificate_address=address)
-    await Certificates(settings, own.registry, **limits)._read_certificate("acc", domain)
+    return await Certificates(settings, own.registry, **limits)._read_certificate("acc", domain)
 
 
-async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet) -> None:
+def presenting_an_unknown_version(folder: Path) -> ssl.SSLContext:
+    """OpenSSL presents the certificate, and cryptography refuses it with an error that is no ValueError."""
+    _, file = certificate(folder, DOMAIN)
+    pem = Path(file).read_text()
+    start = pem.index("-----BEGIN CERTIFICATE")
+    encoded, version = ssl.PEM_cert_to_DER_cert(pem[start:]), b"\xa0\x03\x02\x01"
+    second = encoded.replace(version + b"\x02", version + b"\x01", 1)
+    Path(file).write_text(pem[:start] + ssl.DER_cert_to_PEM_cert(second))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+    return context
+
+
+async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet, tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -237,40 +251,24 @@ async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
+    odd = presenting_an_unknown_version(tmp_path)
     async with (
         await asyncio.start_server(silent, "127.0.0.1", 0) as mute,
         await asyncio.start_server(talks, "127.0.0.1", 0) as plain,
+        await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=odd) as unknown,
     ):
-        for address, reason in (
-            (f"127.0.0.1:{plain.sockets[0].getsockname()[1]}", "tls"),
-            (f"127.0.0.1:{free_port()}", "connect"),
-            (f"127.0.0.1:{mute.sockets[0].getsockname()[1]}", "timeout"),
-            ("no-such-host.invalid:443", "dns"),
+        ports = [server.sockets[0].getsockname()[1] for server in (plain, unknown, mute)]
+        for address, domain, reason in (
+            (f"127.0.0.1:{ports[0]}", DOMAIN, "tls"),
+            (f"127.0.0.1:{ports[1]}", DOMAIN, "tls"),
+            (f"127.0.0.1:{ports[2]}", DOMAIN, "timeout"),
+            (f"127.0.0.1:{free_port()}", DOMAIN, "connect"),
+            ("no-such-host.invalid:443", DOMAIN, "dns"),
+            ("", "localhost", "blocked"),  # an internal address is not called
         ):
-            with pytest.raises(addresses.CallFailed) as failure:
-                await read_certificate(own, address, budget_seconds=0.3)
+            with pytest.raises(CallFailed) as failure:
+                await read_certificate(own, address, domain, budget_seconds=0.3)
             assert failure.value.reason == reason, address
-
-
-async def test_a_certificate_of_an_unknown_version_is_no_crash(own: Fleet, tmp_path: Path) -> None:
-    """OpenSSL presents it, and cryptography refuses it with an error that is no ValueError."""
-    _, file = certificate(tmp_path, DOMAIN)
-    pem = Path(file).read_text()
-    start = pem.index("-----BEGIN CERTIFICATE")
-    encoded, version = ssl.PEM_cert_to_DER_cert(pem[start:]), b"\xa0\x03\x02\x01"
-    second = encoded.replace(version + b"\x02", version + b"\x01", 1)
-    Path(file).write_text(pem[:start] + ssl.DER_cert_to_PEM_cert(second))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(file)
-    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server:
-        with pytest.raises(addresses.CallFailed) as failure:
-            await read_certificate(own, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert failure.value.reason == "tls"
-
-
-async def test_a_domain_with_an_internal_address_is_not_called(own: Fleet) -> None:
-    with pytest.raises(addresses.BlockedAddress):
-        await read_certificate(own, "", "localhost")
 
 
 # The pure function
@@ -294,10 +292,6 @@ async def test_one_event_per_certificate_even_if_a_domain_alternates_between_sev
         record, event = evaluate_certificate(record, DOMAIN, seen(days, fingerprint), NOW)
         notified += [fingerprint] if event else []
     assert notified == ["a", "b", "c"]
-
-
-async def test_the_number_of_remembered_fingerprints_is_bounded() -> None:
-    record: Certificate | None = None
     for number in range(50):
         record, _ = evaluate_certificate(record, DOMAIN, seen(1, str(number)), NOW)
     assert record is not None

@@ -180,21 +180,17 @@ async def test_each_of_several_domains_is_withdrawn_alone(own: Fleet, resolver: 
     assert (await present(app)).verified_domains == (kept, silent, operators)
 
 
-async def test_a_claim_that_redis_lost_is_renewed(own: Fleet, resolver: DnsServer) -> None:
-    app = await an_app(own, resolver)
-    key = domain_key(app.app.customDomain or "")
-    await compare_and_set(own.queue.store, key, "")
-    async with checking(own, resolver):
-        await wait_until(lambda: own.queue.store.get(key), 10, holds=lambda claim: str(claim).startswith(app.app.id))
-
-
-async def test_an_app_that_lost_its_claim_to_another(own: Fleet, resolver: DnsServer) -> None:
-    app = await an_app(own, resolver)
-    domain = app.app.customDomain or ""
-    await compare_and_set(own.queue.store, domain_key(domain), "")
+async def test_a_claim_that_redis_lost_is_renewed_unless_another_app_has_the_domain(
+    own: Fleet, resolver: DnsServer
+) -> None:
+    kept, app = await an_app(own, resolver), await an_app(own, resolver)
+    domain, key = app.app.customDomain or "", domain_key(kept.app.customDomain or "")
+    for lost in (key, domain_key(domain)):
+        await compare_and_set(own.queue.store, lost, "")
     other = await an_app(own, domains=app.app.domains)
     resolver.sets(record_name(domain), *(verification_token(each.app, domain) for each in (app, other)))
     async with checking(own, resolver):
+        await wait_until(lambda: own.queue.store.get(key), 10, holds=lambda claim: str(claim).startswith(kept.app.id))
         await wait_until(lambda: present(app), 10, holds=lambda found: not found.customDomainVerified)
         await asked(resolver, other)
     assert (await present(other)).customDomainVerified
@@ -212,10 +208,3 @@ async def test_a_removed_domain_and_a_deleted_app(own: Fleet, resolver: DnsServe
             await wait_until(lambda each=each: known(each), 10, holds=lambda found: found == {})
     tag = partition_tag(deleted.account.id)
     assert await own.queue.store.client.zscore(domain_checks_key(tag), deleted.app.id) is None
-
-
-async def test_the_worker_checks_domains(own: Fleet, resolver: DnsServer) -> None:
-    app = await an_app(own, resolver)
-    await own.worker("monitors", GATEWAY_DNS=resolver.address)
-    await wait_until(lambda: record_name(app.app.customDomain or "") in resolver.asked, 20)
-    await wait_until(lambda: known(app), 10, holds=lambda found: found.get("missing") == "{}")

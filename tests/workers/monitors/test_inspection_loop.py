@@ -1,13 +1,9 @@
-"""A broken record does not affect other apps that are due, and an outage is logged once."""
+"""A broken record, or an inspection that crashes, does not affect other apps that are due."""
 
-import asyncio
 import secrets
 import time
-from collections import Counter
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -17,8 +13,6 @@ from gateway.keys import app_key, health_key, partition_tag, probes_key
 from tests.support.background import in_background
 from tests.support.monitored_apps import Fleet, Watched
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer
-from tests.support.worker_process import Worker
 from workers.monitors.inspection_loop import InspectedApp, Inspection, InspectionLoop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -86,22 +80,3 @@ async def test_an_inspection_that_crashes_is_repeated_after_the_interval(own: Fl
         await wait_until(lambda: client.zscore(key, app.app.id), 10, holds=lambda due: due > soonest)
         count = len(others)
         await wait_until(lambda: others[count:] == [other.app.id] * 3)
-
-
-async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
-    with RedisServer() as server:
-        async with Worker(server.url, tmp_path, "monitors", "webhooks") as worker:
-
-            def warnings() -> Counter[str]:
-                lines = [msgspec.json.decode(line) for line in worker.log.splitlines()]
-                found = Counter(line["event"] for line in lines if line["level"] == "warning")
-                found.pop("leases.postponed", None)  # one line every ten seconds
-                return found
-
-            await worker.joined()
-            server.kill()
-            await wait_until(lambda: {"inspection.postponed", "stream.waiting"} <= warnings().keys(), 10)
-            await asyncio.sleep(1.2)  # several rounds over sixteen partitions
-            assert max(warnings().values()) <= 3  # one line each for probes, certificates and domains
-            assert sum(warnings().values()) <= 5
-            server.start()

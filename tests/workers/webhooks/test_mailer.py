@@ -1,9 +1,10 @@
-"""Notices by real worker processes, through a real mail server."""
+"""Notices by real workers, through a real mail server."""
 
 import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,17 @@ from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
 from gateway.events.notices import EndLink, NoticeChoices, Notices, count_outcomes, open_link
 from gateway.keys import dead_letters_key, partition_tag, stream_key
+from gateway.settings import Settings
 from tests.fakes.mail_server import PASSWORD, MailServer, subjects, text_of
 from tests.fakes.receiver import FakeReceiver
+from tests.support.background import in_background
+from tests.support.logs import captured
 from tests.support.monitored_apps import fleet
 from tests.support.polling import wait_until
 from tests.support.processes import ENCRYPTION_KEY
-from tests.support.redis_servers import free_port
-from tests.support.worker_process import Account, Queue, Worker
+from tests.support.senders import sending
+from tests.support.worker_process import Account, Queue
+from workers.monitors.uptime import Uptime
 from workers.webhooks import mailer
 from workers.webhooks.mailer import DailyShare, count_mail
 
@@ -35,9 +40,12 @@ ADA, BOB = "ada@example.com", "bob@example.com"
 FAILED = msgspec.structs.replace(SAMPLES["deploy.failed"], sample=msgspec.UNSET)
 DEPLOYS = NoticeChoices(deployFailed=True)
 SENT_SECONDS = 30  # in which a machine that is busy with other tests sends some notices
-QUICK = {"workers.webhooks.mailer.FIRST_PAUSE_SECONDS": 0.2}
-HANGING = {"workers.webhooks.mailer.ATTEMPT_SECONDS": 0.5, "workers.webhooks.mailer.RETRY_SECONDS": 2}
 Tls = tuple[ssl.SSLContext, str]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailer, "FIRST_PAUSE_SECONDS", 0.2)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -64,10 +72,10 @@ async def join(own: Queue, account: str, address: str, choices: NoticeChoices = 
     await Notices(own.store).choose(account, address, choices)
 
 
-async def worker(own: Queue, server: MailServer, constants: dict[str, float] = QUICK, **settings: str) -> Worker:
+def mail(own: Queue, server: MailServer, workers: int = 1, **settings: str) -> AbstractAsyncContextManager[None]:
+    """Sends deliveries and notices in this process."""
     own.confidential.add(PASSWORD)
-    mail = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "Capsule <notices@example.com>"}
-    return await own.worker(constants=constants, **mail, **settings)
+    return sending(own, workers, smtp_url=server.url, mail_from="Capsule <notices@example.com>", **settings)
 
 
 async def outcomes(own: Queue, **expected: int) -> None:
@@ -81,26 +89,24 @@ def link_of(message: EmailMessage) -> EndLink | None:
 
 async def test_two_workers_send_each_notice_once(own: Queue, server: MailServer) -> None:
     account = await subscribed(own)
-    registry = registry_of(own)
     await join(own, account.id, BOB, NoticeChoices(finding=True))
-    workers = [await worker(own, server) for _ in range(2)]
-    events = [await account.emit(FAILED) for _ in range(10)]
-    record = await registry.account(account.id)
-    await own.webhooks.queue_sample(record, "security.finding", None, "apps.example.com")
-    await account.emit(SAMPLES["deploy.succeeded"])
-    await own.drained()
-    await own.webhooks.redeliver(account.id, events[0])
-    await own.drained()
-    await outcomes(own, sent=10)
+    with captured(mailer) as log:
+        async with mail(own, server, workers=2):
+            events = [await account.emit(FAILED) for _ in range(10)]
+            record = await registry_of(own).account(account.id)
+            await own.webhooks.queue_sample(record, "security.finding", None, "apps.example.com")
+            await account.emit(SAMPLES["deploy.succeeded"])
+            await own.drained()
+            await own.webhooks.redeliver(account.id, events[0])
+            await own.drained()
+            await outcomes(own, sent=10)
     assert server.recipients == [ADA] * 10
     assert subjects(server) == [f"The deploy of {account.app.name} failed"] * 10
     assert len({message["Message-ID"] for message in server.messages}) == 10
     message = server.messages[0]
     assert "Ada’s workshop" in text_of(message)
     assert link_of(message) == EndLink(ADA, "notices")
-    for each in workers:
-        assert await each.stop() == 0
-        assert ADA not in each.log
+    assert ADA not in str(log)
     assert not [key for key in await own.store.list_keys() if "@" in key]
 
 
@@ -110,52 +116,49 @@ async def test_tls_and_a_password(own: Queue, tls: Tls, smtps: bool) -> None:
     async with MailServer(tls[0], smtps=smtps, log_in=True) as server:
         account = await subscribed(own)
         await account.emit(FAILED)
-        unknown = await worker(own, server)
-        await wait_until(lambda: "notice.not_sent" in unknown.log, 10)
-        assert "Cert" in unknown.log
-        assert await unknown.stop() == 0
+        with captured(mailer) as log:
+            async with mail(own, server):
+                await wait_until(lambda: "notice.not_sent" in str(log), 10)
+        assert "Cert" in str(log)
+        assert PASSWORD not in str(log)
         assert server.messages == []
-        await worker(own, server, GATEWAY_CA_FILE=tls[1])
-        await outcomes(own, sent=1)
+        async with mail(own, server, ca_file=tls[1]):
+            await outcomes(own, sent=1)
         assert server.encrypted == [True]
 
 
 async def test_a_notice_is_tried_again(own: Queue, server: MailServer) -> None:
     """An entry before it that is no notice becomes a dead letter."""
-    assert mailer.FIRST_PAUSE_SECONDS < 10
     assert mailer.RETRY_SECONDS == 3_600
     server.refusals = ["451 later", "550 never", "421 closing"]
     account = await subscribed(own)
     tag = partition_tag(account.id)
-    fields = {
-        "account": account.id,
-        "address": "hash",
-        "kind": "budget",
-        "type": "unknown",
-        "app": "",
-        "data": "{}",
-    }
+    fields = {"account": account.id, "address": "hash", "kind": "budget", "type": "unknown", "app": "", "data": "{}"}
     await own.store.client.xadd(stream_key(tag, "mails"), fields)
     await account.emit(FAILED)
-    await worker(own, server)
-    await outcomes(own, sent=1)
+    async with mail(own, server):
+        await outcomes(own, sent=1)
     assert len(server.attempts) == 4
     assert await own.store.client.xlen(dead_letters_key(tag)) == 1
 
 
-async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
+async def test_a_server_that_hangs_delays_no_delivery(
+    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailer, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(mailer, "RETRY_SECONDS", 2)
     async with MailServer(greets=False) as server:
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
         await join(own, account.id, BOB)
-        sending = await worker(own, server, QUICK | HANGING)
-        events, began = [await account.emit(FAILED) for _ in range(10)], time.monotonic()
-        for event in events:
-            assert await account.outcome(event, 10) == ("delivered", 204)
-        assert time.monotonic() - began < 8  # behind 20 attempts of half a second, they would take ten
-        await wait_until(lambda: server.connections > 20, 10)
-        server.port = free_port()
-        await outcomes(own, failed=20)
-        assert '"reason":"timeout"' in sending.log.replace(" ", "")
+        with captured(mailer) as log:
+            async with mail(own, server):
+                events, began = [await account.emit(FAILED) for _ in range(10)], time.monotonic()
+                for event in events:
+                    assert await account.outcome(event, 10) == ("delivered", 204)
+                assert time.monotonic() - began < 8  # behind 20 attempts of half a second, they would take ten
+                await wait_until(lambda: server.connections > 20, 10)
+                await outcomes(own, failed=20)
+    assert {line["reason"] for line in log if line["event"] == "notice.not_sent"} == {"timeout"}
 
 
 async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(own: Queue, server: MailServer) -> None:
@@ -163,11 +166,12 @@ async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(ow
     server.may_answer.clear()
     account = await subscribed(own)
     await account.emit(FAILED)
-    dying = await worker(own, server)
+    settings = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "Capsule <notices@example.com>"}
+    dying = await own.worker(**settings)
     await wait_until(lambda: server.attempts, 10)
     dying.kill()
     server.may_answer.set()
-    await worker(own, server)
+    await own.worker(**settings)
     await wait_until(lambda: count_outcomes(own.store), 30, holds=lambda found: found["sent"] == 1)
     assert len(server.messages) == 2
     assert len({message["Message-ID"] for message in server.messages}) == 1
@@ -176,28 +180,28 @@ async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(ow
 async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue, server: MailServer) -> None:
     """So a shared account in which many deploys fail does not silence a person's other accounts."""
     shared, second, third = [await subscribed(own) for _ in range(3)]
-    for _ in range(25):
-        await shared.emit(FAILED)
-    await worker(own, server)
-    await outcomes(own, sent=10, limited=15)
-    await second.emit(FAILED)
-    await outcomes(own, sent=11, limited=15)
-    assert len(lasts(server)) == 1
-    for _ in range(8):
+    async with mail(own, server):
+        for _ in range(25):
+            await shared.emit(FAILED)
+        await outcomes(own, sent=10, limited=15)
         await second.emit(FAILED)
-    await outcomes(own, sent=19, limited=15)
-    await second.emit(FAILED)  # alone: of several at once, two may find that they are the last
-    await outcomes(own, sent=20, limited=15)
-    assert len(lasts(server)) == 2
-    for _ in range(2):
-        await second.emit(FAILED)
-    await outcomes(own, sent=20, limited=17)
-    await third.emit(FAILED)
-    await outcomes(own, sent=20, limited=18)
-    await join(own, third.id, BOB)
-    await third.emit(FAILED)
-    await outcomes(own, sent=21, limited=19)
-    assert server.recipients[-1] == BOB
+        await outcomes(own, sent=11, limited=15)
+        assert len(lasts(server)) == 1
+        for _ in range(8):
+            await second.emit(FAILED)
+        await outcomes(own, sent=19, limited=15)
+        await second.emit(FAILED)  # alone: of several at once, two may find that they are the last
+        await outcomes(own, sent=20, limited=15)
+        assert len(lasts(server)) == 2
+        for _ in range(2):
+            await second.emit(FAILED)
+        await outcomes(own, sent=20, limited=17)
+        await third.emit(FAILED)
+        await outcomes(own, sent=20, limited=18)
+        await join(own, third.id, BOB)
+        await third.emit(FAILED)
+        await outcomes(own, sent=21, limited=19)
+        assert server.recipients[-1] == BOB
     counters = [key for key in await own.store.list_keys() if "notices-on" in key]
     assert len(counters) == 6
     for key in counters:
@@ -232,16 +236,16 @@ async def test_invitations_take_nothing_from_notices(own: Queue, server: MailSer
         await invite(own, stranger.id, ADA)
     await invite(own, account.id, BOB)
     await account.emit(FAILED)
-    each = await worker(own, server)
-    await outcomes(own, sent=mailer.DAILY_INVITATIONS + 2, limited=1)
+    with captured(mailer) as log:
+        async with mail(own, server):
+            await outcomes(own, sent=mailer.DAILY_INVITATIONS + 2, limited=1)
     assert Counter(server.recipients) == {ADA: mailer.DAILY_INVITATIONS + 1, BOB: 1}
     assert "You are invited to the account Ada’s workshop" in subjects(server)
     assert "last notice of today" not in " ".join(map(text_of, server.messages))
     ends = Counter(map(link_of, server.messages))
     assert ends[EndLink(ADA, "invitations")] == mailer.DAILY_INVITATIONS
     assert (ends[EndLink(BOB, "invitations")], ends[EndLink(ADA, "notices")]) == (1, 1)
-    assert await each.stop() == 0
-    assert BOB not in each.log
+    assert BOB not in str(log)
 
 
 async def test_a_mail_that_waits_is_not_sent_once_somebody_ends_it(own: Queue, server: MailServer) -> None:
@@ -251,12 +255,12 @@ async def test_a_mail_that_waits_is_not_sent_once_somebody_ends_it(own: Queue, s
     await invite(own, account.id, BOB)
     await invite(own, account.id, "cyd@example.com")
     await account.emit(FAILED)
-    await worker(own, server)
-    await wait_until(lambda: server.attempts, 10)
-    assert await Registry(own.store, Vault("")).members.remove(account.id, BOB)
-    await Notices(own.store).end_invitations("cyd@example.com")
-    await Notices(own.store).end(account.id, ADA)
-    await outcomes(own, ended=3)
+    async with mail(own, server):
+        await wait_until(lambda: server.attempts, 10)
+        assert await Registry(own.store, Vault("")).members.remove(account.id, BOB)
+        await Notices(own.store).end_invitations("cyd@example.com")
+        await Notices(own.store).end(account.id, ADA)
+        await outcomes(own, ended=3)
     assert server.messages == []
 
 
@@ -271,8 +275,8 @@ async def test_an_account_that_is_stopped_invites_nobody(own: Queue, server: Mai
         await invite(own, account.id, BOB)
         await account.emit(FAILED)
         assert await registry.change_account(account.id, partial(replace, **change))
-    await worker(own, server)
-    await outcomes(own, ended=2, sent=2)
+    async with mail(own, server):
+        await outcomes(own, ended=2, sent=2)
     assert server.recipients == [ADA, ADA]
 
 
@@ -282,10 +286,18 @@ async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
         app = await own.app()
         await own.queue.webhooks.clear_receiver(app.account.id)
         await join(own.queue, app.account.id, ADA, NoticeChoices(appDown=True))
-        mail = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "notices@example.com"}
-        await own.worker("monitors", "webhooks", **mail)
-        app.fails()
-        await wait_until(lambda: subjects(server), 15, holds=lambda found: found == [f"{app.app.name} does not answer"])
-        app.heals()
-        both = [f"{app.app.name} answers again", f"{app.app.name} does not answer"]
-        await wait_until(lambda: subjects(server), 15, holds=lambda found: found == both)
+        probing = Settings(
+            redis_url=own.queue.url,
+            smtp_url=server.url,
+            mail_from="notices@example.com",
+            allow_private_addresses=True,
+            probe_url=own.site.url("/{app}"),
+            probe_interval=0.1,
+            probe_timeout=1,
+        )
+        async with in_background(Uptime(probing, own.registry).run()), mail(own.queue, server):
+            down, up = f"{app.app.name} does not answer", f"{app.app.name} answers again"
+            app.fails()
+            await wait_until(lambda: subjects(server), 15, holds=lambda found: found == [down])
+            app.heals()
+            await wait_until(lambda: subjects(server), 15, holds=lambda found: found == [up, down])

@@ -57,55 +57,41 @@ async def assert_each_has_one_outcome(own: Queue, account: Account, ids: list[st
 # A worker is killed
 
 
-async def test_a_worker_killed_before_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+@pytest.mark.parametrize(
+    ("step", "times"),
+    [("before the post", 1), ("during the post", 2), ("after the answer", 2), ("after the acknowledgement", 1)],
+)
+async def test_a_worker_killed_at_each_step(
+    own: Queue, proxy: Proxy, receiver: FakeReceiver, step: str, times: int
+) -> None:
+    """The acknowledgement of the dead worker may arrive after another worker has sent the event again."""
     account = await own.account(receiver)
-    proxy.hold_requests = b":webhook:"  # the claim, which reads the receiver
+    path = f"/{account.id}"
     worker = await own.worker(url=proxy.url)
+    first = await account.emit()
+    await account.outcome(first)  # from now on Redis knows the scripts
+    if step == "before the post":
+        proxy.hold_requests = b":webhook:"  # the claim, which reads the receiver
+    elif step == "during the post":
+        receiver.hangs(path)
+    elif step == "after the answer":
+        proxy.hold_requests = b"delivered"
+    else:
+        proxy.hold_answers = b"delivered"
     event_id = await account.emit()
-    await wait_until(lambda: proxy.held)
+    await wait_until(lambda: len(receiver.got(path)) == 2 if step == "during the post" else proxy.held)
     worker.kill()
-    assert receiver.exchanges == []
+    receiver.plays(path)
+    logged = [row["id"] for row in await account.log()]
+    assert logged == ([event_id, first] if step == "after the acknowledgement" else [first])
     await next_worker(own)
     assert await account.outcome(event_id) == ("delivered", 204)
+    last, calls = await account.emit(), await _scripts_run(own)
     proxy.let_go()
-    assert receiver.ids(f"/{account.id}") == {event_id: 1}
-    await assert_each_has_one_outcome(own, account, [event_id])
-
-
-async def test_a_worker_killed_during_the_post(own: Queue, receiver: FakeReceiver) -> None:
-    account = await own.account(receiver)
-    receiver.hangs(f"/{account.id}")
-    worker = await own.worker()
-    event_id = await account.emit()
-    await wait_until(lambda: receiver.got(f"/{account.id}"))
-    worker.kill()
-    receiver.plays(f"/{account.id}")
-    await next_worker(own)
-    assert await account.outcome(event_id) == ("delivered", 204)
-    first, second = (verified(exchange, account.secret) for exchange in receiver.got(f"/{account.id}"))
-    assert first["id"] == second["id"] == event_id
-    assert first["data"] == second["data"]
-    assert first["timestamp"] < second["timestamp"]
-    await assert_each_has_one_outcome(own, account, [event_id])
-
-
-async def test_a_worker_killed_after_the_answer(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
-    """The acknowledgement of the dead worker arrives after another worker has sent the event again."""
-    account = await own.account(receiver)
-    proxy.hold_requests = b"delivered"
-    worker = await own.worker(url=proxy.url)
-    event_id = await account.emit()
-    await wait_until(lambda: proxy.held)
-    worker.kill()
-    assert receiver.ids(f"/{account.id}") == {event_id: 1}
-    assert await account.log() == []
-    await next_worker(own)
-    assert await account.outcome(event_id) == ("delivered", 204)
-    assert receiver.ids(f"/{account.id}") == {event_id: 2}
-    calls = await _scripts_run(own)
-    proxy.let_go()
+    assert await account.outcome(last) == ("delivered", 204)
     await wait_until(lambda: _more_than(own, calls))
-    await assert_each_has_one_outcome(own, account, [event_id])
+    assert receiver.ids(path) == {first: 1, event_id: times, last: 1}
+    await assert_each_has_one_outcome(own, account, [first, event_id, last])
 
 
 async def _scripts_run(own: Queue) -> int:
@@ -115,25 +101,6 @@ async def _scripts_run(own: Queue) -> int:
 
 async def _more_than(own: Queue, calls: int) -> bool:
     return await _scripts_run(own) > calls
-
-
-async def test_a_worker_killed_after_the_acknowledgement(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
-    """Redis has the outcome, and the event is not sent again."""
-    account = await own.account(receiver)
-    worker = await own.worker(url=proxy.url)
-    first = await account.emit()
-    await account.outcome(first)  # from now on Redis knows the script
-    proxy.hold_answers = b"delivered"
-    event_id = await account.emit()
-    await wait_until(lambda: proxy.held)
-    worker.kill()
-    proxy.let_go()
-    assert await account.outcome(event_id) == ("delivered", 204)
-    await next_worker(own)
-    last = await account.emit()
-    assert await account.outcome(last) == ("delivered", 204)
-    assert receiver.ids(f"/{account.id}") == {first: 1, event_id: 1, last: 1}
-    await assert_each_has_one_outcome(own, account, [first, event_id, last])
 
 
 async def test_workers_killed_while_many_events_wait(own: Queue, receiver: FakeReceiver) -> None:
