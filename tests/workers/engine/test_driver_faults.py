@@ -125,11 +125,16 @@ async def test_a_builder_undoes_a_deploy_that_is_canceled(shop: Shop) -> None:
     await shop.until_served(FIRST, SECOND, FIRST)
 
 
-async def test_a_command_may_listen_at_other_ports_first(shop: Shop) -> None:
+async def test_a_command_may_take_long_and_listen_at_other_ports_first(shop: Shop) -> None:
+    """A worker that starts does not wait for it: other apps' deploys would fail meanwhile."""
     await shop.begin()
-    shop.commands.elsewhere[SECOND] = ["127.0.0.1:9229"]
+    shop.commands.elsewhere[SECOND] = []
     wanted = await shop.builder.write("check", SECOND)
     await wait_until(lambda: SECOND in shop.commands.running)
+    async with asyncio.timeout(10):
+        await shop.restart()
+    shop.commands.elsewhere[SECOND] = ["127.0.0.1:9229"]
+    await asyncio.sleep(0.1)
     del shop.commands.elsewhere[SECOND]
     answer = await shop.builder.until_answered(wanted)
     assert answer.ok, answer

@@ -1,10 +1,8 @@
 """The disk space of one account."""
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 from tests.support.hosted_apps import Hosting
 from workers.hosting.disk import make_room, read_size
@@ -85,47 +83,25 @@ def test_a_release_that_another_build_found_unfinished_counts_whole(hosting: Hos
     assert not make_room(hosting.releases, "acc_1", unfinished, MIB * 3 // 2)
 
 
-@contextlib.contextmanager
-def meanwhile(change: Callable[[], None]) -> Iterator[None]:
-    """Makes the change again and again, in another thread."""
-    ended = threading.Event()
-
-    def go_on() -> None:
-        while not ended.is_set():
-            change()
-
-    changing = threading.Thread(target=go_on)
-    changing.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        changing.join()
-
-
-def test_a_deploy_may_be_undone_meanwhile(hosting: Hosting) -> None:
-    release(hosting, "dep_1", "shop", swap=False)
-    site = release(hosting, "dep_2", "shop", swap=False)
-    fresh = release(hosting, "dep_3", "blog", swap=False).release("dep_3")
-
-    def change() -> None:
-        site.swap("dep_2")
-        site.undo("dep_2")
-
-    with meanwhile(change):
-        for _ in range(1_000):
-            make_room(hosting.releases, "acc_1", fresh, 0)
-
-
-def test_other_releases_may_change_and_vanish_meanwhile(hosting: Hosting) -> None:
+def test_a_deploy_may_be_undone_and_releases_may_vanish_meanwhile(hosting: Hosting) -> None:
     """Other builds of the account, and the removal of its old previews, run at the same time."""
     unfinished = release(hosting, "dep_1", "shop", swap=False).release("dep_1")
-    fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
+    site, over = release(hosting, "dep_2", "cart", swap=False), threading.Event()
+    fresh = release(hosting, "dep_4", "blog", swap=False).release("dep_4")
 
     def change() -> None:
-        replace_link(unfinished / "sock", "nowhere")
-        remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
+        while not over.is_set():
+            site.swap("dep_2")
+            site.undo("dep_2")
+            replace_link(unfinished / "sock", "nowhere")
+            remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
 
-    with meanwhile(change):
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
         for _ in range(300):
             assert make_room(hosting.releases, "acc_1", fresh, 9 * MIB)
+            make_room(hosting.releases, "acc_1", fresh, 0)
+    finally:
+        over.set()
+        changing.join()

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -197,30 +196,15 @@ async def test_of_a_release_that_could_not_be_linked_nothing_is_left(
     assert os.listdir(tmp_path / "linked") == ["files"]
 
 
-async def test_the_lock_admits_one_process_at_a_time(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    script = textwrap.dedent(f"""
-        import asyncio, pathlib
-        from workers.hosting.releases import exclusive_lock
-        async def hold():
-            async with exclusive_lock(pathlib.Path({str(lock)!r})):
-                print("held", flush=True)
-                await asyncio.sleep(60)
-        asyncio.run(hold())
-    """)
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert await asyncio.to_thread(process.stdout.readline) == b"held\n"
+async def test_the_lock_admits_one_at_a_time(tmp_path: Path) -> None:
     taken = asyncio.Event()
 
     async def take() -> None:
-        async with exclusive_lock(lock):
+        async with exclusive_lock(tmp_path / "lock"):
             taken.set()
 
-    waiting = asyncio.create_task(take())
-    await asyncio.sleep(0.7)
-    assert not taken.is_set()
-    process.kill()
-    process.communicate()
-    await asyncio.wait_for(taken.wait(), 5)
-    await waiting
+    async with exclusive_lock(tmp_path / "lock"):
+        waiting = asyncio.create_task(take())
+        await asyncio.sleep(0.7)
+        assert not taken.is_set()
+    await asyncio.wait_for(waiting, 5)
