@@ -190,52 +190,43 @@ async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume
     assert not volume.data.is_held
 
 
-def test_a_pod_that_starts_brings_back_files_that_were_being_replaced() -> None:
-    with passable_folder() as folder:
-        data = AppData(folder, "shop")
+@pytest.fixture
+def data(tmp_path: Path) -> AppData:
+    """The data on a volume that a pod of the app has prepared."""
+    data = AppData(tmp_path, "shop", stop_seconds=1.0)
+    prepare_volume(data)
+    data.unmark_stale()
+    return data
+
+
+def test_a_pod_that_starts_brings_back_files_that_were_being_replaced(data: AppData) -> None:
+    (data.files / "a").write_text("first")
+    data.files.rename(data.folder / "former")
+    data.hold()
+    prepare_volume(data)
+    assert (data.files / "a").read_text() == "first"
+    assert not data.is_held
+
+
+def test_a_pod_that_starts_leaves_the_files_to_another_one(data: AppData) -> None:
+    """Which replaces them, or runs the app: then it does not even wait."""
+    with data.stopped():
         prepare_volume(data)
-        data.unmark_stale()
-        (data.files / "a").write_text("first")
-        data.files.rename(data.folder / "former")
-        data.hold()
+        assert data.is_held
+    began = time.monotonic()
+    with data.running("", 1):
         prepare_volume(data)
-        assert (data.files / "a").read_text() == "first"
-        assert not data.is_held
+    assert time.monotonic() - began < data.stop_seconds
 
 
-def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them() -> None:
-    with passable_folder() as folder:
-        data = AppData(folder, "shop", stop_seconds=0.3)
-        prepare_volume(data)
-        data.unmark_stale()
-        with data.stopped():
-            prepare_volume(data)
-            assert data.is_held
-
-
-def test_a_pod_that_starts_while_the_app_runs_does_not_wait() -> None:
-    with passable_folder() as folder:
-        data = AppData(folder, "shop")
-        prepare_volume(data)
-        data.unmark_stale()
-        began = time.monotonic()
-        with data.running("", 1):
-            prepare_volume(data)
-        assert time.monotonic() - began < 1
-
-
-def test_a_container_that_starts_again_ends_the_hold_that_it_has_left() -> None:
+def test_a_container_that_starts_again_ends_the_hold_that_it_has_left(data: AppData) -> None:
     """The app has noticed the hold, and is about to end."""
-    with passable_folder() as folder:
-        data = AppData(folder, "shop")
-        prepare_volume(data)
-        data.unmark_stale()
-        app = data.running("", 1)
-        app.__enter__()
-        data.hold()
-        threading.Timer(0.3, app.__exit__, (None, None, None)).start()
-        prepare_volume(data)
-        assert not data.is_held
+    app = data.running("", 1)
+    app.__enter__()
+    data.hold()
+    threading.Timer(0.3, app.__exit__, (None, None, None)).start()
+    prepare_volume(data)
+    assert not data.is_held
 
 
 @contextlib.contextmanager
