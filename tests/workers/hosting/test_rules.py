@@ -410,7 +410,7 @@ async def test_no_request_fails_while_rules_come_and_go(hosting: Hosting) -> Non
     async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
         for number in range(8):
             group.create_task(visitor(client, "/page" if number % 2 else "/"))
-        for number in range(101, 131):
+        for number in range(101, 117):
             deploy = f"dep_{number}"
             hosting.build(hosting.deploy(deploy, "swapped"), ruled if number % 2 else plain)
             compile_rules(site.release(deploy))

@@ -5,16 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from msgspec.structs import replace
 
-from gateway.accounts.records import App, Suspension
-from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
-from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from tests.support.background import in_background
-from tests.support.folders import kill_caddies
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer, free_port
@@ -128,29 +123,3 @@ async def test_an_app_that_sleeps_is_not_woken(watch: Watch, hosting: Hosting) -
     assert not asking.done()
     site.set_suspended(suspended=False)
     assert await asking == "release dep_1"
-
-
-async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str) -> None:
-    """From the record to the page, with the worker as a process."""
-    hosting.port = free_port()
-    async with opened(redis_url) as store:
-        registry = Registry(store, Vault(""))
-        account, _ = await registry.create_account("A", "free")
-        app = App(id="shop", name="shop", account=account.id, createdAt="")
-        await registry.put_app(app, None)
-        site = hosting.publish("dep_1", {"index.html": "shop"})
-        (site.folder.parent / "account").write_text(account.id)
-        # An app that moves while it is suspended is listed anew.
-        suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
-        await registry.change_app(app, lambda record: replace(record, suspension=suspended))
-        await registry.put_app(app, app)
-        async with hosting.worker(redis_url) as worker:
-            await worker.serving()
-            assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
-            await unlist_suspended(store, account.id, "shop")
-
-            async def served() -> bool:
-                return (await hosting.ask("/")).status == 200
-
-            await wait_until(served)
-    kill_caddies(hosting.folder)
