@@ -112,10 +112,10 @@ async def test_a_snapshot_has_no_links_and_no_holes(room: DataRoom) -> None:
     (room.folder / "key").write_text("the host's")
     data = room.write(app, note="one", hole="")
     os.truncate(data.files / "hole", 1 << 30)
-    for name, target in (("a", room.folder / "key"), ("b", secret), ("c", "/etc")):
+    for name, target in (("a", room.folder / "key"), ("b", secret), ("c", "/etc"), ("d", "../../key")):
         (data.files / name).symlink_to(target)
     answer = await room.run(app, "snapshot")
-    assert len(answer.notes) == 4
+    assert len(answer.notes) == 5
     assert await room.unpack("shop", answer.snapshot) == {"note": b"one"}
 
 

@@ -186,29 +186,6 @@ async def test_a_flood_of_frames_delays_nobody_else(hosting: Hosting) -> None:
             assert await measure() < control + 1
 
 
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        b"220 mail.example.com ESMTP\r\n",
-        b"HTTP/1.1 200 " + b"O" * 100_000 + b"\r\n\r\n",
-        b"HTTP/1.1 101 Switching\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-    ],
-    ids=range(4),
-)
-async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(nonsense)
-        writer.close()
-
-    path = socket_of(hosting)
-    async with await asyncio.start_unix_server(talk, path):
-        os.chmod(path, 0o666)
-        said = await hosting.ask("/")
-        assert said.status in (200, 502)
-
-
 async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
     path = socket_of(hosting)
     for left_behind in (False, True):
