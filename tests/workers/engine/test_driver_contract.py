@@ -274,6 +274,8 @@ async def test_an_app_that_sleeps_is_woken(shop: Shop, overlap: bool) -> None:
         assert [await shop.engine.visit(HOST) for _ in range(AGAIN)] == [(200, FIRST)] * AGAIN
         assert shop.commands.running == {FIRST}
     await shop.engine.let_sleep(FIRST)
+    await shop.restart()
+    assert not shop.commands.running, "a worker that starts wakes nobody"
     await shop.builder.make(SECOND, overlap=overlap)
     shop.commands.ending.add(SECOND)
     assert not (await shop.builder.deploy(SECOND)).ok

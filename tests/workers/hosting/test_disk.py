@@ -4,6 +4,8 @@ import os
 import threading
 import time
 
+import pytest
+
 from tests.support.hosted_apps import Hosting
 from workers.hosting.disk import make_room, read_size
 from workers.hosting.releases import PREVIOUS_SECONDS, Site, replace_link
@@ -83,16 +85,27 @@ def test_a_release_that_another_build_found_unfinished_counts_whole(hosting: Hos
     assert not make_room(hosting.releases, "acc_1", unfinished, MIB * 3 // 2)
 
 
-def test_a_deploy_may_be_undone_and_releases_may_vanish_meanwhile(hosting: Hosting) -> None:
+def test_a_deploy_may_be_undone_meanwhile(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, measure = release(hosting, "dep_1", "shop"), Site.seconds_since_swap.fget
+    fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
+    assert measure is not None
+
+    def undo_first(site: Site) -> float:
+        site.undo("dep_1")
+        return float(measure(site))
+
+    monkeypatch.setattr(Site, "seconds_since_swap", property(undo_first))
+    assert not make_room(hosting.releases, "acc_1", fresh, 0)
+    assert site.current is None
+
+
+def test_other_releases_may_change_and_vanish_meanwhile(hosting: Hosting) -> None:
     """Other builds of the account, and the removal of its old previews, run at the same time."""
-    unfinished = release(hosting, "dep_1", "shop", swap=False).release("dep_1")
-    site, over = release(hosting, "dep_2", "cart", swap=False), threading.Event()
-    fresh = release(hosting, "dep_4", "blog", swap=False).release("dep_4")
+    unfinished, over = release(hosting, "dep_1", "shop", swap=False).release("dep_1"), threading.Event()
+    fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
 
     def change() -> None:
         while not over.is_set():
-            site.swap("dep_2")
-            site.undo("dep_2")
             replace_link(unfinished / "sock", "nowhere")
             remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
 
@@ -101,7 +114,6 @@ def test_a_deploy_may_be_undone_and_releases_may_vanish_meanwhile(hosting: Hosti
     try:
         for _ in range(300):
             assert make_room(hosting.releases, "acc_1", fresh, 9 * MIB)
-            make_room(hosting.releases, "acc_1", fresh, 0)
     finally:
         over.set()
         changing.join()
