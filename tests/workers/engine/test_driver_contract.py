@@ -165,6 +165,7 @@ async def test_a_name_that_is_taken_stays_with_its_app(shop: Shop) -> None:
     await shop.preview.make("dep_0")
     assert "belongs to another app" in (await shop.preview.deploy("dep_0")).reason
     assert await shop.engine.visit(PREVIEW) == (404, "")
+    await shop.preview.until_ended()
     namesake = shop.engine.apps.pop()
     await shop.preview.serve(SECOND)
     shop.engine.apps.append(namesake)

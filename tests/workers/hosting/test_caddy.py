@@ -198,21 +198,11 @@ async def test_other_hosts_have_none(hosting: Hosting) -> None:
 
 
 async def test_a_host_without_a_release_has_nothing(hosting: Hosting) -> None:
-    app_id = f"empty{hosting.port}"
-    site = hosting.publish("dep_9", {"index.html": "first"}, "empty.apps.test", app_id=app_id)
+    """A browser gets a page that says so."""
+    site = hosting.publish("dep_9", {"index.html": "first"}, "empty.apps.test", app_id="empty")
     assert (await hosting.ask("/", host="empty.apps.test")).status == 200
     site.undo("dep_9")
-    assert (await hosting.ask("/", host="empty.apps.test")).body == b"There is no app at this address.\n"
-    site.mark_unpublished()
-    said = await hosting.ask("/", host="empty.apps.test")
-    assert (said.status, said.body) == (404, b"This app has not been published yet.\n")
-    said = await hosting.ask("/", "Accept: text/html", host="empty.apps.test")
-    assert (said.status, said.headers["content-type"]) == (404, "text/html; charset=utf-8")
-    assert b"<h1>This app has not been published yet</h1>" in said.body
-
-
-async def test_a_browser_gets_a_page_where_there_is_no_app(hosting: Hosting) -> None:
-    for host in ("nobody.apps.test", "x" * 64 + ".apps.test"):
+    for host in ("empty.apps.test", "nobody.apps.test", "x" * 64 + ".apps.test"):
         for target in ("/", "/deep/page.html?x=<script>"):
             said = await hosting.ask(target, "Accept: text/html,*/*;q=0.8", host=host)
             assert (said.status, said.headers["content-type"]) == (404, "text/html; charset=utf-8")
@@ -222,6 +212,12 @@ async def test_a_browser_gets_a_page_where_there_is_no_app(hosting: Hosting) -> 
             assert b"script" not in said.body
             said = await hosting.ask(target, "Accept: */*", host=host)
             assert (said.status, said.body) == (404, b"There is no app at this address.\n")
+    site.mark_unpublished()
+    said = await hosting.ask("/", host="empty.apps.test")
+    assert (said.status, said.body) == (404, b"This app has not been published yet.\n")
+    said = await hosting.ask("/", "Accept: text/html", host="empty.apps.test")
+    assert (said.status, said.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert b"<h1>This app has not been published yet</h1>" in said.body
 
 
 # target, headers, status, body, kept headers that matter

@@ -50,20 +50,14 @@ async def test_the_pages_of_a_suspended_app_answer_503(hosting: Hosting, store: 
             assert (said.status, said.body) == (503, b"This app is suspended.\n")
             assert said.headers["cache-control"] == "no-store"
             assert (await hosting.ask("/", host="other.apps.test")).status == (200 if subject else 503)
-            # A swap changes nothing.
+            # A swap changes nothing, and a new site is marked too.
             hosting.publish(f"dep_4{subject}", {"index.html": "new"})
             assert await statuses() == [503, 503]
+            fresh = hosting.site(hosting.deploy(f"dep_5{subject}", kind="preview", branch=f"of-{subject or 'all'}"))
+            await wait_until(lambda: fresh.is_suspended)  # noqa: B023
             await unlist_suspended(store, ACCOUNT, subject)
             await wait_until(statuses, holds=lambda found: found == [200, 200])
     assert not site.is_suspended
-
-
-async def test_a_new_site_of_a_suspended_app_is_marked(hosting: Hosting, store: Store) -> None:
-    await list_suspended(store, ACCOUNT, "shop")
-    async with following(store, hosting):
-        for number, (app, kind) in enumerate((("other", "live"), ("shop", "live"), ("shop", "preview"))):
-            site = hosting.publish(f"dep_{number}", {"index.html": "x"}, f"{number}.apps.test", app_id=app, kind=kind)
-            await wait_until(lambda site=site, app=app: site.is_suspended == (app == "shop"))
 
 
 async def test_without_redis_what_is_suspended_stays_so(hosting: Hosting, valkey: RedisServer, redis_url: str) -> None:
