@@ -192,11 +192,7 @@ class AppData:
         """
         self._make_folder()
         with self._open_lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataHeld from None
-            if self.is_held:
+            if not try_to_lock(lock, shared=True) or self.is_held:
                 raise DataHeld
             self.prepare(account, limit)
             yield lock
@@ -223,9 +219,7 @@ class AppData:
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+                return not try_to_lock(lock)
             finally:
                 os.close(lock)
         return False
@@ -238,8 +232,12 @@ class AppData:
         """
         with self._open_lock() as lock:
             self.hold()
+            ends = time.monotonic() + self.stop_seconds
             try:
-                _lock_alone(lock, self.stop_seconds)
+                while not try_to_lock(lock):
+                    if time.monotonic() > ends:
+                        raise TimeoutError
+                    time.sleep(STOP_POLL_SECONDS)
                 yield
             finally:
                 self.release()
@@ -304,12 +302,10 @@ def give_files(files: Path, uid: int, owners: Container[int]) -> None:
     os.chown(files, uid, uid)
 
 
-def _lock_alone(lock: int, seconds: float) -> None:
-    ends = time.monotonic() + seconds
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > ends:
-                raise TimeoutError from None
-            time.sleep(STOP_POLL_SECONDS)
+def try_to_lock(lock: int, *, shared: bool = False) -> bool:
+    """Locks an open file: alone, or together with others that share it. Returns False if another lock forbids that."""
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -55,10 +55,15 @@ ARCHIVE_BYTES = 1 << 36  # of a snapshot; the limit of the data bounds it first
 PARALLEL, PARALLEL_OF_ACCOUNT = 4, 2
 
 
-class Turns:
-    """Who may work on the data of which app."""
+class DataDriver(ABC):
+    """Where the data of apps are, and their snapshots. Methods may raise DataError and StorageUnavailable."""
 
-    def __init__(self) -> None:
+    report_seconds: float  # between looks for changes to report
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self._settings, self._registry, self._storage = settings, registry, open_storage(settings)
+        self._folder = Path(settings.data_dir).resolve()
+        self.records = DataRecords(registry.store)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by app
         self._slots = asyncio.Semaphore(PARALLEL)
         self._slots_of_accounts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -70,17 +75,6 @@ class Turns:
         slots = self._slots_of_accounts.setdefault(account, asyncio.Semaphore(PARALLEL_OF_ACCOUNT))
         async with lock, slots, self._slots:
             yield
-
-
-class DataDriver(ABC):
-    """Where the data of apps are, and their snapshots. Methods may raise DataError and StorageUnavailable."""
-
-    report_seconds: float  # between looks for changes to report
-
-    def __init__(self, settings: Settings, registry: Registry) -> None:
-        self._settings, self._registry, self._storage = settings, registry, open_storage(settings)
-        self._folder = Path(settings.data_dir).resolve()
-        self.records, self.turns = DataRecords(registry.store), Turns()
 
     # -- where they are --------------------------------------------------------------------------------------
 
@@ -214,7 +208,7 @@ class DataAgent:
             self._running.start(self._carry_out(command), command.id)
 
     async def _carry_out(self, command: DataCommand) -> None:
-        async with self._driver.turns.exclusive(command.app, command.account):
+        async with self._driver.exclusive(command.app, command.account):
             try:
                 answer = await self._answer(command)
                 await patient(self._commands).answer(command, answer)
@@ -322,7 +316,7 @@ class DataAgent:
         """Makes a snapshot a day after the last one, if something has changed."""
         if (keeper := self._driver.find_due(app_id, account)) is None or await self._is_deleted(app_id, account):
             return
-        async with self._driver.turns.exclusive(app_id, account), keeper.daily() as packed:
+        async with self._driver.exclusive(app_id, account), keeper.daily() as packed:
             if packed is not None:
                 await self._driver.keep(account, app_id, packed, "daily", "", new_id("snp"))
 

@@ -182,7 +182,7 @@ class Reconciler:
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=wanted.step, why=why)
             step.state = State.FAILED
             answer = StepAnswer(wanted.token, False, why, was_applied, output=output, service_fault=error.service_fault)
-            await self._answer(wanted, answer)
+            await self._answers.write_answer(wanted, answer)
             if wanted.step == "canary" and app is not None:  # the builder may be dead
                 await self._do.resume(Target(wanted, app, wanted.deploy, output))
         except Exception as error:  # a bug, or a full disk
@@ -191,10 +191,7 @@ class Reconciler:
             reason = "an internal error occurred in what serves the apps; deploy again"
             if is_full(error):
                 reason = str(StorageFailed(error))
-            await self._answer(wanted, StepAnswer(wanted.token, False, reason, service_fault=True))
-
-    async def _answer(self, wanted: Wanted, answer: StepAnswer) -> None:
-        await self._answers.write_answer(wanted, answer)
+            await self._answers.write_answer(wanted, StepAnswer(wanted.token, False, reason, service_fault=True))
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -215,7 +212,7 @@ class Reconciler:
         if wanted.step == "check":
             step.state = State.CHECKING
             await self._do.check(target)
-        await self._answer(wanted, StepAnswer(wanted.token, True, output=target.output))
+        await self._answers.write_answer(wanted, StepAnswer(wanted.token, True, output=target.output))
         step.state = State.APPLIED
         if wanted.ends:
             await self._answers.forget(wanted)
@@ -233,5 +230,5 @@ class Reconciler:
         while True:
             await self._do.probe(target)
             good_probes += 1
-            await self._answer(wanted, StepAnswer(wanted.token, True, good_probes=good_probes))
+            await self._answers.write_answer(wanted, StepAnswer(wanted.token, True, good_probes=good_probes))
             await asyncio.sleep(self._canary_pause)

@@ -168,7 +168,7 @@ class HostData(DataDriver):
         """Removes the data of an app a week after its deletion, and what was set aside."""
         data = self._data(app_id)
         if is_long_gone(data.folder / "gone", is_deleted=data.exists and is_deleted):
-            async with self.turns.exclusive(app_id, account):
+            async with self.exclusive(app_id, account):
                 await DataKeeper(data, self._packer).remove()
         await run_in_thread(data.remove_leftovers)
 
@@ -223,7 +223,7 @@ class HostData(DataDriver):
         Raises DataError and StorageUnavailable.
         """
         data = self._data(app_id)
-        async with self.turns.exclusive(app_id, account):
+        async with self.exclusive(app_id, account):
             [newest] = await patient(self.records).find_newest([(account, app_id)])
             if newest:
                 await run_in_thread(self._prepare_stale, data, account, await self.find_limit(account))
@@ -245,7 +245,7 @@ class HostData(DataDriver):
     async def _make_last(self, data: AppData) -> None:
         account, app_id = data.account, data.app_id
         try:
-            async with self.turns.exclusive(app_id, account):
+            async with self.exclusive(app_id, account):
                 app = await self._registry.find_app(app_id)
                 [newest] = await self.records.find_newest([(account, app_id)])
                 if app is None or app.account != account or (not newest and is_empty(data.files)):

@@ -141,7 +141,8 @@ class HostDriver:
         self._fetched.mkdir(mode=0o700)
 
     def lacks(self, wanted: Wanted) -> bool:
-        return bool(wanted.serves) and not self._releases.has(wanted.app, wanted.address, wanted.serves)
+        site = self._releases.find_site(wanted.app, wanted.address)
+        return bool(wanted.serves) and not site.release(wanted.serves).is_dir()
 
     def note(self, wanted: Wanted) -> None:
         """Does nothing: the links in the data folder have all that later steps need."""

@@ -27,7 +27,6 @@ by accident.
 """
 
 import asyncio
-import fcntl
 import os
 import secrets
 import time
@@ -38,7 +37,7 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import run_process
-from workers.engine.app_data import is_long_gone
+from workers.engine.app_data import is_long_gone, try_to_lock
 from workers.sandbox.keeper import STOP_SOON_SUFFIX
 from workers.sandbox.removal import remove_folder
 
@@ -228,13 +227,9 @@ class Releases:
         """Returns the site of an address. Its folder may not exist."""
         return Site(self._sites / app_id / address)
 
-    def has(self, app_id: str, address: str, deploy_id: str) -> bool:
-        """Returns whether the release is on this host."""
-        return Site(self._sites / app_id / address).release(deploy_id).is_dir()
-
     def list_releases(self, app_id: str) -> list[Path]:
         """Lists the releases of the app, at all its addresses."""
-        return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
+        return [path for site in self.sites_of(app_id) for path in site.releases()]
 
     def empty_foreign_folder(self, account: str, app_id: str) -> None:
         """Removes the releases of another account to which the app belonged before."""
@@ -244,8 +239,7 @@ class Releases:
 
     def sites(self) -> Iterator[Site]:
         for app in _subfolders(self._sites):
-            for folder in _subfolders(app):
-                yield Site(folder)
+            yield from self.sites_of(app.name)
 
     def list_apps(self) -> dict[str, int]:
         """Lists the folders of apps, with the times (ns) at which their sites last changed."""
@@ -398,15 +392,9 @@ def _isolated(path: Path) -> Iterator[None]:
 async def exclusive_lock(path: Path) -> AsyncIterator[None]:
     """Waits for the lock file, and holds it. The kernel frees it when the process ends, even if it is killed."""
     with path.open("a") as file:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    logger.info("worker.standing_by", lock=path.name)
-                waiting = True
+        if not try_to_lock(file.fileno()):
+            logger.info("worker.standing_by", lock=path.name)
+            while not try_to_lock(file.fileno()):  # noqa: ASYNC110
                 await asyncio.sleep(LOCK_RETRY_SECONDS)
         yield
 

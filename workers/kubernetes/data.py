@@ -178,7 +178,7 @@ class ClusterData(DataDriver):
             status = describe_status(report.used, await self.find_limit(account), "running")
             await self.records.write_statuses([(account, app_id, status)])
             if report.stale:
-                async with self.turns.exclusive(app_id, account):
+                async with self.exclusive(app_id, account):
                     await self.bring_newest(pod, app_id, account)
         except (DataError, StorageUnavailable, BackboneUnavailable) as error:
             logger.warning("data.not_begun", app=app_id, reason=str(error), action="it is tried again")

@@ -67,9 +67,7 @@ def run(data: AppData, token: Path, *, scratch: Path = Path(TMP), host: str | No
     asyncio.run(keep_data(data, token, scratch=scratch, host=host))
 
 
-async def keep_data(
-    data: AppData, token: Path, *, scratch: Path = Path(TMP), port: int = DATA_PORT, host: str | None = None
-) -> None:
+async def keep_data(data: AppData, token: Path, *, scratch: Path = Path(TMP), host: str | None = None) -> None:
     """Answers the worker until SIGTERM. Without a host, listens everywhere.
 
     `token` is a file, which changes with the service's encryption key. `scratch`: where archives are made.
@@ -95,7 +93,7 @@ async def keep_data(
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=5, **limits)  # type: ignore[arg-type]
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, DATA_PORT).start()
         async with run_in_background(keep_measuring()):
             await stopped.wait()
     finally:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 
-from workers.engine.app_data import STOP_POLL_SECONDS, AppData
+from workers.engine.app_data import STOP_POLL_SECONDS, AppData, try_to_lock
 from workers.engine.replacements import Replacements
 
 
@@ -20,7 +20,7 @@ def prepare_volume(data: AppData) -> None:
     lock = os.open(data.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
     try:
         ends = time.monotonic() + data.stop_seconds
-        while not _try_to_lock(lock):
+        while not try_to_lock(lock):
             is_late = time.monotonic() > ends
             if data.exists and (is_late or not data.is_held):  # another pod of the app uses it
                 return
@@ -48,11 +48,3 @@ def wait_for_data(data: AppData) -> int:
         time.sleep(STOP_POLL_SECONDS)
         fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
-
-
-def _try_to_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

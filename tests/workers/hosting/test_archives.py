@@ -4,10 +4,8 @@ import hashlib
 import io
 import os
 import shlex
-import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,20 +49,10 @@ async def test_a_release_is_unpacked_without_the_files_of_its_host(release: Path
     assert read_record(tmp_path) is None
 
 
-def cut(data: bytes) -> bytes:
-    return data[:-20]
-
-
-def exchange(data: bytes) -> bytes:
-    return data[:-1] + bytes([data[-1] ^ 1])
-
-
-@pytest.mark.parametrize("damage", [cut, exchange, lambda data: b""], ids=["truncated", "exchanged", "empty"])
-async def test_a_damaged_archive_is_not_unpacked(
-    release: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+async def test_a_damaged_archive_is_not_unpacked(release: Path, tmp_path: Path) -> None:
     archive = await pack(release, tmp_path / "archive")
-    (tmp_path / "archive").write_bytes(damage((tmp_path / "archive").read_bytes()))
+    packed = (tmp_path / "archive").read_bytes()
+    (tmp_path / "archive").write_bytes(packed[:-1] + bytes([packed[-1] ^ 1]))
     (tmp_path / "out").mkdir()
     with pytest.raises(BadArchive, match="damaged"):
         await unpack(tmp_path / "archive", archive, tmp_path / "out")
@@ -125,15 +113,3 @@ async def test_a_release_from_another_archive_is_not_placed(hosting: Hosting) ->
     write_record(release, ReleaseArchive("another", 1))
     with pytest.raises(ReleaseMissing):
         await driver.place(target)
-
-
-PROGRAM = f"""\
-import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-import workers.hosting.archive_files
-print(*(name for name in ("asyncio", "msgspec", "redis", "structlog") if name in sys.modules))
-"""
-
-
-def test_the_process_imports_little() -> None:
-    """The modules of the worker would take most of the time of a small deploy."""
-    assert subprocess.check_output([sys.executable, "-I", "-c", PROGRAM], text=True) == "\n"

@@ -7,6 +7,7 @@ import io
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,12 +17,11 @@ import pytest
 import pytest_asyncio
 
 from gateway.settings import Settings
+from tests.fakes import websocket_flood
 from tests.fakes.shop import Shop
 from tests.support.hosted_apps import HOST, Hosting, hosted
 from tests.support.polling import wait_until
-from tests.support.programs import require
-from tests.support.redis_servers import free_port
-from tests.support.relays import relayed, relaying
+from tests.support.relays import relayed
 from workers.hosting import caddy
 from workers.hosting.sites import listen
 
@@ -154,29 +154,36 @@ async def test_sockets(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSess
     assert refused.value.status == 403
 
 
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        b"",
-        b"220 mail.example.com ESMTP\r\n",
-        b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 " + b"O" * 100_000 + b"\r\n\r\n",
-        b"HTTP/1.1 101 Switching\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-    ],
-    ids=range(6),
-)
-async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(nonsense)
-        writer.close()
+@contextlib.asynccontextmanager
+async def flooding(*args: str | int) -> AsyncIterator[None]:
+    command, pipe = [sys.executable, websocket_flood.__file__, *map(str, args)], asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        assert process.stdout
+        assert await process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        await process.communicate()
 
-    path = socket_of(hosting)
-    async with await asyncio.start_unix_server(talk, path):
-        os.chmod(path, 0o666)
-        said = await hosting.ask("/")
-        assert said.status in (200, 502)
+
+async def test_a_flood_of_frames_delays_nobody_else(hosting: Hosting) -> None:
+    """The app floods the WebSockets of its visitors while another account's page is requested."""
+    hosting.publish("dep_2", {"index.html": "a page"}, host="page.apps.test", app_id="page")
+
+    async def measure() -> float:
+        worst = 0.0
+        for _ in range(20):
+            began = time.monotonic()
+            assert (await hosting.ask("/", host="page.apps.test")).body == b"a page"
+            worst = max(worst, time.monotonic() - began)
+        return worst
+
+    async with flooding("app", str(path := socket_of(hosting))):
+        path.chmod(0o666)
+        control = await measure()
+        async with flooding("visitors", hosting.port, HOST, 20):
+            assert await measure() < control + 1
 
 
 async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
@@ -189,32 +196,46 @@ async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
         assert (said.status, said.headers["retry-after"]) == (502, "1")
 
 
-@pytest_asyncio.fixture
-async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosting]:
+async def test_requests_wait_while_one_release_ends_and_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But only so long."""
+    monkeypatch.setattr(caddy, "HELD_SECONDS", 2)
+    with hosted() as hosting:
+        site = hosting.build(hosting.deploy("dep_2"), {"index.html": "-"}, start="any")
+        site.hold_requests("dep_2")
+        async with hosting.served():
+            began = time.monotonic()
+            said = await hosting.ask("/")
+            assert 2 <= time.monotonic() - began < 4
+            assert (said.status, said.headers["retry-after"]) == (502, "1")
+            asking = [asyncio.create_task(hosting.ask("/", method=method)) for method in ("GET", "POST")]
+            await asyncio.sleep(0.3)
+            async with Shop().listening(str(hosting.releases.running / "dep_2.sock")):
+                hosting.releases.run(site.release("dep_2"))
+                site.swap("dep_2")
+                site.release_requests()
+                assert [said.status for said in await asyncio.gather(*asking)] == [200, 200]
+
+
+async def test_readers_that_stop_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of an app, and one of a file."""
     monkeypatch.setattr(caddy, "SLOW_SECONDS", 1)
     with hosted() as hosting:
-        async with hosting.served():
-            yield hosting
-
-
-async def test_readers_that_stop_are_ended(impatient: Hosting) -> None:
-    """One of an app, and one of a file."""
-    impatient.publish("dep_8", {"huge.bin": b"x" * 30_000_000}, "huge.apps.test", app_id="huge")
-    async with running(impatient) as shop:
-        reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port, limit=1_024)
-        writer.write(b"GET /huge.bin HTTP/1.1\r\nHost: huge.apps.test\r\n\r\n")
-        await reader.readline()
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        connection.connect(("127.0.0.1", impatient.port))
-        connection.sendall(f"GET /endless HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
-        await wait_until(lambda: shop.endless == 1)
-        await wait_until(lambda: shop.left == 1, 10)
-        connection.close()
-        await asyncio.sleep(1.5)
-        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-            await asyncio.wait_for(reader.readexactly(30_000_000), 10)
-        writer.close()
+        hosting.publish("dep_8", {"huge.bin": b"x" * 30_000_000}, "huge.apps.test", app_id="huge")
+        async with hosting.served(), running(hosting) as shop:
+            reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port, limit=1_024)
+            writer.write(b"GET /huge.bin HTTP/1.1\r\nHost: huge.apps.test\r\n\r\n")
+            await reader.readline()
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.connect(("127.0.0.1", hosting.port))
+            connection.sendall(f"GET /endless HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+            await wait_until(lambda: shop.endless == 1)
+            await wait_until(lambda: shop.left == 1, 10)
+            connection.close()
+            await asyncio.sleep(1.5)
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(30_000_000), 10)
+            writer.close()
 
 
 async def test_an_apps_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
@@ -239,18 +260,6 @@ async def test_an_apps_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor
         ]
 
 
-async def test_previews_ask_not_to_be_listed(hosting: Hosting, shop: Shop) -> None:
-    deploy = hosting.deploy(f"dep_{hosting.port}", kind="preview")
-    site = hosting.build(deploy, {"index.html": "-"}, start="any")
-    site.swap(deploy.id)
-    hosting.releases.serve_as("shop-preview.apps.test", site)
-    (site.release(deploy.id) / "sock").symlink_to(hosting.releases.running / "dep_1.sock")
-    for path in ("/", "/events/none"):
-        said = await hosting.ask(path, host="shop-preview.apps.test")
-        assert (said.status, said.headers.get("x-robots-tag")) == (200, "noindex")
-        assert "x-robots-tag" not in (await hosting.ask(path)).headers
-
-
 COOKIE = b"Set-Cookie: a=1; Domain=apps.test; Path=/\r\nX-Robots-Tag: all\r\nServer: app\r\n"
 FINAL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n" + COOKIE + b"\r\nok"
 CHUNKED = (
@@ -259,12 +268,9 @@ CHUNKED = (
 HOSTILE = {
     "final": FINAL,
     "100": b"HTTP/1.1 100 Continue\r\n" + COOKIE + b"\r\n" + FINAL,
-    "102": b"HTTP/1.1 102 Processing\r\n" + COOKIE + b"\r\n" + FINAL,
     "103": (b"HTTP/1.1 103 Early Hints\r\n" + COOKIE + b"\r\n") * 3 + FINAL,
     "101": b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n" + COOKIE + b"\r\n",
     "announced trailer": CHUNKED % b"Trailer: Set-Cookie\r\n",
-    "trailer": CHUNKED % b"",
-    "trailers": CHUNKED % b"Trailer: X\r\n",
     "error": FINAL.replace(b"200 OK", b"500 No"),
 }
 
@@ -294,77 +300,26 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
         assert b"ok" in received
 
 
-NODE = """\
-require('http').createServer((request, answer) => {
-  const headers = request.url === '/keep' ? {} : { connection: 'close' }
-  answer.writeHead(request.url === '/read' ? 201 : 413, headers)
-  const end = () => answer.end('too large', () => request.url === '/destroy' && request.destroy())
-  request.url === '/read' ? request.resume().on('end', end) : end()
-}).listen(process.env.PORT, '127.0.0.1', () => console.log('listening'))
-"""
-PYTHON = """\
-import http.server, os
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_POST(self):
-        self.send_response(413)
-        self.send_header("Content-Length", "9")
-        self.end_headers()
-        self.wfile.write(b"too large")
-        self.close_connection = True
-server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler)
-print("listening", flush=True)
-server.serve_forever()
-"""
-UPLOAD = b"x" * 5_000_000
-
-
-def early_app(language: str) -> list[str]:
-    return [require("node"), "-e", NODE] if language == "node" else [sys.executable, "-c", PYTHON]
-
-
-@pytest.mark.parametrize(
-    ("app", "path"), [("node", "/close"), ("node", "/destroy"), ("node", "/keep"), ("python", "/")]
-)
-async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Hosting, app: str, path: str) -> None:
+async def test_an_answer_before_the_whole_upload_reaches_the_visitor(hosting: Hosting) -> None:
     """On a new connection, and on one that was kept after a small upload."""
-    async with serving(hosting, early_app(app)):
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Closes the connection with unread bytes, which resets it."""
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 9\r\nConnection: close\r\n\r\ntoo large")
+        await writer.drain()
+        writer.close()
+
+    async with relayed(answer, socket_of(hosting)):
         for is_kept in [False, True] * 10:
             reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
             with contextlib.closing(writer):
-                for body in [b"abc", UPLOAD] if is_kept else [UPLOAD]:
-                    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n"
-                    writer.write(head.encode() + body)
+                for size in [3, 5_000_000] if is_kept else [5_000_000]:
+                    writer.write(f"POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {size}\r\n\r\n".encode())
+                    writer.write(b"x" * size)
                     received = await asyncio.wait_for(reader.readuntil(b"too large"), 10)
                     assert received.startswith(b"HTTP/1.1 413 "), received
-                    if b"chunked" in received:
-                        await reader.readuntil(b"0\r\n\r\n")
                 writer.transport.abort()
-
-
-async def test_an_upload_that_the_app_reads_arrives_whole(hosting: Hosting, visitor: aiohttp.ClientSession) -> None:
-    async with serving(hosting, early_app("node")):
-        for _ in range(5):
-            async with visitor.post("/read", data=io.BytesIO(UPLOAD)) as answer:
-                assert (answer.status, await answer.text()) == (201, "too large")
-
-
-@contextlib.asynccontextmanager
-async def serving(hosting: Hosting, command: list[str]) -> AsyncIterator[None]:
-    """Runs a server in a process of its own, with the relay of an app before it."""
-    port = free_port()
-    environment, pipe = {**os.environ, "PORT": str(port)}, asyncio.subprocess.PIPE
-    app = await asyncio.create_subprocess_exec(
-        *command, env=environment, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
-    )
-    assert app.stdout is not None
-    try:
-        assert await asyncio.wait_for(app.stdout.readline(), 20) == b"listening\n"
-        async with relaying(port, socket_of(hosting)):
-            yield
-    finally:
-        app.kill()
-        await app.communicate()
 
 
 @pytest.mark.parametrize("trusted", ["private", "off", "192.0.2.0/24 ::1/128"])

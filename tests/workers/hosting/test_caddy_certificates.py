@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -24,15 +23,13 @@ API = "api.example.com"
 FRONTED = ("/metrics", "/health", "/ready", "/platform/tls/allow?domain=shop.apps.test")
 
 
-@dataclass
 class FakeGateway:
-    """Allows certificates for some names, and streams."""
+    """Allows certificates for two names, and streams. Caddy serves it and the apps, with certificates by default."""
 
-    allowed: set[str]
-    asked: list[str] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    left: int = 0
+    def __init__(self) -> None:
+        self.allowed, self.asked, self.seen, self.left = {HOST, API}, list[str](), list[str](), 0
+        self.go_on = asyncio.Event()
+        self.runner = web.ServerRunner(web.Server(self.answer, handler_cancellation=True), shutdown_timeout=0.1)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/platform/tls/allow" and request.headers["Host"] != API:
@@ -51,6 +48,28 @@ class FakeGateway:
             raise
         return response
 
+    @contextlib.asynccontextmanager
+    async def served(self, hosting: Hosting, *, at_socket: bool = False, acme: str = "internal") -> AsyncIterator[Self]:
+        path = hosting.folder / "gateway.sock"
+        await self.runner.setup()
+        try:
+            if at_socket:
+                await web.UnixSite(self.runner, path).start()
+                path.chmod(0o666)
+                address = f"unix/{path}"
+            else:
+                await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+                address = "{}:{}".format(*self.runner.addresses[0][:2])
+            url = f"{'https' if acme else 'http'}://{API}"
+            async with hosting.served(acme=acme, base_url=url, upstream=address):
+                yield self
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        self.go_on.set()
+        await self.runner.cleanup()
+
 
 @pytest.fixture
 def folder() -> Iterator[Hosting]:
@@ -60,40 +79,9 @@ def folder() -> Iterator[Hosting]:
         yield hosting
 
 
-@contextlib.asynccontextmanager
-async def running(*allowed: str, path: Path | None = None) -> AsyncIterator[tuple[FakeGateway, str]]:
-    """Runs a gateway at a port, or at a Unix socket. Yields it and its GATEWAY_UPSTREAM."""
-    gateway = FakeGateway(set(allowed))
-    runner = web.ServerRunner(web.Server(gateway.answer, handler_cancellation=True), shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        if path is not None:
-            await web.UnixSite(runner, path).start()
-            path.chmod(0o666)
-            yield gateway, f"unix/{path}"
-            return
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        yield gateway, f"{host}:{port}"
-    finally:
-        gateway.go_on.set()
-        await runner.cleanup()
-
-
-@contextlib.asynccontextmanager
-async def secure(hosting: Hosting, *, at_socket: bool = False) -> AsyncIterator[FakeGateway]:
-    """Serves apps and the gateway, with certificates."""
-    path = hosting.folder / "gateway.sock" if at_socket else None
-    async with (
-        running(HOST, API, path=path) as (gateway, address),
-        hosting.served(acme="internal", base_url=f"https://{API}", upstream=address),
-    ):
-        yield gateway
-
-
 @pytest_asyncio.fixture
 async def secured(folder: Hosting) -> AsyncIterator[tuple[Hosting, FakeGateway]]:
-    async with secure(folder) as gateway:
+    async with FakeGateway().served(folder) as gateway:
         yield folder, gateway
 
 
@@ -158,20 +146,20 @@ async def test_each_domain_of_an_app_has_a_certificate(secured: tuple[Hosting, F
     assert (await ask(hosting, HOST, host=names[1])).status == 421
 
 
-async def test_without_the_gateway_only_names_with_a_certificate_are_served(folder: Hosting) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        _, address = await stack.enter_async_context(running(HOST, API))
-        async with folder.served(acme="internal", base_url=f"https://{API}", upstream=address):
-            assert (await ask(folder, HOST)).status == 200
-            await stack.aclose()
-            assert (await ask(folder, HOST)).body == b"shop"
-            with pytest.raises(OSError):
-                await ask(folder, API)
+async def test_without_the_gateway_only_names_with_a_certificate_are_served(
+    secured: tuple[Hosting, FakeGateway],
+) -> None:
+    hosting, gateway = secured
+    assert (await ask(hosting, HOST)).status == 200
+    await gateway.stop()
+    assert (await ask(hosting, HOST)).body == b"shop"
+    with pytest.raises(OSError):
+        await ask(hosting, API)
 
 
 @pytest.mark.parametrize("at_socket", [False, True], ids=["port", "unix"])
 async def test_the_gateway_is_served_beside_the_apps(folder: Hosting, at_socket: bool) -> None:
-    async with secure(folder, at_socket=at_socket) as gateway:
+    async with FakeGateway().served(folder, at_socket=at_socket) as gateway:
         for path in FRONTED:
             assert (await ask(folder, API, path)).status == 404
         assert gateway.seen == []
@@ -183,7 +171,7 @@ async def test_the_gateway_is_served_beside_the_apps(folder: Hosting, at_socket:
 
 
 async def test_without_certificates_it_speaks_plain_http(folder: Hosting) -> None:
-    async with running() as (gateway, address), folder.served(base_url=f"http://{API}", upstream=address):
+    async with FakeGateway().served(folder, acme="") as gateway:
         gateway.go_on.set()
         assert (await folder.ask("/", host=API)).status == 200
         assert [(await folder.ask(path, host=API)).status for path in FRONTED] == [404] * 4

@@ -1,10 +1,10 @@
 """The disk space of one account."""
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+
+import pytest
 
 from tests.support.hosted_apps import Hosting
 from workers.hosting.disk import make_room, read_size
@@ -85,47 +85,35 @@ def test_a_release_that_another_build_found_unfinished_counts_whole(hosting: Hos
     assert not make_room(hosting.releases, "acc_1", unfinished, MIB * 3 // 2)
 
 
-@contextlib.contextmanager
-def meanwhile(change: Callable[[], None]) -> Iterator[None]:
-    """Makes the change again and again, in another thread."""
-    ended = threading.Event()
+def test_a_deploy_may_be_undone_meanwhile(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, measure = release(hosting, "dep_1", "shop"), Site.seconds_since_swap.fget
+    fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
+    assert measure is not None
 
-    def go_on() -> None:
-        while not ended.is_set():
-            change()
+    def undo_first(site: Site) -> float:
+        site.undo("dep_1")
+        return float(measure(site))
 
-    changing = threading.Thread(target=go_on)
-    changing.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        changing.join()
-
-
-def test_a_deploy_may_be_undone_meanwhile(hosting: Hosting) -> None:
-    release(hosting, "dep_1", "shop", swap=False)
-    site = release(hosting, "dep_2", "shop", swap=False)
-    fresh = release(hosting, "dep_3", "blog", swap=False).release("dep_3")
-
-    def change() -> None:
-        site.swap("dep_2")
-        site.undo("dep_2")
-
-    with meanwhile(change):
-        for _ in range(1_000):
-            make_room(hosting.releases, "acc_1", fresh, 0)
+    monkeypatch.setattr(Site, "seconds_since_swap", property(undo_first))
+    assert not make_room(hosting.releases, "acc_1", fresh, 0)
+    assert site.current is None
 
 
 def test_other_releases_may_change_and_vanish_meanwhile(hosting: Hosting) -> None:
     """Other builds of the account, and the removal of its old previews, run at the same time."""
-    unfinished = release(hosting, "dep_1", "shop", swap=False).release("dep_1")
+    unfinished, over = release(hosting, "dep_1", "shop", swap=False).release("dep_1"), threading.Event()
     fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
 
     def change() -> None:
-        replace_link(unfinished / "sock", "nowhere")
-        remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
+        while not over.is_set():
+            replace_link(unfinished / "sock", "nowhere")
+            remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
 
-    with meanwhile(change):
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
         for _ in range(300):
             assert make_room(hosting.releases, "acc_1", fresh, 9 * MIB)
+    finally:
+        over.set()
+        changing.join()

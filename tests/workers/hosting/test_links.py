@@ -11,18 +11,16 @@ from workers.hosting import links
 from workers.hosting.links import replace_link
 
 
-def test_a_link_to_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe, and everything on a system without openat2."""
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    assert not replace_link(os.fspath(tmp_path / "link"), os.fspath(tmp_path), os.geteuid())
-    assert (tmp_path / "link").is_symlink()
-
-
-def test_without_openat2_no_link_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page").touch()
-    (tmp_path / "link").symlink_to("page")
-    monkeypatch.setattr(links, "OPENAT2", 100_000)
-    assert not replace_link(os.fspath(tmp_path / "link"), os.fspath(tmp_path), os.geteuid())
+    for name in ("pipe", "page"):
+        (tmp_path / "link").symlink_to(name)
+        assert not replace_link(os.fspath(tmp_path / "link"), os.fspath(tmp_path), os.geteuid())
+        assert (tmp_path / "link").is_symlink()
+        (tmp_path / "link").unlink()
+        monkeypatch.setattr(links, "OPENAT2", 100_000)
 
 
 RENAME = """

@@ -243,15 +243,6 @@ async def test_methods(hosting: Hosting) -> None:
     assert (await hosting.ask("/old", method="POST")).status == 405
 
 
-async def test_rules_go_with_their_release(hosting: Hosting) -> None:
-    site = hosting.publish("dep_2", {"index.html": "a"}, "bare.apps.test", app_id="bare")
-    assert (await hosting.ask("/old", host="bare.apps.test")).body == b"a"
-    ruled = hosting.build(hosting.deploy("dep_3", "bare"), {"index.html": "b", REDIRECTS: "/old /new"})
-    compile_rules(ruled.release("dep_3"))
-    site.swap("dep_3")
-    assert (await hosting.ask("/old", host="bare.apps.test")).status == 301
-
-
 async def test_as_many_rules_as_allowed(hosting: Hosting) -> None:
     lines = "\n".join(f"/from/{number} /to/{number}/x" for number in range(MAX_REDIRECTS))
     headers = "\n".join(f"/to/{number}/:name/*\n X-Number: {number}" for number in range(MAX_HEADERS))
@@ -267,17 +258,13 @@ async def test_as_many_rules_as_allowed(hosting: Hosting) -> None:
         "/only",
         "old /new",
         "/a/*/b /new",
-        "/a?x=1 /new",
         "/store id=:id /blog/:id 301",
-        "/ /uk 302 Country=gb",
         "/a /b 418",
         "/a https://else.example/ 200",
         "/a https:///x 301",
-        "/a https://:sub.example/ 301",
         "/a https://user@evil.example/ 301",
         "/a javascript:alert(1) 301",
         "/a/:x/:x /b",
-        "/a/:splat/* /b",
         "/a /a/",
         "/a/* /a/:splat/ 301!",
         "/:x/ /:x?y=1 302",
@@ -296,30 +283,20 @@ def test_a_redirect_that_cannot_be_read_is_named(line: str) -> None:
     "line",
     [
         "Content-Length: 3",
-        "Content-Encoding: gzip",
-        "Transfer-Encoding: chunked",
         "Capsule-Status: 301",
         "Set-Cookie: a=b; domain=apps.test",
         "No value",
-        "Bad Name: x",
         "X-Umlaut: ü",
+        "Content-Security-Policy: script-src ".ljust(HEADER_CHARACTERS + 1, "x"),
     ],
 )
 def test_a_header_that_cannot_be_set_is_named(line: str) -> None:
-    problems: list[str] = []
-    rules = parse_headers(["/*", f"  {line}", "  X-Good: 1"], problems)
-    assert [rule.lines for rule in rules] == [[("x-good", "1")]]
+    """A long one can, such as a Content-Security-Policy with the digests of many scripts."""
+    problems, policy = list[str](), "Content-Security-Policy: script-src ".ljust(HEADER_CHARACTERS, "x")
+    rules = parse_headers(["/*", f"  {line}", "  X-Good: 1", f"  {policy}"], problems)
+    assert [[name for name, _ in rule.lines] for rule in rules] == [["x-good", "content-security-policy"]]
     assert len(problems) == 1
     assert problems[0].startswith("_headers:2 is skipped: ")
-
-
-def test_a_header_may_be_long() -> None:
-    """Such as a Content-Security-Policy with the digests of many scripts."""
-    policy = "Content-Security-Policy: script-src ".ljust(HEADER_CHARACTERS, "x")
-    problems: list[str] = []
-    rules = parse_headers(["/*", f"  {policy}", f"  {policy}x", "  X-Good: 1"], problems)
-    assert [name for name, _ in rules[0].lines] == ["content-security-policy", "x-good"]
-    assert problems == [f"_headers:3 is skipped: it has more than {HEADER_CHARACTERS} characters"]
 
 
 def test_a_warning_names_some_lines() -> None:
@@ -426,7 +403,7 @@ async def test_no_request_fails_while_rules_come_and_go(hosting: Hosting) -> Non
     async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
         for number in range(8):
             group.create_task(visitor(client, "/page" if number % 2 else "/"))
-        for number in range(101, 131):
+        for number in range(101, 117):
             deploy = f"dep_{number}"
             hosting.build(hosting.deploy(deploy, "swapped"), ruled if number % 2 else plain)
             compile_rules(site.release(deploy))

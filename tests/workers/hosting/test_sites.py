@@ -127,16 +127,6 @@ async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Worker,
     assert (await hosting.ask("/")).body == b"files"
 
 
-async def test_a_caddy_that_ends_is_replaced(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
-    worker, _ = pair
-    await (await worker.start()).serving()
-    for ended in (1, 2):
-        kill_caddies(hosting.folder)
-        await wait_until(lambda: worker.log.count("sites.serving") > ended, 20)  # noqa: B023
-        assert (await hosting.ask("/")).body == b"files"
-    assert worker.log.count("sites.caddy_ended") == 2
-
-
 async def test_it_ends_with_its_worker_if_it_is_to(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     """What is in progress ends first."""
     big = b"x" * 20_000_000
@@ -155,34 +145,37 @@ async def test_it_ends_with_its_worker_if_it_is_to(pair: tuple[Worker, Worker], 
     assert caddy.read_process(hosting.folder) is None
 
 
-async def test_a_changed_setting_reaches_the_running_caddy(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
+async def test_a_caddy_is_replaced_when_it_ends_hangs_or_must_listen_elsewhere(
+    pair: tuple[Worker, Worker], hosting: Hosting
+) -> None:
     worker, again = pair
     await (await worker.start()).serving()
-    server = caddy.read_process(hosting.folder)
+    for ended in (1, 2):
+        kill_caddies(hosting.folder)
+        await wait_until(lambda: worker.log.count("sites.serving") > ended, 20)  # noqa: B023
+        assert (await hosting.ask("/")).body == b"files"
+    assert worker.log.count("sites.caddy_ended") == 2
+    first = caddy.read_process(hosting.folder)
     await worker.stop()
     again.environment |= {"GATEWAY_UPSTREAM": "127.0.0.1:1", "GATEWAY_BASE_URL": "http://api.test"}
     await (await again.start()).serving()
-    assert caddy.read_process(hosting.folder) == server
+    assert caddy.read_process(hosting.folder) == first, "a changed setting reaches the running one"
     assert (await hosting.ask("/", host="api.test")).status == 502
     await again.stop()
     hosting.port = free_port()
     again.environment["GATEWAY_APPS_LISTEN"] = f"127.0.0.1:{hosting.port}"
     again.log_file.unlink()
     await (await again.start()).serving()
-    assert caddy.read_process(hosting.folder) != server, "only a new Caddy can listen elsewhere"
+    second = caddy.read_process(hosting.folder)
+    assert second is not None
+    assert second != first
     assert (await hosting.ask("/")).body == b"files"
-
-
-async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
-    worker, again = pair
-    await (await worker.start()).serving()
-    server = caddy.read_process(hosting.folder)
-    assert server is not None
-    await worker.stop()
-    os.kill(server.pid, signal.SIGSTOP)
+    await again.stop()
+    os.kill(second.pid, signal.SIGSTOP)
     again.constants = {"workers.hosting.caddy.LOAD_SECONDS": 0.5, "workers.hosting.caddy.DRAIN_SECONDS": 0.5}
+    again.log_file.unlink()
     await (await again.start()).serving()
-    assert caddy.read_process(hosting.folder) != server
+    assert caddy.read_process(hosting.folder) != second
     assert (await hosting.ask("/")).body == b"files"
 
 

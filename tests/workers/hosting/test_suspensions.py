@@ -5,16 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from msgspec.structs import replace
 
-from gateway.accounts.records import App, Suspension
-from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
-from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from tests.support.background import in_background
-from tests.support.folders import kill_caddies
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer, free_port
@@ -55,20 +50,14 @@ async def test_the_pages_of_a_suspended_app_answer_503(hosting: Hosting, store: 
             assert (said.status, said.body) == (503, b"This app is suspended.\n")
             assert said.headers["cache-control"] == "no-store"
             assert (await hosting.ask("/", host="other.apps.test")).status == (200 if subject else 503)
-            # A swap changes nothing.
+            # A swap changes nothing, and a new site is marked too.
             hosting.publish(f"dep_4{subject}", {"index.html": "new"})
             assert await statuses() == [503, 503]
+            fresh = hosting.site(hosting.deploy(f"dep_5{subject}", kind="preview", branch=f"of-{subject or 'all'}"))
+            await wait_until(lambda: fresh.is_suspended)  # noqa: B023
             await unlist_suspended(store, ACCOUNT, subject)
             await wait_until(statuses, holds=lambda found: found == [200, 200])
     assert not site.is_suspended
-
-
-async def test_a_new_site_of_a_suspended_app_is_marked(hosting: Hosting, store: Store) -> None:
-    await list_suspended(store, ACCOUNT, "shop")
-    async with following(store, hosting):
-        for number, (app, kind) in enumerate((("other", "live"), ("shop", "live"), ("shop", "preview"))):
-            site = hosting.publish(f"dep_{number}", {"index.html": "x"}, f"{number}.apps.test", app_id=app, kind=kind)
-            await wait_until(lambda site=site, app=app: site.is_suspended == (app == "shop"))
 
 
 async def test_without_redis_what_is_suspended_stays_so(hosting: Hosting, valkey: RedisServer, redis_url: str) -> None:
@@ -128,29 +117,3 @@ async def test_an_app_that_sleeps_is_not_woken(watch: Watch, hosting: Hosting) -
     assert not asking.done()
     site.set_suspended(suspended=False)
     assert await asking == "release dep_1"
-
-
-async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str) -> None:
-    """From the record to the page, with the worker as a process."""
-    hosting.port = free_port()
-    async with opened(redis_url) as store:
-        registry = Registry(store, Vault(""))
-        account, _ = await registry.create_account("A", "free")
-        app = App(id="shop", name="shop", account=account.id, createdAt="")
-        await registry.put_app(app, None)
-        site = hosting.publish("dep_1", {"index.html": "shop"})
-        (site.folder.parent / "account").write_text(account.id)
-        # An app that moves while it is suspended is listed anew.
-        suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
-        await registry.change_app(app, lambda record: replace(record, suspension=suspended))
-        await registry.put_app(app, app)
-        async with hosting.worker(redis_url) as worker:
-            await worker.serving()
-            assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
-            await unlist_suspended(store, account.id, "shop")
-
-            async def served() -> bool:
-                return (await hosting.ask("/")).status == 200
-
-            await wait_until(served)
-    kill_caddies(hosting.folder)

@@ -45,17 +45,6 @@ def read_output(hosting: Hosting, deploy_id: str) -> str:
     return "".join(split_stamp(line)[1] for line in lines)
 
 
-async def test_an_app_runs_alone(watch: Watch) -> None:
-    watch.publish("dep_1")
-    watch.start()
-    who = eval(await watch.ask("dep_1", "/who"))
-    assert (who["cwd"], who["home"]) == ("/app", "/home/app")
-    assert (who["uid"] in Watch.users) == (os.geteuid() == 0)
-    assert await watch.ask("dep_1", "/write") == "kept"
-    assert await watch.ask("dep_1", "/deface") == "EROFS"
-    await wait_until(lambda: read_output(watch.hosting, "dep_1") == "starting\n")
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:9999", "0.0.0.0:9999", "[::]:9999", "[::1]:8080", "127.0.0.2:8080"])
 async def test_the_relay_says_where_an_app_listens_instead(watch: Watch, address: str) -> None:
     host, _, port = address.rpartition(":")
@@ -130,6 +119,20 @@ async def test_an_app_that_is_stopped_on_purpose_has_not_crashed(watch: Watch) -
     await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
     await wait_until(lambda: watch.state("dep_1") == AppState(), 20)
     assert await watch.ask("dep_2") == "release dep_2"
+    assert watch.crashes == []
+
+
+async def test_an_app_that_must_stop_soon_does_not_wait_for_open_connections(watch: Watch) -> None:
+    """Requests for the next release wait meanwhile."""
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    _, writer = await asyncio.open_unix_connection(watch.state("dep_1").socket)
+    watch.hosting.releases.stop_soon("dep_1")
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 10)
+    await wait_until(lambda: not watch.hosting.releases.is_stopping("dep_1"), 10)
+    writer.close()
     assert watch.crashes == []
 
 
@@ -212,45 +215,42 @@ async def test_a_release_that_is_served_again_before_its_keeper_notices_is_watch
     assert watch.crashes == [("shop", "exit", 3)]
 
 
-async def test_the_next_watchdog_reports_a_crash_that_happened_without_one(watch: Watch) -> None:
-    watch.publish("dep_1")
-    watch.start()
-    await watch.ask("dep_1")
-    keeper = watch.state("dep_1").keeper
-    await watch.stop()
-    await watch.end("dep_1", "/exit")
-    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
-    watch.start()
-    assert await watch.ask("dep_1") == "release dep_1"
-    assert watch.crashes == [("shop", "exit", 3)]
-    assert watch.state("dep_1").exits == 1
-
-
-async def test_apps_that_ended_with_the_machine_or_the_container_have_not_crashed(
+async def test_a_crash_without_a_watchdog_is_reported_unless_the_machine_has_ended_the_app(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`docker compose restart` kills the keepers too. The next watchdog starts the apps, and tells nobody."""
+
+    async def end_without_watchdog(*, with_machine: bool) -> None:
+        keeper = watch.state("dep_1").keeper
+        await watch.stop()
+        if with_machine:
+            os.kill(keeper, signal.SIGKILL)
+            monkeypatch.setattr(watchdog_module, "identify_boot", lambda: "the next boot")
+        else:
+            await watch.end("dep_1", "/exit")
+        await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+        watch.start()
+        assert await watch.ask("dep_1") == "release dep_1"
+
     watch.publish("dep_1")
     watch.start()
     await watch.ask("dep_1")
-    keeper = watch.state("dep_1").keeper
-    await watch.stop()
-    os.kill(keeper, signal.SIGKILL)
-    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
-    monkeypatch.setattr(watchdog_module, "identify_boot", lambda: "the next boot")
-    watch.start()
-    assert await watch.ask("dep_1") == "release dep_1"
-    assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
-    await watch.end("dep_1", "/exit")
-    await wait_until(lambda: watch.crashes, 20)
-    assert watch.crashes == [("shop", "exit", 3)], "from now on, crashes are reported again"
+    for with_machine in (True, False):
+        await end_without_watchdog(with_machine=with_machine)
+        expected = [] if with_machine else [("shop", "exit", 3)]
+        assert (watch.crashes, watch.state("dep_1").exits) == (expected, len(expected))
 
 
 async def test_no_app_can_impersonate_another(watch: Watch) -> None:
-    """All apps have the same port in their own networks, and cannot reach the sockets of others."""
+    """All apps have the same port in their own networks, and cannot reach the sockets of others, or their own files."""
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
+    who = eval(await watch.ask("dep_1", "/who"))
+    assert (who["cwd"], who["home"]) == ("/app", "/home/app")
+    assert (who["uid"] in Watch.users) == (os.geteuid() == 0)
+    assert await watch.ask("dep_1", "/write") == "kept"
+    assert await watch.ask("dep_1", "/deface") == "EROFS"
     for deploy_id in ("dep_1", "dep_2"):
         assert await watch.ask(deploy_id) == f"release {deploy_id}"
         assert await watch.ask(deploy_id, "/neighbours") == '["app"]'

@@ -138,6 +138,8 @@ async def test_an_answer_before_the_whole_upload_reaches_the_visitor(apps: tuple
 @pytest.mark.parametrize("apps", [{"held_of_app": 2}], indirect=True)
 async def test_what_cannot_be_answered_is_refused_at_once(apps: tuple[Apps, int]) -> None:
     own, port = apps
+    probed = await ask(port, more=b"User-Agent: capsule-uptime\r\n")
+    assert probed == b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n", "a probe wakes no app"
     assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
     suspended = await ask(port, "suspended.example.com")
     assert suspended.startswith(b"HTTP/1.1 503 ")
@@ -172,12 +174,6 @@ async def test_no_account_takes_all_places(apps: tuple[Apps, int]) -> None:
     for answer in await asyncio.gather(*others):
         assert answer.startswith(b"HTTP/1.1 200 OK")
     await asyncio.gather(*flooding)
-
-
-async def test_uptime_probes_wake_no_app(apps: tuple[Apps, int]) -> None:
-    assert await ask(apps[1], more=b"User-Agent: capsule-uptime\r\n") == (
-        b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
-    )
 
 
 @pytest.mark.parametrize("apps", [{"hold_seconds": 0.2}], indirect=True)

@@ -19,14 +19,14 @@ from tests.fakes.cluster import ADDRESSES
 from tests.support.folders import passable_folder
 from tests.support.sandbox import ROOT
 from workers.engine.app_data import AppData
-from workers.engine.data_keeper import DataReport, Handover
+from workers.engine.data_keeper import Handover
 from workers.engine.packing import DataError
 from workers.engine.replacements import Replacements
 from workers.kubernetes.data_client import DataClient
 from workers.kubernetes.data_pod import NONCE, PROOF, keep_data, sign
 from workers.kubernetes.pod import DATA_PORT
 from workers.kubernetes.volume import prepare_volume
-from workers.sandbox.keeper import ENTRY_BYTES
+from workers.sandbox import tools
 
 TOKEN = "t" * 32
 
@@ -53,7 +53,9 @@ async def unpack(handover: Handover) -> dict[str, str]:
 
 
 @pytest.fixture
-async def volume() -> AsyncIterator[Volume]:
+async def volume(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Volume]:
+    monkeypatch.setattr(tools, "find_node", lambda *_: None)  # which starts each program that it finds
+    monkeypatch.setattr(tools, "find_versions", lambda *_: [])
     with passable_folder() as folder:
         (folder / "scratch").mkdir()
         (folder / "token").write_text(TOKEN)
@@ -90,15 +92,6 @@ async def test_a_new_worker_ends_what_the_one_before_has_begun(volume: Volume) -
     assert volume.read() == {"b": "second"}
     assert Replacements(volume.data).changes == ["dat_2"]
     assert not volume.data.is_held
-
-
-async def test_the_files_are_measured_against_the_limit(volume: Volume) -> None:
-    volume.write(a="x" * 5_000)
-    async with asyncio.timeout(20):
-        while (report := await volume.pod.report(1 << 20)).used != 5_000 + ENTRY_BYTES + 3_192:
-            assert report.used < 20_000
-            await asyncio.sleep(0.1)
-    assert await volume.pod.report(5_000) == DataReport(report.used, full=True, held=True, stale=True, replacements=[])
 
 
 async def test_only_the_worker_is_answered(volume: Volume) -> None:
@@ -190,52 +183,43 @@ async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume
     assert not volume.data.is_held
 
 
-def test_a_pod_that_starts_brings_back_files_that_were_being_replaced() -> None:
-    with passable_folder() as folder:
-        data = AppData(folder, "shop")
+@pytest.fixture
+def data(tmp_path: Path) -> AppData:
+    """The data on a volume that a pod of the app has prepared."""
+    data = AppData(tmp_path, "shop", stop_seconds=1.0)
+    prepare_volume(data)
+    data.unmark_stale()
+    return data
+
+
+def test_a_pod_that_starts_brings_back_files_that_were_being_replaced(data: AppData) -> None:
+    (data.files / "a").write_text("first")
+    data.files.rename(data.folder / "former")
+    data.hold()
+    prepare_volume(data)
+    assert (data.files / "a").read_text() == "first"
+    assert not data.is_held
+
+
+def test_a_pod_that_starts_leaves_the_files_to_another_one(data: AppData) -> None:
+    """Which replaces them, or runs the app: then it does not even wait."""
+    with data.stopped():
         prepare_volume(data)
-        data.unmark_stale()
-        (data.files / "a").write_text("first")
-        data.files.rename(data.folder / "former")
-        data.hold()
+        assert data.is_held
+    began = time.monotonic()
+    with data.running("", 1):
         prepare_volume(data)
-        assert (data.files / "a").read_text() == "first"
-        assert not data.is_held
+    assert time.monotonic() - began < data.stop_seconds
 
 
-def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them() -> None:
-    with passable_folder() as folder:
-        data = AppData(folder, "shop", stop_seconds=0.3)
-        prepare_volume(data)
-        data.unmark_stale()
-        with data.stopped():
-            prepare_volume(data)
-            assert data.is_held
-
-
-def test_a_pod_that_starts_while_the_app_runs_does_not_wait() -> None:
-    with passable_folder() as folder:
-        data = AppData(folder, "shop")
-        prepare_volume(data)
-        data.unmark_stale()
-        began = time.monotonic()
-        with data.running("", 1):
-            prepare_volume(data)
-        assert time.monotonic() - began < 1
-
-
-def test_a_container_that_starts_again_ends_the_hold_that_it_has_left() -> None:
+def test_a_container_that_starts_again_ends_the_hold_that_it_has_left(data: AppData) -> None:
     """The app has noticed the hold, and is about to end."""
-    with passable_folder() as folder:
-        data = AppData(folder, "shop")
-        prepare_volume(data)
-        data.unmark_stale()
-        app = data.running("", 1)
-        app.__enter__()
-        data.hold()
-        threading.Timer(0.3, app.__exit__, (None, None, None)).start()
-        prepare_volume(data)
-        assert not data.is_held
+    app = data.running("", 1)
+    app.__enter__()
+    data.hold()
+    threading.Timer(0.3, app.__exit__, (None, None, None)).start()
+    prepare_volume(data)
+    assert not data.is_held
 
 
 @contextlib.contextmanager

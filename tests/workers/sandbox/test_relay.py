@@ -53,30 +53,11 @@ def app(tmp_path: Path) -> Running:
     return running
 
 
-async def test_the_next_request_begins_when_one_ends(app: Running) -> None:
-    async with app() as running:
-        visitors = [await running.ask() for _ in range(5)]
-        await running.has(3)
-        reader, writer = await running.ask()
-        refused = await asyncio.wait_for(reader.read(), 5)
-        writer.close()
-        assert refused.startswith(b"HTTP/1.1 503 ")
-        assert b"Retry-After: 1\r\n" in refused
-        head, _, body = refused.partition(b"\r\n\r\n")
-        assert f"Content-Length: {len(body)}".encode() in head
-        assert len(running.connections) == 3
-        for count in (4, 5):
-            _, ended = running.connections[count - 4]
-            ended.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
-            ended.close()
-            visitors[count - 4][1].close()
-            await running.has(count)
-        for _, writer in visitors:
-            writer.close()
-
-
 async def test_a_burst_is_served_as_far_as_there_is_room(app: Running) -> None:
-    """The relay accepts all of it at once."""
+    """The relay accepts all of it at once, and the next request begins when one ends.
+
+    A refusal reaches a visitor that goes on sending.
+    """
     async with app() as running:
         burst = [socket.socket(socket.AF_UNIX) for _ in range(10)]
         for each in burst:
@@ -84,8 +65,16 @@ async def test_a_burst_is_served_as_far_as_there_is_room(app: Running) -> None:
             each.sendall(REQUEST)
         visitors = [await asyncio.open_unix_connection(sock=each) for each in burst]
         await running.has(3)
+        _, sending = visitors[5]
+        for _ in range(50):
+            sending.write(b"x" * 100_000)
+            await sending.drain()
         for reader, _ in visitors[5:]:
-            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 503 ")
+            refused = await asyncio.wait_for(reader.read(), 5)
+            assert refused.startswith(b"HTTP/1.1 503 ")
+            assert b"Retry-After: 1\r\n" in refused
+            head, _, body = refused.partition(b"\r\n\r\n")
+            assert f"Content-Length: {len(body)}".encode() in head
         for count in (4, 5):
             for _, writer in (running.connections[count - 4], visitors[count - 4]):
                 writer.close()
@@ -148,24 +137,6 @@ async def test_an_early_answer_reaches_a_visitor_that_goes_on_sending(tmp_path: 
             writer.write_eof()
             assert await asyncio.wait_for(answer or reader.read(-1), 10) == EARLY
             writer.close()
-
-
-async def test_a_refusal_reaches_a_visitor_that_goes_on_sending(app: Running) -> None:
-    async with app(wait_seconds=2) as running:
-        others = [await running.ask() for _ in range(5)]
-        await running.has(3)
-        reader, writer = await running.ask()
-        for _ in range(50):
-            writer.write(b"x" * 100_000)
-            await writer.drain()
-        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 503 ")
-        writer.close()
-        for count in (4, 5):
-            for _, other in (running.connections[count - 4], others[count - 4]):
-                other.close()
-            await running.has(count)
-        for _, other in others:
-            other.close()
 
 
 @pytest.mark.parametrize("limit", ["DROPPED_BYTES", "DROP_SECONDS"])

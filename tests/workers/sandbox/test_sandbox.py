@@ -2,10 +2,12 @@ import asyncio
 import os
 import resource
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from gateway.ids import new_id
 from tests.support import folders
@@ -15,7 +17,7 @@ from tests.support.programs import require
 from tests.support.sandbox import ROOT, Room, delegation, repeat_without_root, room_of
 from workers.sandbox import bwrap, cgroups, tools
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import BUILD_USERS, Command, Sandbox, SandboxLimits
+from workers.sandbox.sandbox import BUILD_USERS, Command, Sandbox, SandboxLimits, read_pipe
 
 # Selects the tests that control groups influence. The others are the same with and without them.
 GROUPED = "not measured and (control or processor or canceled or stop or dies)"
@@ -288,3 +290,39 @@ async def test_a_command_that_cannot_start_leaves_no_descriptor_open(room: Room)
     assert (await room.run("x" * 200_000)).code == 126
     assert "too long" in room.lines[-1]
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_the_end_of_a_pipe_closes_no_other_file() -> None:
+    """uvloop closes a descriptor twice, if the file object closes it too. The second time, it may be another file's."""
+    faults, over = list[OSError](), threading.Event()
+
+    def open_files() -> None:
+        while not over.is_set():
+            try:
+                file = os.open(os.devnull, os.O_RDONLY)
+                os.fstat(file)
+                os.close(file)
+            except OSError as fault:
+                faults.append(fault)
+
+    async def read_pipes() -> None:
+        for _ in range(3_000):
+            ours, theirs = os.pipe()
+            with open(ours, "rb", 0) as pipe:
+                reader, transport = await read_pipe(pipe)
+                os.close(theirs)
+                assert await reader.read() == b""
+                transport.close()
+                await asyncio.sleep(0)
+
+    threads, before = [threading.Thread(target=open_files) for _ in range(3)], len(os.listdir("/proc/self/fd"))
+    for thread in threads:
+        thread.start()
+    try:
+        uvloop.run(read_pipes())
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not faults, faults[:3]
+    assert len(os.listdir("/proc/self/fd")) < before + 10, "each pipe is closed"

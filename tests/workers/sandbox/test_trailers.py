@@ -54,19 +54,16 @@ def test_each_byte_passes_as_soon_as_its_part_is_known() -> None:
         b"HTTP/1.1 200 OK\r\n Transfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: a\r\n Transfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: a\rTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\rTransfer-Encoding: chunked\r\n\r\n",
         CHUNKS + b"\r\n",
         CHUNKS + b" 1\r\na\r\n",
         CHUNKS + b"1\na\r\n",
-        CHUNKS + b"0x1\r\na\r\n",
         CHUNKS + b"-1\r\na\r\n",
         CHUNKS + b"1" * 16 + b"\r\n",
-        CHUNKS + b"1 0\r\na\r\n",
         CHUNKS + b"1;" + b"a" * LINE_BYTES,
         b"HTTP/1.1 200 OK\r\nX: " + b"a" * HEAD_BYTES,
     ],
-    ids=range(16),
+    ids=range(13),
 )
 def test_what_may_be_read_in_two_ways_is_refused(response: bytes) -> None:
     with pytest.raises(OSError, match="the app's response"):

@@ -80,11 +80,6 @@ def test_the_range_of_a_python_project(tmp_path: Path, text: str, folders: list[
         assert choice.problem == ("" if folders is not None else f"pyproject.toml asks for Python {text}; {shown}")
 
 
-@pytest.mark.parametrize("text", ["[", "[project]\nrequires-python = 3.12", "project = 5", "[tool]\npoetry = []"])
-def test_a_python_project_without_a_range(tmp_path: Path, text: str) -> None:
-    assert choose(tmp_path, **{"pyproject.toml": text}) == Versions([], [])
-
-
 NO_VERSIONS = ["lts/*", "lts/iron", "node", "twenty", ">=", "20 ||| 22", "18 - <", "18 - latest", "? - ["]
 
 
@@ -95,14 +90,16 @@ def test_what_is_no_version_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["", "[]", '{"engines": 1}', '{"engines": {"node": 20}}', '{"engines": {"node": "1 "}', "[" * 100_000]
+    ("name", "text"),
+    [
+        *[("pyproject.toml", text) for text in ("[", "[project]\nrequires-python = 3.12", "[tool]\npoetry = []")],
+        *[("package.json", text) for text in ("", "[]", '{"engines": 1}', '{"engines": {"node": 20}}', "[" * 100_000)],
+        ("package.json", '{"engines": {"node": "' + "20 " * 50 + '"}}'),
+        (".nvmrc", "20\x1b[31m"),
+    ],
 )
-def test_a_package_without_a_version_asks_for_none(tmp_path: Path, package: str) -> None:
-    assert choose(tmp_path, **{"package.json": package}) == Versions([], [])
-
-
-def test_long_and_unprintable_texts_are_ignored(tmp_path: Path) -> None:
-    assert ask(tmp_path, "20 " * 50) == choose(tmp_path, **{".nvmrc": "20\x1b[31m"}) == Versions([], [])
+def test_what_names_no_version_asks_for_none(tmp_path: Path, name: str, text: str) -> None:
+    assert choose(tmp_path, **{name: text}) == Versions([], [])
 
 
 def test_a_file_for_one_version_precedes_a_range(tmp_path: Path) -> None:
