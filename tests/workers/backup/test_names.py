@@ -35,19 +35,17 @@ def test_which_files_a_backup_has() -> None:
     assert [name for name in BAD if is_file(name)] == []
 
 
-@pytest.mark.parametrize("unauthenticated", [False, True])
 async def test_a_forged_file(
-    unauthenticated: bool, empty: Service, servers: list[RedisServer], forger: Forger, target: Path, tmp_path: Path
+    empty: Service, servers: list[RedisServer], forger: Forger, target: Path, tmp_path: Path
 ) -> None:
-    """Also where the operator takes a backup that proves nothing."""
+    """The operator takes a backup that proves nothing."""
     for name in BAD:
         if name.startswith(("/", "certificates//")):
             name = name.replace("/outside", f"{tmp_path}/outside", 1)
         forger.forge(files=[[name, forger.add(b"forged"), "1"]])
         before = sorted(tmp_path.rglob("*"))
-        words = "names a file outside|is damaged" if unauthenticated else "was made with none of the keys"
-        with pytest.raises(BadBackup, match=words):
-            await empty.restore(target, unauthenticated=unauthenticated)
+        with pytest.raises(BadBackup, match=r"names a file outside|is damaged"):
+            await empty.restore(target, unauthenticated=True)
         assert sorted(tmp_path.rglob("*")) == before
         forger.remove_newest()
     assert files_of(empty.storage) == {}
