@@ -93,7 +93,7 @@ def test_backups_of_somebody_else(capsule: Capsule, valkey: RedisServer, tmp_pat
         assert {"accounts": 0, "apps": 0, "notes": 0}.items() <= newer.items()
         at = older["at"]
         listed = json.loads(capsule("backup", "list", target, "--json", "--at", at, **key)[1])
-        assert [row["at"] for row in listed] == [at]
+        assert [row["at"] for row in listed] == [at, ""]
         for command in (["backup", "verify", target, "--at", at], ["restore", target, "--at", at]):
             code, _, error = capsule(*command, **key)
             assert (code, error.startswith(f"capsule: the backup of {at} has no authenticator: ")) == (1, True)

@@ -39,11 +39,8 @@ async def test_the_oldest_records_are_removed(store: Store) -> None:
     trail = AuditTrail(store, max_records=3)
     for n in range(5):
         await trail.begin_record("changes", ANA, "change_account", f"acc_{n}", "request")
-    assert [record.target for record in await trail.list_records("changes", 10, None)] == [
-        "acc_4",
-        "acc_3",
-        "acc_2",
-    ]
+    records = await trail.list_records("changes", 10, None)
+    assert [record.target for record in records] == ["acc_4", "acc_3", "acc_2"]
 
 
 async def test_records_are_kept_for_400_days(store: Store) -> None:

@@ -40,7 +40,7 @@ from tests.support import redis_servers
 from tests.support.background import cancel
 from tests.support.logs import captured
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, free_port
+from tests.support.redis_servers import RedisServer
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -199,12 +199,6 @@ async def test_redis_cluster(tmp_path: Path) -> None:
             await assert_moved(store, accounts)
         with pytest.raises(LayoutFault):
             await prepare_data(Settings(redis_url=url, data_dir=str(tmp_path)))
-
-
-async def test_without_redis(tmp_path: Path) -> None:
-    with pytest.raises(BackboneUnavailable):
-        await prepare_data(Settings(redis_url=f"redis://127.0.0.1:{free_port()}", data_dir=str(tmp_path)))
-    assert not [*tmp_path.iterdir()]
 
 
 async def test_what_several_hosts_had_is_removed(store: Store) -> None:

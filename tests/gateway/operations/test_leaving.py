@@ -187,14 +187,6 @@ async def test_the_grace(gw: Gateway, twin: Gateway, app: App) -> None:
     assert (await account.call("GET", f"/account/apps/{app.name}/settings")).json() == before.json()
 
 
-@session
-async def test_only_owners_leave(gw: Gateway, app: App) -> None:
-    reader = await app.account.add_key(scope="read")
-    name = (await reader.get()).json()["name"]
-    refused(await reader.call("POST", "/account/deletion", {"name": name}), 403, "NOT_PERMITTED")
-    refused(await gw.platform("DELETE", "accounts/acc_none?now=true"), 404, "NOT_FOUND")
-
-
 # -- interruptions -------------------------------------------------------------------------------------------
 
 

@@ -4,15 +4,12 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 
 from gateway.accounts.records import App
 from gateway.deploys.serving import HostReport, Records
-from gateway.errors import BackboneUnavailable
 from gateway.events import catalog
 from gateway.keys import BACKUP_KEY, PARTITION_TAGS, spend_key, spenders_key
 from gateway.operations.backlog import read_backlog
@@ -21,7 +18,7 @@ from gateway.services import Services
 from gateway.settings import Settings
 from tests.support.counters import request_line
 from tests.support.gateway_parts import open_gateway
-from tests.support.redis_servers import RedisServer, cluster
+from tests.support.redis_servers import cluster
 from tests.support.virtual_time import virtual_time
 
 CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
@@ -97,10 +94,8 @@ async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) ->
     assert await gateway.store.client.ttl(spenders_key(day)) > 0
 
 
-@pytest.mark.parametrize("start", [lambda: RedisServer("redis"), lambda: cluster("valkey")], ids=["redis", "cluster"])
-async def test_queues_and_workers_of_all_partitions(start: Callable[[], Any]) -> None:
-    with start() as server:
-        url = server.url if isinstance(server, RedisServer) else server
+async def test_queues_and_workers_of_all_partitions() -> None:
+    with cluster("redis") as url:
         await queues_and_workers(url)
 
 
@@ -251,14 +246,6 @@ async def test_an_account_above_its_cap_is_noticed(gateway: Services) -> None:
     gateway.counters.count_request(account.id, request_line(nano_euro=1))
     assert await breaches(cap - 1, 2) == 1
     assert await breaches(cap - 1, 2) == 1
-
-
-async def test_without_redis_there_is_no_snapshot(gateway: Services) -> None:
-    lost = Services(Settings(redis_url="redis://127.0.0.1:1/0"))
-    with pytest.raises(BackboneUnavailable):
-        await lost.overview.take_snapshot()
-    await lost.http.close()
-    await lost.store.close()
 
 
 # -- watching ------------------------------------------------------------------------------------------------
