@@ -52,11 +52,6 @@ async def test_the_help_has_each_command_under_its_topic(offline: Tool) -> None:
     assert "hook " not in page
 
 
-async def test_the_help_has_no_former_options(offline: Tool) -> None:
-    for command, former in (("apps list", "-o|--output"), ("requests", "--from"), ("apps set", "--output")):
-        assert not re.search(rf"({former})[ ,]", (await offline(*command.split(), "-h")).out)
-
-
 def refusal(code: str, message: str) -> Script:
     return answer(404, {"error": {"code": code, "message": message, "requestId": "r1"}})
 
