@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from redis.exceptions import ResponseError
 
 from gateway.events import scripts
 from gateway.keys import WORKER_STARTS_KEY, worker_key
-from gateway.operations.backlog import count_worker_starts
 from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -156,22 +154,7 @@ async def test_a_worker_gets_the_lowest_free_number(events: Stream) -> None:
     await one.consumer.release_entries()
     three, four = await events.reader(), await events.reader()
     assert (three.name[-2:], four.name[-2:]) == ("-1", "-3")
-
-
-async def test_a_worker_that_is_killed_again_and_again_is_noticed(events: Stream) -> None:
-    """The heartbeats of the first two go on, so that there seem to be three workers."""
-    for _ in range(3):
-        await (await events.reader()).vanish()
-
-    async def count_starts() -> int:
-        return (await count_worker_starts(last.store, int(time.time() * 1000)))[GROUP]
-
-    last = await events.reader()
     await wait_until(lambda: events.client.zcard(WORKER_STARTS_KEY), holds=lambda starts: starts == 4)
-    assert await count_starts() == 1
-    for reader in events.readers[:3]:
-        await events.expire_heartbeat(reader)
-    assert await count_starts() == 4
 
 
 async def test_a_worker_without_a_name_waits_for_one(events: Stream) -> None:
@@ -278,18 +261,6 @@ async def test_a_cancellation_that_a_command_swallows_ends_the_task_before_its_p
 
 
 # Claims
-
-
-async def test_entries_of_a_live_worker_are_not_claimed(events: Stream) -> None:
-    one = await events.reader()
-    numbers = await events.add(120)
-    await wait_until(got(numbers, one))
-    two = await events.reader()
-    await asyncio.sleep(2 * IDLE)
-    assert two.taken == []
-    assert got(numbers, one)()
-    await one.finish()
-    assert await events.pending() == 0
 
 
 async def test_each_entry_of_a_dead_worker_is_claimed_once(events: Stream) -> None:
