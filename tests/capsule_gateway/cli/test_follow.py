@@ -100,5 +100,3 @@ async def test_requests_and_deliveries(stubbed: Tool, service: Service, monkeypa
         assert run.code == 130
         assert "notes" in run.out
     assert service.calls == ["GET /account/requests?app=notes&limit=100", "GET /account/deliveries?limit=100"]
-    wrong = ("deliveries", "list", "--follow", "--before", "evt_1")
-    assert "give either --follow or --before" in await stubbed.refused(*wrong, code=2)

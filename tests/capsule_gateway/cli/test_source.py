@@ -36,6 +36,7 @@ def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
     write_files(tmp_path, *kept)
     write_files(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
     write_files(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
+    write_files(tmp_path, "packages/a/.git")  # that of a worktree is a file
     write_files(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
     assert packed_names(tmp_path) == sorted(kept)
 
@@ -46,11 +47,6 @@ def test_omitted_files_are_counted_up_to_a_bound(tmp_path: Path) -> None:
         assert packed.omitted == 22
     with pack_source(tmp_path, max_counted=5) as packed:
         assert packed.omitted == 5
-
-
-def test_a_worktrees_git_is_a_file(tmp_path: Path) -> None:
-    write_files(tmp_path, "a", ".git")
-    assert packed_names(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -90,8 +86,11 @@ def test_a_link_out_of_the_folder(tmp_path: Path, target: str) -> None:
     assert packed_names(tmp_path / "app") == ["a"]
 
 
-def test_nothing_to_publish(tmp_path: Path) -> None:
+def test_nothing_to_publish_and_an_invalid_pattern(tmp_path: Path) -> None:
     with pytest.raises(ServiceRefusal, match="nothing to publish"), pack_source(tmp_path):
+        pass
+    write_files(tmp_path, "a", gitignore="!\n")
+    with pytest.raises(ServiceRefusal, match="invalid pattern"), pack_source(tmp_path):
         pass
 
 
@@ -100,10 +99,4 @@ def test_a_source_that_is_too_large(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
     packing = pack_source(tmp_path, max_bytes=1 << 20)
     with pytest.raises(ServiceRefusal, match="the packed source exceeds 1 MB"), packing:
-        pass
-
-
-def test_an_invalid_pattern(tmp_path: Path) -> None:
-    write_files(tmp_path, "a", gitignore="!\n")
-    with pytest.raises(ServiceRefusal, match="invalid pattern"), pack_source(tmp_path):
         pass
