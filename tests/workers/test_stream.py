@@ -382,23 +382,6 @@ async def test_a_worker_that_starts_without_redis_waits_for_it(events: Stream, p
 # Dead letters
 
 
-async def test_an_entry_that_cannot_be_processed_becomes_a_dead_letter(events: Stream) -> None:
-    """The entries before and after it are processed."""
-    one = await events.reader()
-    numbers = await events.add()
-    await events.client.xadd(KEY, {"garbage": "x" * 10_000})
-    await events.client.xadd(KEY, {b"\xff\xfe": b"\x80"})
-    numbers += await events.add()
-    await wait_until(got(numbers, one))
-    letters = await events.dead_letters(2)
-    assert [letter["reason"] for letter in letters] == ["KeyError: 'n'"] * 2
-    assert letters[0]["stream"] == "events"
-    assert len(letters[0]["fields"]) < 1000, "long values are cut"
-    assert await events.pending() == 2, "only the entries that the reader still holds"
-    await one.finish()
-    assert await events.client.xlen(KEY) == 0
-
-
 @pytest.mark.parametrize("same_name", [True, False], ids=["same-name", "claimed"])
 async def test_an_unreadable_entry_of_a_dead_worker_stops_no_other_worker(events: Stream, same_name: bool) -> None:
     one = await events.reader()
@@ -413,17 +396,3 @@ async def test_an_unreadable_entry_of_a_dead_worker_stops_no_other_worker(events
     await events.dead_letters(1)
     numbers += await events.add()
     await wait_until(got(numbers, two))
-
-
-async def test_an_entry_whose_processing_keeps_failing_becomes_a_dead_letter(events: Stream) -> None:
-    one = await events.reader()
-    await events.add()
-    is_dead = []
-    for attempt in range(1, stream.PROCESSING_ATTEMPTS + 1):
-        await wait_until(lambda attempt=attempt: len(one.entries) == attempt, 15)
-        is_dead.append(await one.consumer.fail_entry(one.entries[-1], ValueError("a fault")))
-        one.consumer.forget_entry(one.entries[-1])
-    assert is_dead == [False, False, True]
-    (letter,) = await events.dead_letters(1)
-    assert letter["reason"] == "ValueError: a fault"
-    assert await events.pending() == await events.client.xlen(KEY) == 0
