@@ -95,14 +95,12 @@ async def test_the_gauges_of_a_replaced_process_are_removed(
         assert await read_metric(gw, ANSWERED) == before
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @session
-async def test_a_gateway_says_where_it_listens_when_it_does(
-    processes: int, provider: FakeProvider, tmp_path: Path
-) -> None:
+async def test_a_gateway_says_where_it_listens_when_it_does(provider: FakeProvider, tmp_path: Path) -> None:
     """The start takes long here: the process waits two seconds for a Redis that does not answer."""
-    gw = Gateway("redis://127.0.0.1:1/0", provider, tmp_path)
-    gw.workers, said = processes, f"Uvicorn running on {gw.address}"
+    (metrics := tmp_path / "metrics").mkdir()
+    gw = Gateway("redis://127.0.0.1:1/0", provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(metrics))
+    said = f"Uvicorn running on {gw.address}"
     try:
         starting = asyncio.create_task(gw.start())
         while not accepts(gw.port):
@@ -110,6 +108,7 @@ async def test_a_gateway_says_where_it_listens_when_it_does(
             await asyncio.sleep(0.01)
         await starting
         await wait_until(lambda: gw.log.count(said) == 1)
+        assert not [*metrics.iterdir()], "a folder with metrics of others is not used"
     finally:
         await gw.stop()
         await gw.http.aclose()
