@@ -206,14 +206,6 @@ async def test_a_worker_whose_name_was_taken_gets_another_name(events: Stream) -
     await wait_until(lambda: number in one.taken, 10)
 
 
-async def test_an_expired_heartbeat_is_written_again(events: Stream) -> None:
-    one = await events.reader(renewal_seconds=0.1)
-    name = one.name
-    await events.expire_heartbeat(one)
-    await wait_until(lambda: events.client.exists(worker_key(GROUP, name)))
-    assert one.name == name
-
-
 async def test_no_work_starts_while_another_worker_may_have_the_name(
     events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

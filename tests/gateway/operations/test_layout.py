@@ -92,29 +92,6 @@ async def test_processes_that_start_together(redis_url: str, store: Store) -> No
     assert (running, await names(store)) == ([1], ["a", "b"])
 
 
-async def test_a_process_that_dies_in_a_step(valkey: RedisServer, store: Store) -> None:
-    """The next one waits for the lock to expire, and continues with the step that was interrupted."""
-    arrived = asyncio.Event()
-
-    async def hang() -> None:
-        arrived.set()
-        await asyncio.Event().wait()
-
-    async with Proxy(valkey.port) as proxy, opened(proxy.url) as dying:
-        made = [*steps("a"), *steps("b", first=hang)]
-        task = asyncio.create_task(upgrade_redis(dying, made, lock_seconds=2))
-        await asyncio.wait_for(arrived.wait(), 10)
-        await asyncio.sleep(2.5)
-        other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c"), lock_seconds=2))
-        await asyncio.sleep(0.7)
-        assert not other.done(), "the lock is renewed for as long as the step takes"
-        proxy.go_down()
-        await cancel(task)
-        assert not other.done(), "the lock has not expired"
-        await asyncio.wait_for(other, 10)
-    assert await names(store) == ["a", "b", "c"]
-
-
 async def test_a_step_that_fails(store: Store) -> None:
     async def fail() -> None:
         raise BackboneUnavailable

@@ -67,16 +67,6 @@ async def passes(store: Store, tag: str) -> bool:
     return True
 
 
-async def test_the_names_of_each_partition_are_read_on_its_node(cluster: ReplicatedCluster) -> None:
-    async with opened(cluster.url) as store:
-        for tag in PARTITION_TAGS:
-            for n in range(30):
-                await store.client.set(f"{tag}:name:{n}", "x", ex=60)
-        for tag in PARTITION_TAGS:
-            expected = sorted(f"{tag}:name:{n}" for n in range(30))
-            assert sorted(await store.list_keys(f"{tag}:name:*", tag)) == expected
-
-
 async def test_people_and_their_notices(cluster: ReplicatedCluster) -> None:
     """An address has accounts in several partitions."""
     async with opened(cluster.url) as store:

@@ -114,7 +114,7 @@ async def test_counts_that_waited_too_long_are_dropped() -> None:
         later.push_async_callback(peer.store.close)
         peer.count_answers(times=5)
         assert not await peer.counters.flush()
-        assert len(peer.counters._tallies) == 5
+        assert (len(peer.counters._tallies), peer.counters._usage.count_waiting()) == (5, 1)
         await asyncio.sleep(0.6)
         assert not await peer.counters.flush()
         assert (peer.counters._tallies, peer.counters._usage.count_waiting()) == ({}, 0)
