@@ -64,13 +64,6 @@ class Reader:
         await self.stop()
         await self.store.close()
 
-    async def finish(self) -> None:
-        """Acknowledges all entries."""
-        for entry in self.entries:
-            await self.store.client.xack(KEY, GROUP, entry.id)
-            await self.store.client.xdel(KEY, entry.id)
-            self.consumer.forget_entry(entry)
-
 
 class Stream:
     """The stream in Redis, and the readers of a test."""

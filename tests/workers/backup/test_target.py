@@ -12,8 +12,6 @@ from tests.workers.backup.conftest import KEY, Forger, Service, files_of, object
 from workers.backup.run import BackupRefused
 from workers.backup.target import LARGEST_LINES, MANIFEST_BYTES, BackupTarget, BadBackup, open_target
 
-OTHER_KEY = "another-encryption-key-of-32-characters"
-
 
 async def test_a_newer_backup_of_somebody_else(service: Service, empty: Service, tmp_path: Path) -> None:
     """It is refused, with or without an authenticator of another key; and the service's own is there with --at."""
