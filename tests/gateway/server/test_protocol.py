@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,17 +13,6 @@ from tests.support.polling import PATIENCE_SECONDS
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
 SLOW = GET.replace(b"/ ", b"/slow ")
-
-
-@pytest.fixture
-def site() -> Site:
-    return Site()
-
-
-@pytest.fixture
-async def port(site: Site) -> AsyncIterator[int]:
-    async with serving(site) as port:
-        yield port
 
 
 async def talk(port: int, *parts: bytes, pause: float = 0.02, silence: float = 0.5) -> bytes:

@@ -4,35 +4,19 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from gateway.server import connections, protocol
 from gateway.server.protocol import ConnectionTimes
-from tests.support.http_site import GET, HANG, Site, serving
+from tests.support.http_site import GET, HANG, Site
 from tests.support.polling import wait_until
 
 CHUNKED = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 short_limits = pytest.mark.parametrize("times", [ConnectionTimes(head=0.2, leftover=0.2, stall=0.2)], ids=["short"])
 short_keep_alive = pytest.mark.parametrize("times", [ConnectionTimes(keep_alive=1.0)], ids=["short"])
-
-
-@pytest.fixture
-def site() -> Site:
-    return Site()
-
-
-@pytest.fixture
-def times() -> ConnectionTimes:
-    return ConnectionTimes()
-
-
-@pytest.fixture
-async def port(site: Site, times: ConnectionTimes) -> AsyncIterator[int]:
-    async with serving(site, times, sweep=0.05) as port:
-        yield port
 
 
 async def ask(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
