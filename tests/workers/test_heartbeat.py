@@ -55,6 +55,7 @@ async def test_a_worker_that_starts_again_and_again_is_noticed(store: Store) -> 
             await wait_until(lambda: count_starts(store), holds=lambda found, expected=starts: found == expected)
         await store.client.delete(key(1))
     assert await count_starts(store, after=WORKER_STARTS_SECONDS + 1) == 0
+    assert await store.client.zcard(WORKER_STARTS_KEY) == 3
     assert 0 < await store.client.ttl(WORKER_STARTS_KEY) <= WORKER_STARTS_SECONDS
 
 
