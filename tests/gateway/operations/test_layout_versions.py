@@ -7,20 +7,21 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest_asyncio
+import pytest
 
 from gateway.keys import LAYOUT_MINOR_KEY, account_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.versions import unpack_version
 from tests.support.visitor import Visitor
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 FORMER = "2287f737ec7b"
 STOPPED = (0, -15)  # exit codes of a gateway after SIGTERM
 FULL, SCOPED = ("GET", "/account/keys"), ("GET", "/account/deploys")  # calls of a full key, and of one for deploys
@@ -59,13 +60,14 @@ class Versions:
         return [(await each.http.request(*SCOPED, headers=cookies)).status_code for each in (self.old, self.new)]
 
 
-@pytest_asyncio.fixture
-async def versions(tmp_path: Path) -> AsyncIterator[Versions]:
-    (folder := tmp_path / "former").mkdir()
+@module_fixture
+async def versions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Versions]:
+    data = tmp_path_factory.mktemp("data")
+    (folder := data / "former").mkdir()
     prefix = await asyncio.to_thread(unpack_version, FORMER, folder)
     with RedisServer() as redis:
         async with FakeProvider() as provider, contextlib.AsyncExitStack() as stack:
-            old, new = Gateway(redis.url, provider, tmp_path, prefix=prefix), Gateway(redis.url, provider, tmp_path)
+            old, new = Gateway(redis.url, provider, data, prefix=prefix), Gateway(redis.url, provider, data)
             for each in (old, new):
                 each.redis = redis
                 stack.push_async_callback(each.http.aclose)
