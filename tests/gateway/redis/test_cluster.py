@@ -283,3 +283,16 @@ async def test_a_lost_primary_is_replaced(cluster: ReplicatedCluster) -> None:
         await wait_until(recovered, 10)
         assert await passes(store, tag_on(cluster, 1))
         await asyncio.to_thread(cluster.fail_back, 0)
+
+
+async def test_a_primary_that_starts_again_is_a_change(cluster: ReplicatedCluster) -> None:
+    """It may lack what it confirmed last."""
+    changes: list[int] = []
+    async with opened(cluster.url) as store:
+        store.on_change(lambda: changes.append(1))
+        await count_everywhere(store)
+        assert not changes
+        cluster.primaries[1].kill()
+        cluster.primaries[1].start()
+        await wait_until(lambda: passes(store, tag_on(cluster, 1)), 10)
+        await wait_until(lambda: changes)
