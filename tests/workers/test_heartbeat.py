@@ -50,6 +50,7 @@ async def count_starts(store: Store, after: float = 0) -> int:
 
 async def test_a_worker_that_starts_again_and_again_is_noticed(store: Store) -> None:
     """Its former heartbeat may go on for a while, or the next worker may have its name."""
+    await store.client.zadd(WORKER_STARTS_KEY, {"monitors:long-ago:x": 1})
     for starts in range(1, 4):
         async with beating(store):
             await wait_until(lambda: count_starts(store), holds=lambda found, expected=starts: found == expected)
