@@ -49,10 +49,28 @@ def modules(folder: str) -> dict[str, Path]:
 
 
 @functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree(path))]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the statements of a module, and those inside of them. Most nodes of a file are expressions."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, ()):
+            yield child
+            yield from statements(child)
+
+
+@functools.cache
+def known_modules(folder: str) -> set[str]:
+    return modules(folder).keys() | modules("gateway").keys() | modules("workers").keys()
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Returns the modules that a file imports anywhere."""
-    known, found = modules(path.parts[0]).keys() | modules("gateway").keys() | modules("workers").keys(), set()
-    for node in ast.walk(tree(path)):
+    known, found = known_modules(path.parts[0]), set()
+    for node in statements(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -268,7 +286,7 @@ RUNNING = {"Script", "run_script", "eval", "evalsha", "eval_ro", "evalsha_ro", "
 
 def names(path: Path) -> Iterator[str]:
     """Yields all identifiers that a file defines or uses."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         match node:
             case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
                 yield name
@@ -301,7 +319,7 @@ def key_patterns() -> list[str]:
 def texts(path: Path) -> Iterator[str]:
     """Yields the texts of a file, without docstrings. `{}` stands for the values in an f-string."""
     skipped: set[ast.AST] = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if node in skipped:
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -320,7 +338,7 @@ def test_keys_are_built_in_their_module() -> None:
     found = []
     for path in service_files(str(KEYS)):
         found += [(str(path), text) for text in texts(path) if any_key.fullmatch(text) or hash_tag.search(text)]
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.JoinedStr | ast.BinOp) and not isinstance(getattr(node, "op", None), ast.BitOr):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right]
                 values = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
@@ -354,7 +372,7 @@ def test_each_sealed_value_is_found() -> None:
         module
         for folder in ("gateway", "workers", "capsule_gateway")
         for module, path in modules(folder).items()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "seal"
     }
     assert found == SEALERS.keys()

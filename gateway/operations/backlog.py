@@ -2,7 +2,7 @@
 
 Workers are found as the consumers of their streams' groups, or in the list of workers that read no stream. A worker is
 alive while its heartbeat key exists. Nothing scans keys, so reading the backlog costs the same for any number of
-accounts, in a cluster too.
+accounts, in a cluster too. Every function that reads raises BackboneUnavailable.
 """
 
 from collections import Counter
@@ -64,12 +64,10 @@ class StorageByAccount(msgspec.Struct):
 
 
 async def count_dead_letters(store: Store) -> int:
-    """Raises BackboneUnavailable."""
     return sum(await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.xlen(dead_letters_key(tag))))
 
 
 async def read_dead_letters(store: Store) -> DeadLetters:
-    """Raises BackboneUnavailable."""
     pages = await store.read_each(
         PARTITION_TAGS, lambda pipe, tag: pipe.xrevrange(dead_letters_key(tag), count=NEWEST_LETTERS)
     )
@@ -88,7 +86,7 @@ def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
 
 
 async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
-    """Returns the accounts that store the most. Raises BackboneUnavailable."""
+    """Returns the accounts that store the most."""
     pages = await store.read_each(
         PARTITION_TAGS, lambda pipe, tag: pipe.zrevrange(stored_key(tag), 0, TOP_ACCOUNTS - 1, withscores=True)
     )
@@ -143,7 +141,7 @@ class QueueBacklog(msgspec.Struct):
 
 
 async def read_backlog(store: Store, now: int) -> QueueBacklog:
-    """Reads all queues and workers. `now` is Redis's clock in ms. Raises BackboneUnavailable."""
+    """Reads all queues and workers. `now` is Redis's clock in ms."""
     tags = PARTITION_TAGS
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in tags:
@@ -198,7 +196,6 @@ async def count_worker_starts(store: Store, now: int) -> dict[str, int]:
     """Returns by group how often its workers started in the last 15 minutes, on the host where they did most often.
 
     Those that run count as one, because an update starts each of a host's workers once. `now` is Redis's clock in ms.
-    Raises BackboneUnavailable.
     """
     found = await store.client.zrangebyscore(WORKER_STARTS_KEY, now // 1000 - WORKER_STARTS_SECONDS, "+inf")
     starts = [member.split(":") for member in found]

@@ -13,7 +13,6 @@ Each step can be repeated. A worker that begins postpones the account in the lis
 removal then. So does every failure.
 """
 
-import datetime
 import time
 from collections.abc import AsyncIterator, Set
 
@@ -32,7 +31,7 @@ from gateway.deploys.records import MAX_LISTED, DeployRecords
 from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, ServiceError
 from gateway.events.notices import STREAM as MAILS
-from gateway.ids import day_of, now_iso
+from gateway.ids import day_of, now_iso, seconds_of
 from gateway.keys import (
     BUILD_QUEUE_KEYS,
     PARTITION_TAGS,
@@ -119,7 +118,7 @@ class Leaving:
             return record if earlier else replace_deletion(record, deletion)
 
         # The lists first: an account in them whose record has no deletion is not deleted.
-        due = max(_milliseconds(deletion.deletesAt), int(at * 1000) + WAIT_MS)
+        due = max(round(seconds_of(deletion.deletesAt) * 1000), int(at * 1000) + WAIT_MS)
         await self._store.client.zadd(deletions_key(tag), {account_id: due}, lt=True)
         await list_suspended(self._store, account_id)
         _, account = await self._registry.change_account(account_id, change)
@@ -335,7 +334,3 @@ async def list_due(store: Store) -> list[str]:
         lambda pipe, tag: pipe.zrangebyscore(deletions_key(tag), "-inf", now, start=0, num=ACCOUNTS_AT_A_TIME),
     )
     return [account for page in pages for account in page]
-
-
-def _milliseconds(at: str) -> int:
-    return int(datetime.datetime.fromisoformat(at).timestamp() * 1000)

@@ -2,6 +2,8 @@
 
 The monitors list the apps that they find unhealthy, and `advance_deploy.lua` lists failed deploys. The list may contain
 an app that answers again, because its monitor died in between. So each app's record decides, and corrects the list.
+
+Every function raises BackboneUnavailable.
 """
 
 from collections import Counter
@@ -29,7 +31,7 @@ MAX_COUNTED = 500  # unhealthy apps, or certificates of a partition
 
 
 async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
-    """Returns the apps that have been unhealthy the longest. Raises BackboneUnavailable."""
+    """Returns the apps that have been unhealthy the longest."""
     store = registry.store
     pages = await store.read_each(
         PARTITION_TAGS, lambda pipe, tag: pipe.zrange(unhealthy_key(tag), 0, limit - 1, withscores=True)
@@ -51,15 +53,12 @@ async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
 
 
 async def count_unhealthy_apps(registry: Registry) -> int:
-    """Counts the unhealthy apps, at most `MAX_COUNTED`. Raises BackboneUnavailable."""
+    """Counts the unhealthy apps, at most `MAX_COUNTED`."""
     return len(await list_unhealthy_apps(registry, MAX_COUNTED))
 
 
 async def count_expiring_certificates(store: Store, now: int) -> int:
-    """Counts certificates that end within `EXPIRING_MS`, at most `MAX_COUNTED` per partition. `now` is in ms.
-
-    Raises BackboneUnavailable.
-    """
+    """Counts certificates that end within `EXPIRING_MS`, at most `MAX_COUNTED` per partition. `now` is in ms."""
     until = now + EXPIRING_MS
     pages = await store.read_each(
         PARTITION_TAGS,
@@ -74,10 +73,7 @@ async def count_expiring_certificates(store: Store, now: int) -> int:
 
 
 async def count_failed_deploys(store: Store, now: int) -> int:
-    """Counts deploys that failed in the last 24 hours, at most 100 per partition. `now` is in ms.
-
-    Raises BackboneUnavailable.
-    """
+    """Counts deploys that failed in the last 24 hours, at most 100 per partition. `now` is in ms."""
     return sum(
         await store.read_each(
             PARTITION_TAGS, lambda pipe, tag: pipe.zcount(failed_deploys_key(tag), now - DAY_MS, "+inf")
@@ -86,7 +82,7 @@ async def count_failed_deploys(store: Store, now: int) -> int:
 
 
 async def count_ended_deploys(store: Store) -> dict[str, int]:
-    """Counts all deploys that have ended, by their final state. Raises BackboneUnavailable."""
+    """Counts all deploys that have ended, by their final state."""
     counts: Counter[str] = Counter()
     for page in await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hgetall(ended_deploys_key(tag))):
         counts.update({state: int(number) for state, number in page.items()})
@@ -94,7 +90,7 @@ async def count_ended_deploys(store: Store) -> dict[str, int]:
 
 
 async def list_failed_deploys(store: Store, limit: int) -> list[Deploy]:
-    """Returns deploys that failed in the last 24 hours, newest first. Raises BackboneUnavailable."""
+    """Returns deploys that failed in the last 24 hours, newest first."""
     seconds, _ = await store.client.time()
     oldest = seconds * 1000 - DAY_MS
     pages = await store.read_each(

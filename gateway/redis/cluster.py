@@ -212,9 +212,6 @@ class ClusterPipeline:
             self._refreshed_at = now
             self._refresh_soon()
 
-    def _notify_change(self) -> None:
-        self.on_change()
-
     def _set_owners(self, asked: Address, slots: Sequence[Any]) -> None:
         owners: list[Pipeline | None] = [None] * SLOTS
         self._replicas = set()
@@ -248,7 +245,8 @@ class ClusterPipeline:
 
             pipeline = self._pipelines[address] = make_pipeline(self._url, self._timeout, find, self._wait)
             pipeline.address = address
-            pipeline.request_check, pipeline.on_change = partial(self._refresh_if_due, pipeline), self._notify_change
+            pipeline.request_check = partial(self._refresh_if_due, pipeline)
+            pipeline.on_change = lambda: self.on_change()
         return pipeline
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
@@ -15,11 +14,12 @@ from tests.fakes.server import CLOSE, answer
 from tests.support.accounts import DOMAIN, Account
 from tests.support.deploys import publish, report_phases
 from tests.support.dns_server import DnsServer
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.providers import UNSET, states, write_providers
-from tests.support.redis_servers import BINARIES, cluster
+from tests.support.redis_servers import cluster
 from tests.support.responses import answered, counted, refused, text_of
 from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
 from tests.support.worker_process import Worker
@@ -27,16 +27,13 @@ from tests.support.worker_process import Worker
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", params=BINARIES, loop_scope="session")
+@module_fixture
 async def clustered(
-    provider: FakeProvider,
-    resolver: DnsServer,
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
+    provider: FakeProvider, resolver: DnsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("cluster")
     settings = {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_DNS": resolver.address}
-    with cluster(request.param) as url:
+    with cluster("redis") as url:
         async with gateway(url, provider, folder, **settings) as gw:
             yield gw
 
@@ -130,33 +127,27 @@ async def test_deploys(clustered: Gateway, backend: FakeAppBackend) -> None:
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 
 
-async def test_events(provider: FakeProvider, tmp_path: Path) -> None:
+async def test_events(clustered: Gateway, receiver: FakeReceiver, tmp_path: Path) -> None:
     """A worker reads all partitions. Secrets are rotated, and failed events are sent again."""
-    with cluster("valkey") as url:
-        async with (
-            gateway(url, provider, tmp_path) as gw,
-            FakeReceiver() as receiver,
-            Worker(url, tmp_path, confidential=gw.confidential),
-        ):
-            for holder in [Holder(await gw.account(), receiver) for _ in range(2)]:
-                await holder.set()
-                rotated = (await holder.call("POST", f"{WEBHOOK}/rotate")).json()["secret"]
-                gw.confidential.add(rotated)
-                receiver.plays(holder.path, answer(500))
-                event = await holder.test()
-                await holder.logged(1)
-                receiver.plays(holder.path)
-                failed = {"since": "2020-01-01", "outcome": "failed"}
-                again = await holder.call("POST", f"{DELIVERIES}/redeliver", failed)
-                assert (again.status_code, again.json()) == (202, {"count": 1})
-                assert [(row["id"], row["outcome"]) for row in await holder.logged(2)] == [
-                    (event, "delivered"),
-                    (event, "failed"),
-                ]
-                for exchange in receiver.got(holder.path):
-                    verified(exchange, rotated)
-                assert "previousSecretUntil" in (await holder.call("GET")).json()
-                assert (await holder.call("DELETE")).status_code == 204
+    gw = clustered
+    async with Worker(gw.environment["GATEWAY_REDIS_URL"], tmp_path, confidential=gw.confidential):
+        for holder in [Holder(await gw.account(), receiver) for _ in range(2)]:
+            await holder.set()
+            rotated = (await holder.call("POST", f"{WEBHOOK}/rotate")).json()["secret"]
+            gw.confidential.add(rotated)
+            receiver.plays(holder.path, answer(500))
+            event = await holder.test()
+            await holder.logged(1)
+            receiver.plays(holder.path)
+            failed = {"since": "2020-01-01", "outcome": "failed"}
+            again = await holder.call("POST", f"{DELIVERIES}/redeliver", failed)
+            assert (again.status_code, again.json()) == (202, {"count": 1})
+            rows = [(row["id"], row["outcome"]) for row in await holder.logged(2)]
+            assert rows == [(event, "delivered"), (event, "failed")]
+            for exchange in receiver.got(holder.path):
+                verified(exchange, rotated)
+            assert "previousSecretUntil" in (await holder.call("GET")).json()
+            assert (await holder.call("DELETE")).status_code == 204
 
 
 async def test_custom_domains(clustered: Gateway, backend: FakeAppBackend, resolver: DnsServer) -> None:

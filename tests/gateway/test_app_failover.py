@@ -1,11 +1,9 @@
-"""All processes during failovers and migrations of slots in Redis Cluster, with Sentinel, and during a restart."""
+"""All processes during failovers and migrations of slots in Redis Cluster, and the gateway during a restart."""
 
 import asyncio
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-import redis
 from redis.crc import key_slot
 
 from gateway.keys import INFERENCE_KEY, app_key, partition_tag
@@ -18,14 +16,7 @@ from tests.support.deployment import all_processes
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost
-from tests.support.redis_servers import (
-    RedisServer,
-    ReplicatedCluster,
-    is_in_sync,
-    replicated,
-    replicated_cluster,
-    sentinels,
-)
+from tests.support.redis_servers import RedisServer, ReplicatedCluster, replicated_cluster
 from tests.support.responses import answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -139,28 +130,6 @@ async def test_failovers_and_a_migrating_slot(provider: FakeProvider, backend: F
                 await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
             for app in apps:
                 assert await app.account.settled() >= cost(7, 3)
-
-
-async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
-    with replicated() as (first, second), sentinels(first) as url:
-        async with FakeReceiver() as site, all_processes(url, provider, site, tmp_path) as host:
-            hosted, apps = await host.app(), [await host.gateway.app(backend) for _ in range(3)]
-            async with Load(apps, prompt) as load:
-                await load.wait_for_answers(apps)
-                # The former primary still runs, and refuses writes.
-                with redis.Redis(port=urlsplit(url).port) as sentinel:
-                    sentinel.execute_command("SENTINEL FAILOVER", "gateway")
-                await wait_until(lambda: is_in_sync(first), RECOVERY_SECONDS)
-                await load.wait_for_answers(apps)
-                second.kill()
-                await load.wait_for_answers(apps)
-            deploy = await host.over(await host.publish(hosted, {"index.html": "one"}))
-            assert deploy["state"] == "live", deploy
-            assert [kind for kind, _ in await host.events(deploy["id"])] == ["deploy.succeeded"]
-            assert await host.page(hosted) == "one"
-            site.default = answer(503)
-            await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
 
 
 async def test_the_gateway_waits_while_redis_loads_its_data(

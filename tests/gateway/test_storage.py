@@ -305,22 +305,17 @@ async def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytes
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "full"),
-    [
+async def test_a_full_bucket_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = S3Server(tmp_path)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    for status, code, full in (
         ("507 Insufficient Storage", "XMinioStorageFull", True),
         ("403 Forbidden", "QuotaExceeded", True),
         ("400 Bad Request", "XMinioAdminBucketQuotaExceeded", True),
         ("403 Forbidden", "AccessDenied", False),
-    ],
-)
-async def test_a_full_bucket_is_said_to_be_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: str, full: bool
-) -> None:
-    server = S3Server(tmp_path)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    async with server.refusing(status, code):
-        with pytest.raises(StorageUnavailable) as raised:
-            await S3Storage(BUCKET, "").put("logs/one", b"log")
-    assert isinstance(raised.value, StorageFull) == full
+    ):
+        async with server.refusing(status, code):
+            with pytest.raises(StorageUnavailable) as raised:
+                await S3Storage(BUCKET, "").put("logs/one", b"log")
+        assert isinstance(raised.value, StorageFull) == full, code

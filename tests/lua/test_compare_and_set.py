@@ -1,76 +1,49 @@
-"""A record and its announcement, written in one step."""
+"""A record, its companion and their announcement, written in one step."""
 
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from gateway.redis.client import Script
 from tests.lua.scripts import TAG
 
-Write = Callable[..., int]
-KEY = f"{TAG}:account:acc"
+KEY, COMPANION = f"{TAG}:account:acc", f"{TAG}:invitations:acc"
 
 
-@pytest.fixture
-def write(client: Any) -> Write:
+def test_only_the_expected_record_is_replaced_and_each_change_is_announced(client: Any) -> None:
     script = client.register_script(Script("compare_and_set").source)
-    return lambda value, check="any", expected="": script([KEY], ["changes", check, expected, value])
 
+    def write(value: str, check: str = "any", expected: str = "") -> int:
+        written: int = script([KEY], ["changes", check, expected, value])
+        return written
 
-@pytest.fixture
-def announced(client: Any) -> Any:
-    """Yields a function that returns the announcements since its last call."""
     with client.pubsub() as subscription:
         subscription.subscribe("changes")
         while subscription.get_message(timeout=1)["type"] != "subscribe":
             pass
-
-        def announced() -> list[bytes]:
-            messages = []
-            while message := subscription.get_message(timeout=0.1):
-                messages.append(message["data"])
-            return messages
-
-        yield announced
-
-
-def test_only_the_expected_record_is_replaced_and_each_change_is_announced(
-    client: Any, write: Write, announced: Any
-) -> None:
-    client.set(KEY, "old", ex=5)
-    assert write('{"é": 1}') == 1
-    assert (client.get(KEY).decode(), client.ttl(KEY)) == ('{"é": 1}', -1)
-    assert write("") == 1
-    assert write("first", "same", "something") == 0
-    assert not client.exists(KEY)
-    assert write("first", "same", "") == 1
-    assert write("other", "same", "") == 0
-    assert write("second", "same", "first") == 1
-    assert write("third", "same", "first") == 0
-    assert client.get(KEY) == b"second"
-    assert announced() == [KEY.encode()] * 4
+        client.set(KEY, "old", ex=5)
+        assert write('{"é": 1}') == 1
+        assert (client.get(KEY).decode(), client.ttl(KEY)) == ('{"é": 1}', -1)
+        assert write("") == 1
+        assert write("first", "same", "something") == 0
+        assert not client.exists(KEY)
+        assert write("first", "same", "") == 1
+        assert write("other", "same", "") == 0
+        assert client.get(KEY) == b"first"
+        messages = [subscription.get_message(timeout=1) for _ in range(3)]
+        assert [message["data"] for message in messages] == [KEY.encode()] * 3
+        assert subscription.get_message(timeout=0.1) is None
 
 
-def test_a_second_key_is_written_and_removed_with_the_record(client: Any) -> None:
-    """It stays unchanged if the record is not the expected one."""
-    script, companion = client.register_script(Script("compare_and_set").source), f"{TAG}:previous-secret:acc"
-    assert script([KEY, companion], ["changes", "same", "", "new", "old", 100]) == 1
-    assert client.get(companion) == b"old"
-    assert 0 < client.ttl(companion) <= 100
-    assert script([KEY, companion], ["changes", "same", "other", "newer", "", 100]) == 0
-    assert client.get(companion) == b"old"
-    assert script([KEY, companion], ["changes", "same", "new", "newer", "", 100]) == 1
-    assert (client.get(KEY), client.exists(companion)) == (b"newer", 0)
+def test_a_companion_is_written_and_removed_with_the_record(client: Any) -> None:
+    """Neither is written if one of them is not the expected one."""
+    script = client.register_script(Script("compare_and_set").source)
 
+    def write(expected: str, value: str, companion: str, *before: str) -> int:
+        written: int = script([KEY, COMPANION], ["changes", "same", expected, value, companion, 100, *before])
+        return written
 
-def test_a_second_key_that_another_process_has_changed(client: Any, announced: Any) -> None:
-    """Neither of the two is written then, even if the record itself is the expected one."""
-    script, companion = client.register_script(Script("compare_and_set").source), f"{TAG}:invitations:acc"
-    assert script([KEY, companion], ["changes", "same", "", "one", "invited", 100, ""]) == 1
-    for expected in ("", "other"):
-        assert script([KEY, companion], ["changes", "same", "one", "two", "", 100, expected]) == 0
-    assert (client.get(KEY), client.get(companion)) == (b"one", b"invited")
-    assert script([KEY, companion], ["changes", "same", "one", "two", "", 100, "invited"]) == 1
-    assert (client.get(KEY), client.exists(companion)) == (b"two", 0)
-    assert announced() == [KEY.encode()] * 2
+    assert write("", "one", "invited", "") == 1
+    assert 0 < client.ttl(COMPANION) <= 100
+    assert [write("other", "two", ""), write("one", "two", "", ""), write("one", "two", "", "other")] == [0, 0, 0]
+    assert (client.get(KEY), client.get(COMPANION)) == (b"one", b"invited")
+    assert write("one", "two", "", "invited") == 1
+    assert (client.get(KEY), client.exists(COMPANION)) == (b"two", 0)

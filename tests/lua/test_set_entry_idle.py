@@ -15,14 +15,3 @@ def test_only_the_workers_own_entries_change(deliveries: Deliveries) -> None:
     assert [pending[e.id][0] for e in (entries[0], entries[1], entries[3])] == ["one", "two", "one"]
     assert [pending[e.id][1] < 5_000 for e in (entries[0], entries[1], entries[3])] == [True, False, True]
     assert deliveries.set_idle(*entries, consumer="nobody") == 0
-
-
-def test_any_worker_may_claim_a_released_entry(deliveries: Deliveries) -> None:
-    deliveries.emit()
-    (entry,) = deliveries.read("one")
-    _, claimed, *_ = deliveries.client.xautoclaim(STREAM, GROUP, "two", 15_000, "0-0")
-    assert claimed == []
-    deliveries.set_idle(entry, idle=150_000)
-    _, claimed, *_ = deliveries.client.xautoclaim(STREAM, GROUP, "two", 15_000, "0-0")
-    assert [i.decode() for i, _ in claimed] == [entry.id]
-    assert deliveries.claim(entry, "one") == (0, "", "", 0)

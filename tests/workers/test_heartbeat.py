@@ -50,11 +50,13 @@ async def count_starts(store: Store, after: float = 0) -> int:
 
 async def test_a_worker_that_starts_again_and_again_is_noticed(store: Store) -> None:
     """Its former heartbeat may go on for a while, or the next worker may have its name."""
+    await store.client.zadd(WORKER_STARTS_KEY, {"monitors:long-ago:x": 1})
     for starts in range(1, 4):
         async with beating(store):
             await wait_until(lambda: count_starts(store), holds=lambda found, expected=starts: found == expected)
         await store.client.delete(key(1))
     assert await count_starts(store, after=WORKER_STARTS_SECONDS + 1) == 0
+    assert await store.client.zcard(WORKER_STARTS_KEY) == 3
     assert 0 < await store.client.ttl(WORKER_STARTS_KEY) <= WORKER_STARTS_SECONDS
 
 

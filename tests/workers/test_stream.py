@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from redis.exceptions import ResponseError
 
 from gateway.events import scripts
 from gateway.keys import WORKER_STARTS_KEY, worker_key
-from gateway.operations.backlog import count_worker_starts
 from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -65,13 +63,6 @@ class Reader:
         """Stops without releasing entries, as a killed process does."""
         await self.stop()
         await self.store.close()
-
-    async def finish(self) -> None:
-        """Acknowledges all entries."""
-        for entry in self.entries:
-            await self.store.client.xack(KEY, GROUP, entry.id)
-            await self.store.client.xdel(KEY, entry.id)
-            self.consumer.forget_entry(entry)
 
 
 class Stream:
@@ -156,22 +147,7 @@ async def test_a_worker_gets_the_lowest_free_number(events: Stream) -> None:
     await one.consumer.release_entries()
     three, four = await events.reader(), await events.reader()
     assert (three.name[-2:], four.name[-2:]) == ("-1", "-3")
-
-
-async def test_a_worker_that_is_killed_again_and_again_is_noticed(events: Stream) -> None:
-    """The heartbeats of the first two go on, so that there seem to be three workers."""
-    for _ in range(3):
-        await (await events.reader()).vanish()
-
-    async def count_starts() -> int:
-        return (await count_worker_starts(last.store, int(time.time() * 1000)))[GROUP]
-
-    last = await events.reader()
     await wait_until(lambda: events.client.zcard(WORKER_STARTS_KEY), holds=lambda starts: starts == 4)
-    assert await count_starts() == 1
-    for reader in events.readers[:3]:
-        await events.expire_heartbeat(reader)
-    assert await count_starts() == 4
 
 
 async def test_a_worker_without_a_name_waits_for_one(events: Stream) -> None:
@@ -223,14 +199,6 @@ async def test_a_worker_whose_name_was_taken_gets_another_name(events: Stream) -
     await wait_until(lambda: number in one.taken, 10)
 
 
-async def test_an_expired_heartbeat_is_written_again(events: Stream) -> None:
-    one = await events.reader(renewal_seconds=0.1)
-    name = one.name
-    await events.expire_heartbeat(one)
-    await wait_until(lambda: events.client.exists(worker_key(GROUP, name)))
-    assert one.name == name
-
-
 async def test_no_work_starts_while_another_worker_may_have_the_name(
     events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,18 +246,6 @@ async def test_a_cancellation_that_a_command_swallows_ends_the_task_before_its_p
 
 
 # Claims
-
-
-async def test_entries_of_a_live_worker_are_not_claimed(events: Stream) -> None:
-    one = await events.reader()
-    numbers = await events.add(120)
-    await wait_until(got(numbers, one))
-    two = await events.reader()
-    await asyncio.sleep(2 * IDLE)
-    assert two.taken == []
-    assert got(numbers, one)()
-    await one.finish()
-    assert await events.pending() == 0
 
 
 async def test_each_entry_of_a_dead_worker_is_claimed_once(events: Stream) -> None:
@@ -411,23 +367,6 @@ async def test_a_worker_that_starts_without_redis_waits_for_it(events: Stream, p
 # Dead letters
 
 
-async def test_an_entry_that_cannot_be_processed_becomes_a_dead_letter(events: Stream) -> None:
-    """The entries before and after it are processed."""
-    one = await events.reader()
-    numbers = await events.add()
-    await events.client.xadd(KEY, {"garbage": "x" * 10_000})
-    await events.client.xadd(KEY, {b"\xff\xfe": b"\x80"})
-    numbers += await events.add()
-    await wait_until(got(numbers, one))
-    letters = await events.dead_letters(2)
-    assert [letter["reason"] for letter in letters] == ["KeyError: 'n'"] * 2
-    assert letters[0]["stream"] == "events"
-    assert len(letters[0]["fields"]) < 1000, "long values are cut"
-    assert await events.pending() == 2, "only the entries that the reader still holds"
-    await one.finish()
-    assert await events.client.xlen(KEY) == 0
-
-
 @pytest.mark.parametrize("same_name", [True, False], ids=["same-name", "claimed"])
 async def test_an_unreadable_entry_of_a_dead_worker_stops_no_other_worker(events: Stream, same_name: bool) -> None:
     one = await events.reader()
@@ -442,17 +381,3 @@ async def test_an_unreadable_entry_of_a_dead_worker_stops_no_other_worker(events
     await events.dead_letters(1)
     numbers += await events.add()
     await wait_until(got(numbers, two))
-
-
-async def test_an_entry_whose_processing_keeps_failing_becomes_a_dead_letter(events: Stream) -> None:
-    one = await events.reader()
-    await events.add()
-    is_dead = []
-    for attempt in range(1, stream.PROCESSING_ATTEMPTS + 1):
-        await wait_until(lambda attempt=attempt: len(one.entries) == attempt, 15)
-        is_dead.append(await one.consumer.fail_entry(one.entries[-1], ValueError("a fault")))
-        one.consumer.forget_entry(one.entries[-1])
-    assert is_dead == [False, False, True]
-    (letter,) = await events.dead_letters(1)
-    assert letter["reason"] == "ValueError: a fault"
-    assert await events.pending() == await events.client.xlen(KEY) == 0

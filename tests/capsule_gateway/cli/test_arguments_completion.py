@@ -65,15 +65,14 @@ async def test_what_an_account_has(complete: Callable[[str], Awaitable[list[str]
         assert await complete(words) == offered, words
 
 
-async def test_an_answer_that_cannot_be_read(complete: Callable[[str], Awaitable[list[str]]], service: Service) -> None:
-    """Its rows may be missing, or be no rows: the line being typed is not disturbed."""
+async def test_without_a_service_or_a_key_or_with_an_answer_that_cannot_be_read(
+    complete: Callable[[str], Awaitable[list[str]]], service: Service, tmp_path: Path
+) -> None:
+    """Rows may be missing, or be no rows: the line being typed is not disturbed."""
     unreadable: list[Any] = [{"snapshots": None}, {"snapshots": ["x"]}, {}, []]
     for found in unreadable:
         service.answers["GET /account/apps/shop/data"] = found
         assert await complete("data restore shop s") == []
-
-
-async def test_without_a_service_or_a_key(service: Service, tmp_path: Path) -> None:
     for url, key in ((f"http://127.0.0.1:{free_port()}", "csk_key"), (service.address, "")):
         assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "s") == []
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from capsule_gateway.cli.folders import CAPSULE, PARTS, write_template
+from capsule_gateway.cli.folders import CAPSULE, write_template
 
 pytestmark = pytest.mark.parametrize("kind", ["full", "static"])
 
@@ -57,23 +57,3 @@ def test_packages_come_from_whichever_registry_npm_uses(folder: Path, kind: str)
     outside = {name for name, entry in lock.items() if name.startswith("node_modules/") and not entry.get("link")}
     assert all(lock[name]["integrity"].startswith("sha512-") for name in outside)
     assert len(outside) > 10
-
-
-def test_what_a_run_leaves_in_the_source_tree_is_not_copied(
-    kind: Literal["full", "static"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "capsule"
-    for part, _ in PARTS[kind]:
-        copy = source / part
-        if (CAPSULE / part).is_dir():
-            copy.mkdir(parents=True, exist_ok=True)
-        else:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.touch()
-    for left in ("node_modules/vite/index.js", "dist/index.html", "data/app.db"):
-        path = source / "template" / kind / left
-        path.parent.mkdir(parents=True)
-        path.touch()
-    monkeypatch.setattr("capsule_gateway.cli.folders.CAPSULE", source)
-    write_template("my-notes", kind, tmp_path / "app")
-    assert not {"node_modules", "dist", "data"} & {path.name for path in (tmp_path / "app").rglob("*")}

@@ -1,7 +1,7 @@
 """Commands with --follow print new rows as they arrive, each once, in the order of time."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -21,54 +21,48 @@ Page = list[dict[str, Any]] | ServiceRefusal
 
 def rows(*numbers: int) -> list[dict[str, Any]]:
     """Returns rows, newest first."""
-    return [{"id": f"row_{number}", "at": "2026-07-02T10:00:00.000Z", "app": "notes"} for number in sorted(numbers)][
-        ::-1
-    ]
+    newest_first = sorted(numbers, reverse=True)
+    return [{"id": f"row_{number}", "at": "2026-07-02T10:00:00.000Z", "app": "notes"} for number in newest_first]
 
 
-@pytest.fixture
-def play() -> Callable[..., tuple[Result, list[int]]]:
-    """Returns a function that follows a log with these pages, and then gets Ctrl-C."""
+def play(*pages: Page, arguments: tuple[str, ...] = ()) -> tuple[Result, list[int]]:
+    """Follows a log with these pages, and then gets Ctrl-C. Returns also the counts that were asked for."""
+    left, asked = iter(pages), list[int]()
 
-    def play(*pages: Page, arguments: tuple[str, ...] = ()) -> tuple[Result, list[int]]:
-        left, asked = iter(pages), list[int]()
+    def fetch(count: int) -> list[dict[str, Any]]:
+        asked.append(count)
+        page = next(left, None)
+        if page is None:
+            raise KeyboardInterrupt
+        if isinstance(page, ServiceRefusal):
+            raise page
+        return page[:count]
 
-        def fetch(count: int) -> list[dict[str, Any]]:
-            asked.append(count)
-            page = next(left, None)
-            if page is None:
-                raise KeyboardInterrupt
-            if isinstance(page, ServiceRefusal):
-                raise page
-            return page[:count]
+    @click.command()
+    @as_list
+    def watch() -> None:
+        follow.follow_rows(fetch, 2, "id", {"id": text_of("id"), "app": text_of("app")}, cut=["app"], poll=0)
 
-        @click.command()
-        @as_list
-        def watch() -> None:
-            follow.follow_rows(fetch, 2, "id", {"id": text_of("id"), "app": text_of("app")}, cut=["app"], poll=0)
-
-        return CliRunner().invoke(watch, arguments), asked
-
-    return play
+    return CliRunner().invoke(watch, arguments), asked
 
 
 def ids(output: str) -> Iterator[str]:
     return (line.split()[0] for line in output.splitlines() if line.startswith("row_"))
 
 
-def test_each_row_is_printed_once_and_the_newest_last(play: Callable[..., tuple[Result, list[int]]]) -> None:
+def test_each_row_is_printed_once_and_the_newest_last() -> None:
     result, _ = play(rows(1, 2, 3), rows(1, 2, 3), rows(1, 2, 3, 5), rows(2, 3, 4, 5, 6))
     assert [*ids(result.output)] == ["row_2", "row_3", "row_5", "row_4", "row_6"]
     assert result.output.count("APP") == 1
 
 
-def test_more_rows_than_a_page(play: Callable[..., tuple[Result, list[int]]]) -> None:
+def test_more_rows_than_a_page() -> None:
     result, asked = play(rows(1), rows(*range(2, 300)), rows(*range(1, 300)))
     assert len([*ids(result.output)]) == 299
     assert asked == [100, 100, 1000, 100]
 
 
-def test_a_service_that_is_away_for_a_moment(play: Callable[..., tuple[Result, list[int]]]) -> None:
+def test_a_service_that_is_away_for_a_moment() -> None:
     away = ServiceRefusal("away", temporary=True)
     result, _ = play(rows(1), away, away, rows(1, 2))
     assert [*ids(result.output)] == ["row_1", "row_2"]
@@ -78,7 +72,7 @@ def test_a_service_that_is_away_for_a_moment(play: Callable[..., tuple[Result, l
     assert (result.exit_code, len(asked)) == (1, 1)
 
 
-def test_for_programs(play: Callable[..., tuple[Result, list[int]]]) -> None:
+def test_for_programs() -> None:
     pages = ([], rows(1), rows(1, 2))
     result, _ = play(*pages, arguments=("--json",))
     assert [json.loads(line)["id"] for line in result.stdout.splitlines() if line] == ["row_1", "row_2"]
@@ -106,5 +100,3 @@ async def test_requests_and_deliveries(stubbed: Tool, service: Service, monkeypa
         assert run.code == 130
         assert "notes" in run.out
     assert service.calls == ["GET /account/requests?app=notes&limit=100", "GET /account/deliveries?limit=100"]
-    wrong = ("deliveries", "list", "--follow", "--before", "evt_1")
-    assert "give either --follow or --before" in await stubbed.refused(*wrong, code=2)

@@ -1,6 +1,7 @@
 """The command line as a whole: its help, its errors, and its output in a pipe and in a terminal."""
 
 import asyncio
+import datetime
 import re
 import subprocess
 import sys
@@ -8,29 +9,10 @@ import sys
 import pytest
 
 from capsule_gateway.cli.main import TOPICS
-from capsule_gateway.cli.service import NO_SUCH_APP
 from tests.capsule_gateway.cli.conftest import Service
-from tests.fakes.server import Script, answer
 from tests.support.command_line import Tool, run_in_terminal, run_process
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def test_wrong_usage_is_one_line(offline: Tool) -> None:
-    for arguments, message in (
-        (["hooks", "create", "shop"], "Missing option '--name' (see 'capsule hooks create --help')"),
-        (["hooks", "remove"], "Missing argument 'ID' (see 'capsule hooks remove --help')"),
-        (["hoks"], "No such command 'hoks'. (Did you mean one of: 'hooks', 'webhooks'?)"),
-        (["webhooks", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
-        (["deliveries", "list", "--limit", "0"], "0 is not in the range"),
-        (["deliveries", "redeliver"], "give either the ID of an event, or --failed and --since"),
-        (["deliveries", "redeliver", "evt_1", "--failed", "--since", "1h"], "give either the ID"),
-        (["deliveries", "redeliver", "--failed"], "give either the ID"),
-        (["deliveries", "redeliver", "--failed", "--since", "lately"], "'lately' is not a time"),
-        (["deploys", "publish", "shop", "/nowhere/at/all"], "does not exist"),
-        (["worker", "webhook"], "'webhook' is not one of 'webhooks', 'deploys', 'sites', 'monitors'"),
-    ):
-        assert message in await offline.refused(*arguments, code=2)
 
 
 async def test_a_group_alone_shows_its_help(offline: Tool) -> None:
@@ -50,36 +32,6 @@ async def test_the_help_has_each_command_under_its_topic(offline: Tool) -> None:
             assert (await offline(name, "-h")).out.startswith(f"Usage: capsule {name}")
     assert "..." not in page.partition("Start here:")[2], "a description is cut"
     assert "hook " not in page
-
-
-async def test_the_help_has_no_former_options(offline: Tool) -> None:
-    for command, former in (("apps list", "-o|--output"), ("requests", "--from"), ("apps set", "--output")):
-        assert not re.search(rf"({former})[ ,]", (await offline(*command.split(), "-h")).out)
-
-
-def refusal(code: str, message: str) -> Script:
-    return answer(404, {"error": {"code": code, "message": message, "requestId": "r1"}})
-
-
-async def test_an_error_names_what_was_typed(stubbed: Tool, service: Service) -> None:
-    for arguments, parameter, typed in (
-        (("limits", "set", "shop", "--daily-euro", "abc"), "dailyEuro", "--daily-euro"),
-        (("deploys", "rollback", "shop", "dep_x"), "deployId", "ID"),
-        (("domains", "set", "shop", "nothing"), "domain", "DOMAIN"),
-        (("apps", "set", "shop", "--build", "x", "--output-dir", "../x"), "build.output", "--output-dir"),
-    ):
-        service.answers["GET /account/apps/shop/settings"] = {"auth": {"kind": "jwks"}}
-        service.replies = [refusal("REQUEST_MALFORMED", f"{parameter}: is wrong.")]
-        assert await stubbed.refused(*arguments) == f"{typed}: is wrong. (REQUEST_MALFORMED, request r1)"
-
-
-async def test_an_unknown_app_is_repeated(stubbed: Tool, service: Service) -> None:
-    service.answers["GET /account/apps"] = [{"name": "shop"}]
-    service.replies = [refusal("NOT_FOUND", NO_SUCH_APP)]
-    said = "There is no app shops in this account (did you mean shop?) (NOT_FOUND, request r1)"
-    assert await stubbed.refused("limits", "show", "shops") == said
-    said = "There is no app zzzzz in this account (NOT_FOUND, request r1)"
-    assert await stubbed.refused("env", "list", "zzzzz") == said
 
 
 async def test_a_pipe_gets_whole_lines_and_a_terminal_colors(stubbed: Tool, service: Service) -> None:
@@ -112,3 +64,22 @@ for arguments in (["--version"], ["-h"], ["deploys", "list", "-h"], ["completion
 """
     run = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
     assert (run.returncode, run.stderr.splitlines()) == (0, ["[]"] * 4)
+
+
+async def test_a_deletion_asks_for_the_name(stubbed: Tool, service: Service) -> None:
+    remove = ("apps", "remove", "shop")
+    seen = await asyncio.to_thread(run_in_terminal, stubbed, *remove, given="other\n")
+    assert "nothing was deleted" in seen
+    assert not service.exchanges
+    assert "Deleted shop" in await asyncio.to_thread(run_in_terminal, stubbed, *remove, given="shop\n")
+    assert service.calls == ["DELETE /account/apps/shop"]
+
+
+async def test_the_last_days_of_usage_include_today(stubbed: Tool, service: Service) -> None:
+    service.answers["GET /account/usage"] = {"rows": []}
+    today = datetime.datetime.now(datetime.UTC).date()
+    for days in (1, 7):
+        await stubbed("usage", "--days", str(days), "--by", "app")
+        begin = today - datetime.timedelta(days=days - 1)
+        assert service.calls[-1] == f"GET /account/usage?by=day&group=app&from={begin}"
+    assert "--days" in await stubbed.refused("usage", "--days", "401", code=2)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.server import CLOSE, Exchange, FakeServer, Script, answer
-from tests.support.agents import call, over_stdio, refused
 from tests.support.command_line import Tool
 from tests.support.redis_servers import free_port
 
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ABOUT = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
 PARAMS = {**ABOUT, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": PARAMS}
 
 
 class Remote(FakeServer):
@@ -51,21 +50,41 @@ async def remote() -> AsyncIterator[Remote]:
         yield remote
 
 
-@pytest.mark.parametrize("ends", ["standard input", "Ctrl-C"])
-async def test_it_ends(remote: Remote, ends: str) -> None:
+async def ask(process: Process, method: str, params: Any) -> Any:
+    """Returns the result."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode() + b"\n")
+    return json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["result"]
+
+
+async def start(remote: Remote) -> Process:
     environment = {"PATH": os.environ["PATH"], "CAPSULE_URL": remote.address, "CAPSULE_API_KEY": "csk_key"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-m", "capsule_gateway", "mcp"]
     process = await asyncio.create_subprocess_exec(*command, env=environment, **pipes)
+    assert (await ask(process, "initialize", PARAMS))["serverInfo"]["name"] == "capsule"
+    return process
+
+
+async def test_it_ends_with_ctrl_c(remote: Remote) -> None:
+    process = await start(remote)
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out, err) == (-signal.SIGINT, b"", b"")
+
+
+async def test_it_outlives_a_restart_of_the_gateway_and_ends_with_its_input(remote: Remote) -> None:
+    process, call = await start(remote), {"name": "service_hook", "arguments": {"action": "list"}}
     assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
-    line = await asyncio.wait_for(process.stdout.readline(), 60)
-    assert json.loads(line)["result"]["serverInfo"]["name"] == "capsule"
-    if ends == "Ctrl-C":
-        process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(None if ends == "Ctrl-C" else b""), 60)
-    assert (process.returncode, out, err) == (-signal.SIGINT if ends == "Ctrl-C" else 0, b"", b"")
+    process.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    assert (await ask(process, "tools/call", call))["structuredContent"] == {"hooks": []}
+    remote.is_away = True
+    assert "the connection to" in str(await ask(process, "tools/call", call))
+    remote.is_away = False
+    assert (await ask(process, "tools/call", call))["structuredContent"] == {"hooks": []}
+    out, err = await asyncio.wait_for(process.communicate(b""), 60)
+    assert (process.returncode, out, err) == (0, b"", b"")
 
 
 async def test_an_unusable_gateway_prints_one_line(remote: Remote, tmp_path: Path) -> None:
@@ -86,12 +105,3 @@ async def test_an_unusable_gateway_prints_one_line(remote: Remote, tmp_path: Pat
         ):
             stranger.reply = answer(status, body)
             assert message in await Tool(address, "csk_key", tmp_path).refused("mcp")
-
-
-async def test_a_gateway_that_restarts(remote: Remote) -> None:
-    async with over_stdio(remote.address, "csk_key") as client:
-        assert await call(client, "service_hook", action="list") == {"hooks": []}
-        remote.is_away = True
-        assert "the connection to" in await refused(client, "service_hook", action="list")
-        remote.is_away = False
-        assert await call(client, "service_hook", action="list") == {"hooks": []}

@@ -107,7 +107,7 @@ async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: s
 NEWER = f"The data are of layout 1000, and this version knows {LAYOUT}: start the newer version that wrote them, or"
 
 
-@pytest.mark.parametrize("command", ["serve --port 0", "worker", "worker --restart"])
+@pytest.mark.parametrize("command", ["serve --port 0", "worker --restart"])
 async def test_data_of_a_newer_version(command: str, redis_url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with redis.Redis.from_url(redis_url) as client:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMMAND = re.compile(r"\$ (?P<words>.*?)(?: < (?P<given>.*?))?(?: \[(?P<code>\d)\])?")
 CALL = re.compile(r"(?P<request>(?:GET|POST|PUT|PATCH|DELETE) /\S*)(?: (?P<body>\{.*?\}))?(?: → (?P<answer>.*))?")
-REFUSAL = re.compile(r"(\d{3}) ([A-Z_]+)")
+REFUSAL = re.compile(r"(\d{3}) ([A-Z_]+)(?: (.+))?")
 
 
 class Call(NamedTuple):
@@ -68,7 +68,7 @@ def read_cases() -> list[Case]:
 def read_call(names: dict[str, Any], request: str, body: str | None, reply: str | None) -> Call:
     sent = None if body is None else eval(body, names)
     if refusal := REFUSAL.fullmatch(reply or ""):
-        error = {"code": refusal[2], "message": "No.", "requestId": "r1"}
+        error = {"code": refusal[2], "message": refusal[3] or "No.", "requestId": "r1"}
         return Call(request, sent, {"error": error}, int(refusal[1]))
     return Call(request, sent, None if reply is None else eval(reply, names), 204 if reply is None else 200)
 

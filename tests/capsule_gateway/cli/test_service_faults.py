@@ -23,18 +23,15 @@ account
 hooks create shop --name ci
 webhooks show
 webhooks set https://example.com
-webhooks test app.crashed
 deliveries list
 deliveries show evt_1
 deliveries redeliver --failed --since 1h
-webhooks rotate
 keys create ci
 deploys list
 deploys show dep_1
 deploys show dep_1 --follow --timeout 1
 apps list
 apps show shop
-accounts plan acc_1 max
 inference status
 """
 STRANGE: list[Any] = [
@@ -130,12 +127,11 @@ async def interrupted(tool: Tool, service: Service, *command: str) -> tuple[str,
 
 
 async def test_ctrl_c(stubbed: Tool, service: Service) -> None:
+    """While a deploy is followed, it says that the deploy continues."""
     service.replies = [[HANG]]
     out, err = await interrupted(stubbed, service, "account")
     assert out + err.strip() == ""
-
-
-async def test_ctrl_c_while_following_says_that_the_deploy_continues(stubbed: Tool, service: Service) -> None:
+    service.exchanges.clear()
     service.replies = [answer(200, {"id": "dep_1", "state": "queued", "log": ""})]
     _, err = await interrupted(stubbed, service, "deploys", "show", "dep_1", "--follow")
     assert err.strip() == "The deploy continues. Follow it again with: capsule deploys show dep_1 --follow"

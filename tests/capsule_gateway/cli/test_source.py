@@ -36,6 +36,7 @@ def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
     write_files(tmp_path, *kept)
     write_files(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
     write_files(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
+    write_files(tmp_path, "packages/a/.git")  # that of a worktree is a file
     write_files(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
     assert packed_names(tmp_path) == sorted(kept)
 
@@ -48,11 +49,6 @@ def test_omitted_files_are_counted_up_to_a_bound(tmp_path: Path) -> None:
         assert packed.omitted == 5
 
 
-def test_a_worktrees_git_is_a_file(tmp_path: Path) -> None:
-    write_files(tmp_path, "a", ".git")
-    assert packed_names(tmp_path) == ["a"]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_an_ignore_file_as_powershell_writes_it(tmp_path: Path, encoding: str) -> None:
     """Otherwise, what it excludes would be published."""
@@ -62,20 +58,13 @@ def test_an_ignore_file_as_powershell_writes_it(tmp_path: Path, encoding: str) -
 
 
 def test_the_repository_around_a_folder(tmp_path: Path) -> None:
-    write_files(
-        tmp_path, ".git/HEAD", "apps/shop/a", "apps/shop/a.log", "apps/shop/tmp/b", gitignore="*.log\n/apps/shop/tmp\n"
-    )
+    """Its ignore files apply, except to a folder that is named by hand. Outside of a repository, none of above do."""
+    names = ("apps/shop/a", "apps/shop/a.log", "apps/shop/tmp/b", "dist/i.js")
+    write_files(tmp_path, *names, gitignore="*.log\n/apps/shop/tmp\ndist\n")
+    assert packed_names(tmp_path / "apps/shop") == ["a", "a.log", "tmp/b"]
+    write_files(tmp_path, ".git/HEAD")
     assert packed_names(tmp_path / "apps/shop") == ["a"]
-
-
-def test_an_ignored_folder_named_by_hand(tmp_path: Path) -> None:
-    write_files(tmp_path, ".git/HEAD", "dist/i.js", gitignore="dist\n")
     assert packed_names(tmp_path / "dist") == ["i.js"]
-
-
-def test_ignore_files_above_a_folder_outside_a_repository_do_not_apply(tmp_path: Path) -> None:
-    write_files(tmp_path, "app/a", gitignore="a\n")
-    assert packed_names(tmp_path / "app") == ["a"]
 
 
 def test_links(tmp_path: Path) -> None:
@@ -97,8 +86,11 @@ def test_a_link_out_of_the_folder(tmp_path: Path, target: str) -> None:
     assert packed_names(tmp_path / "app") == ["a"]
 
 
-def test_nothing_to_publish(tmp_path: Path) -> None:
+def test_nothing_to_publish_and_an_invalid_pattern(tmp_path: Path) -> None:
     with pytest.raises(ServiceRefusal, match="nothing to publish"), pack_source(tmp_path):
+        pass
+    write_files(tmp_path, "a", gitignore="!\n")
+    with pytest.raises(ServiceRefusal, match="invalid pattern"), pack_source(tmp_path):
         pass
 
 
@@ -107,10 +99,4 @@ def test_a_source_that_is_too_large(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
     packing = pack_source(tmp_path, max_bytes=1 << 20)
     with pytest.raises(ServiceRefusal, match="the packed source exceeds 1 MB"), packing:
-        pass
-
-
-def test_an_invalid_pattern(tmp_path: Path) -> None:
-    write_files(tmp_path, "a", gitignore="!\n")
-    with pytest.raises(ServiceRefusal, match="invalid pattern"), pack_source(tmp_path):
         pass

@@ -1,14 +1,12 @@
-"""The audit trail when Redis fails, its limit, and the fields of bodies that it records."""
+"""The audit trail when Redis fails, and its limit. tests/gateway/api/test_audit.py has what it records."""
 
-import msgspec
 import pytest
 
 from gateway.accounts.operators import Operator
-from gateway.api.platform import AppFields
 from gateway.errors import BackboneUnavailable
 from gateway.keys import audit_key
 from gateway.operations import audit
-from gateway.operations.audit import AuditTrail, describe_body, read_response
+from gateway.operations.audit import AuditTrail
 from gateway.redis.client import Store
 from tests.support.logs import captured
 from tests.support.stores import opened
@@ -18,32 +16,12 @@ ANA = Operator("ana", "0a1b2c3d", "operator:…")
 KEY = audit_key("changes")
 
 
-async def test_the_result_replaces_a_record_that_has_none(store: Store) -> None:
-    """A record stays without one when the gateway dies or Redis fails in between."""
-    trail = AuditTrail(store)
-    record = await trail.begin_record("changes", ANA, "change_account", "acc_1", "request")
-    (begun,) = await trail.list_records("changes", 10, None)
-    assert (begun.status, begun.at, begun.id) == (None, record.at, record.id)
-    record.status, record.details = 200, {"plan": "max"}
-    with captured(audit) as lines:
-        await trail.finish_record("changes", record)
-    (line,) = lines
-    assert (line["event"], line["operator"], line["target"], line["status"]) == ("audit.recorded", "ana", "acc_1", 200)
-    assert "max" not in str(line)
-    (after,) = await trail.list_records("changes", 10, None)
-    assert (after.status, after.details, after.at) == (200, {"plan": "max"}, record.at)
-    assert await store.client.xlen(KEY) == 1
-
-
 async def test_the_oldest_records_are_removed(store: Store) -> None:
     trail = AuditTrail(store, max_records=3)
     for n in range(5):
         await trail.begin_record("changes", ANA, "change_account", f"acc_{n}", "request")
-    assert [record.target for record in await trail.list_records("changes", 10, None)] == [
-        "acc_4",
-        "acc_3",
-        "acc_2",
-    ]
+    records = await trail.list_records("changes", 10, None)
+    assert [record.target for record in records] == ["acc_4", "acc_3", "acc_2"]
 
 
 async def test_records_are_kept_for_400_days(store: Store) -> None:
@@ -68,15 +46,3 @@ async def test_a_change_that_cannot_be_recorded_is_refused(proxy: Proxy) -> None
             await AuditTrail(store).finish_record("changes", record)
         (line,) = [line for line in lines if line["event"] == "audit.unfinished"]
         assert line["record"]["target"] == "acc_1"
-
-
-async def test_a_record_has_the_fields_that_are_not_secret() -> None:
-    body = {"account": "acc_1", "name": "Shop", "auth": {"kind": "secret", "secret": "s" * 40}}
-    described = describe_body(msgspec.convert(body, AppFields))
-    assert described == {"account": "acc_1", "name": "Shop", "auth": "(not recorded)"}
-
-
-async def test_a_record_has_the_ids_of_the_response() -> None:
-    assert read_response(b'{"id":"acc_1","apiKey":"csk_secret"}') == ({"id": "acc_1"}, "")
-    assert read_response(b'{"error":{"code":"NOT_FOUND","message":"x"}}') == ({}, "NOT_FOUND")
-    assert read_response(b"") == read_response(b"[1]") == ({}, "")

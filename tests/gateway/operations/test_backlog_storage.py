@@ -16,20 +16,16 @@ from gateway.events.webhooks import Webhooks
 from gateway.keys import PARTITION_TAGS, bodies_key, dead_letters_key, partition_tag, stream_key
 from gateway.operations.backlog import count_dead_letters, read_dead_letters, read_storage
 from gateway.redis.client import Store
-from tests.support.redis_servers import RedisServer, cluster
+from tests.support.redis_servers import cluster
 from tests.support.stores import opened
 
 CRASH = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
-@pytest.fixture(scope="module", params=["redis", "cluster"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cluster":
-        with cluster("valkey") as address:
-            yield address
-        return
-    with RedisServer(request.param) as server:
-        yield server.url
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with cluster("redis") as address:
+        yield address
 
 
 @pytest_asyncio.fixture
@@ -41,10 +37,8 @@ async def store(url: str) -> AsyncIterator[Store]:
 
 
 async def everywhere(store: Store, *command: str) -> None:
-    if store._commands is None:
-        await store.client.execute_command(*command)
-    else:
-        await store._commands.call_everywhere(*command)
+    assert store._commands is not None
+    await store._commands.call_everywhere(*command)
 
 
 async def add_letter(store: Store, tag: str, number: int) -> None:

@@ -1,5 +1,6 @@
 """Pages list each account and app once, and searches read a limited number of records."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -42,13 +43,15 @@ async def all_ids(directory: Directory, what: str, limit: int, search: str = "")
             return found
 
 
-async def test_lists() -> None:
+@pytest.fixture
+async def clustered() -> AsyncIterator[Registry]:
     with cluster("valkey") as url:
         async with opened(url) as store:
-            await lists(Registry(store, Vault("")))
+            yield Registry(store, Vault(""))
 
 
-async def lists(registry: Registry) -> None:
+async def test_lists(clustered: Registry) -> None:
+    registry = clustered
     accounts = [(await registry.create_account(f"Käthe {n}", "max"))[0] for n in range(23)]
     names = [f"shop-{n:02d}" for n in range(23)]
     for name, account in zip(names, accounts, strict=True):

@@ -40,7 +40,7 @@ from tests.support import redis_servers
 from tests.support.background import cancel
 from tests.support.logs import captured
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, free_port
+from tests.support.redis_servers import RedisServer
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -90,29 +90,6 @@ async def test_processes_that_start_together(redis_url: str, store: Store) -> No
 
     await asyncio.gather(*(start() for _ in range(3)))
     assert (running, await names(store)) == ([1], ["a", "b"])
-
-
-async def test_a_process_that_dies_in_a_step(valkey: RedisServer, store: Store) -> None:
-    """The next one waits for the lock to expire, and continues with the step that was interrupted."""
-    arrived = asyncio.Event()
-
-    async def hang() -> None:
-        arrived.set()
-        await asyncio.Event().wait()
-
-    async with Proxy(valkey.port) as proxy, opened(proxy.url) as dying:
-        made = [*steps("a"), *steps("b", first=hang)]
-        task = asyncio.create_task(upgrade_redis(dying, made, lock_seconds=2))
-        await asyncio.wait_for(arrived.wait(), 10)
-        await asyncio.sleep(2.5)
-        other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c"), lock_seconds=2))
-        await asyncio.sleep(0.7)
-        assert not other.done(), "the lock is renewed for as long as the step takes"
-        proxy.go_down()
-        await cancel(task)
-        assert not other.done(), "the lock has not expired"
-        await asyncio.wait_for(other, 10)
-    assert await names(store) == ["a", "b", "c"]
 
 
 async def test_a_step_that_fails(store: Store) -> None:
@@ -199,12 +176,6 @@ async def test_redis_cluster(tmp_path: Path) -> None:
             await assert_moved(store, accounts)
         with pytest.raises(LayoutFault):
             await prepare_data(Settings(redis_url=url, data_dir=str(tmp_path)))
-
-
-async def test_without_redis(tmp_path: Path) -> None:
-    with pytest.raises(BackboneUnavailable):
-        await prepare_data(Settings(redis_url=f"redis://127.0.0.1:{free_port()}", data_dir=str(tmp_path)))
-    assert not [*tmp_path.iterdir()]
 
 
 async def test_what_several_hosts_had_is_removed(store: Store) -> None:

@@ -7,20 +7,21 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest_asyncio
+import pytest
 
-from gateway.keys import LAYOUT_KEY, LAYOUT_MINOR_KEY, account_key
+from gateway.keys import LAYOUT_MINOR_KEY, account_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.versions import unpack_version
 from tests.support.visitor import Visitor
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 FORMER = "2287f737ec7b"
 STOPPED = (0, -15)  # exit codes of a gateway after SIGTERM
 FULL, SCOPED = ("GET", "/account/keys"), ("GET", "/account/deploys")  # calls of a full key, and of one for deploys
@@ -45,10 +46,10 @@ class Versions:
         self.new.confidential.add(made["key"])
         return Account(account.gateway, account.id, made["key"]), made["id"]
 
-    async def statuses(self, account: Account, *calls: tuple[str, str]) -> list[list[int]]:
-        """Returns the statuses of the calls at the old version, and at the new one."""
+    async def statuses(self, account: Account) -> list[list[int]]:
+        """Returns the statuses of both calls at the old version, and at the new one."""
         return [
-            [(await account.call(*call, at=each)).status_code for call in calls or (SCOPED, FULL)]
+            [(await account.call(*call, at=each)).status_code for call in (SCOPED, FULL)]
             for each in (self.old, self.new)
         ]
 
@@ -59,13 +60,14 @@ class Versions:
         return [(await each.http.request(*SCOPED, headers=cookies)).status_code for each in (self.old, self.new)]
 
 
-@pytest_asyncio.fixture
-async def versions(tmp_path: Path) -> AsyncIterator[Versions]:
-    (folder := tmp_path / "former").mkdir()
+@module_fixture
+async def versions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Versions]:
+    data = tmp_path_factory.mktemp("data")
+    (folder := data / "former").mkdir()
     prefix = await asyncio.to_thread(unpack_version, FORMER, folder)
     with RedisServer() as redis:
         async with FakeProvider() as provider, contextlib.AsyncExitStack() as stack:
-            old, new = Gateway(redis.url, provider, tmp_path, prefix=prefix), Gateway(redis.url, provider, tmp_path)
+            old, new = Gateway(redis.url, provider, data, prefix=prefix), Gateway(redis.url, provider, data)
             for each in (old, new):
                 each.redis = redis
                 stack.push_async_callback(each.http.aclose)
@@ -126,50 +128,9 @@ async def test_an_account_that_is_deleted_is_suspended_for_the_version_before(ve
         await wait_until(lambda: asks_as(versions, app, [200, 200]))
 
 
-async def test_a_deletion_that_the_version_before_forgets_stays_a_suspension(versions: Versions) -> None:
-    async with FakeAppBackend() as backend:
-        account = await versions.account()
-        app = await account.app(backend)
-        begun = await account.call("POST", "/account/deletion", {"name": (await account.get()).json()["name"]})
-        assert begun.status_code == 202, begun.text
-        assert (await account.call("PATCH", "/account", {"name": "Renamed"}, at=versions.old)).status_code == 200
-        await wait_until(lambda: sees_no_deletion(account))
-        assert (await account.get()).json()["suspension"]["reason"] == "The account is being deleted."
-        assert await ask(versions, app) == [403, 403]
-        assert (await versions.new.platform("DELETE", f"accounts/{account.id}/suspension")).is_success
-        await wait_until(lambda: asks_as(versions, app, [200, 200]))
-
-
-async def sees_no_deletion(account: Account) -> bool:
-    return "deletesAt" not in (await account.get()).json()
-
-
 async def ask(versions: Versions, app: App) -> list[int]:
     return [(await app.at(each).ask("x")).status_code for each in (versions.old, versions.new)]
 
 
 async def asks_as(versions: Versions, app: App, statuses: list[int]) -> bool:
     return await ask(versions, app) == statuses
-
-
-async def test_return_to_the_version_before_and_update_again(versions: Versions) -> None:
-    account = await versions.account()
-    scoped, key_id = await versions.add_key(account, name="CI", scope="deploy")
-    assert await versions.new.stop() in STOPPED
-    await restart(versions.old)
-    made = (await account.call("POST", "/account/keys", {"name": "made there"}, at=versions.old)).json()
-    versions.new.confidential.add(made["key"])
-    versions.old.confidential.add(made["key"])
-    assert (await scoped.call(*SCOPED, at=versions.old)).status_code == 401
-    assert (await account.call("PATCH", "/account", {"name": "Renamed"}, at=versions.old)).status_code == 200
-
-    await versions.new.start()
-    listed = {key["name"]: key["scope"] for key in (await account.call("GET", "/account/keys")).json()}
-    assert listed == {"first": "full", "CI": "deploy", "made there": "full"}
-    assert (await account.get()).json()["name"] == "Renamed"
-    assert await versions.statuses(scoped) == [[401, 401], [200, 403]]
-    assert await versions.statuses(Account(versions.new, account.id, made["key"])) == [[200, 200], [200, 200]]
-    assert (await account.call("DELETE", f"/account/keys/{key_id}")).status_code == 204
-    assert await versions.statuses(scoped) == [[401, 401], [401, 401]]
-    with versions.redis.client() as client:
-        assert client.get(LAYOUT_KEY) == b"2", "a higher number would stop the version before"

@@ -13,7 +13,7 @@ from gateway.keys import PARTITION_TAGS, partition_tag
 from gateway.redis.client import Store
 from gateway.redis.replication import Replicated, ReplicatedPipeline
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, acknowledges, replicated_cluster, sentinels
+from tests.support.redis_servers import RedisServer, ReplicatedCluster, acknowledges, sentinels
 from tests.support.stores import opened
 
 ACCOUNTS = [
@@ -99,19 +99,18 @@ async def test_closing_ends_the_calls(redis_url: str) -> None:
     assert [type(answer) for answer in answers] == [RedisConnectionError] * 3
 
 
-async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_script() -> None:
-    with replicated_cluster() as cluster:
-        async with opened(cluster.url, replicas=1) as store:
-            for primary in cluster.primaries:
-                await wait_until(lambda primary=primary: asyncio.to_thread(acknowledges, primary))
-            assert not any(await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS]))
-            assert await store.check_writes() == (16, [])
-            cluster.replicas[0].freeze()
-            assert len((await store.check_writes())[1]) == sum(owners := [cluster.owner(slot) == 0 for slot in SLOTS])
-            refused = await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS])
-            cluster.replicas[0].thaw()
-            assert refused == owners
-            assert any(refused)
+async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_script(cluster: ReplicatedCluster) -> None:
+    async with opened(cluster.url, replicas=1) as store:
+        for primary in cluster.primaries:
+            await wait_until(lambda primary=primary: asyncio.to_thread(acknowledges, primary))
+        assert not any(await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS]))
+        assert await store.check_writes() == (16, [])
+        cluster.replicas[0].freeze()
+        assert len((await store.check_writes())[1]) == sum(owners := [cluster.owner(slot) == 0 for slot in SLOTS])
+        refused = await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS])
+        cluster.replicas[0].thaw()
+        assert refused == owners
+        assert any(refused)
 
 
 async def test_behind_sentinel() -> None:

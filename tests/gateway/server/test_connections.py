@@ -23,11 +23,6 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-def times() -> ConnectionTimes:
-    return ConnectionTimes()
-
-
-@pytest.fixture
 async def port(times: ConnectionTimes) -> AsyncIterator[int]:
     async with serving(Site(), times, limit=ConnectionLimit(40)) as port:
         yield port

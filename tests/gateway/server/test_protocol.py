@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,17 +13,6 @@ from tests.support.polling import PATIENCE_SECONDS
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
 SLOW = GET.replace(b"/ ", b"/slow ")
-
-
-@pytest.fixture
-def site() -> Site:
-    return Site()
-
-
-@pytest.fixture
-async def port(site: Site) -> AsyncIterator[int]:
-    async with serving(site) as port:
-        yield port
 
 
 async def talk(port: int, *parts: bytes, pause: float = 0.02, silence: float = 0.5) -> bytes:
@@ -81,8 +69,20 @@ async def test_an_application_does_not_see_the_upgrade(port: int, site: Site) ->
     assert dict(site.headers[0]) == {b"host": b"x", b"connection": b"http2-settings", b"http2-settings": b"AA"}
 
 
-async def test_no_tunnels(port: int, site: Site) -> None:
-    received = await talk(port, b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n" + SMUGGLED)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=["a tunnel", "TLS", "a negative length", "two lengths", "an encoding", "HTTP/2"],
+)
+async def test_what_is_no_request(port: int, site: Site, asked: bytes) -> None:
+    received = await talk(port, asked + SMUGGLED)
     assert received.startswith(b"HTTP/1.1 400 Bad Request\r\nx-request-id: ")
     assert received.count(b"HTTP/1.1") == 1
     assert site.requests == []

@@ -4,35 +4,19 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from gateway.server import connections, protocol
 from gateway.server.protocol import ConnectionTimes
-from tests.support.http_site import GET, HANG, Site, serving
+from tests.support.http_site import GET, HANG, Site
 from tests.support.polling import wait_until
 
 CHUNKED = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 short_limits = pytest.mark.parametrize("times", [ConnectionTimes(head=0.2, leftover=0.2, stall=0.2)], ids=["short"])
 short_keep_alive = pytest.mark.parametrize("times", [ConnectionTimes(keep_alive=1.0)], ids=["short"])
-
-
-@pytest.fixture
-def site() -> Site:
-    return Site()
-
-
-@pytest.fixture
-def times() -> ConnectionTimes:
-    return ConnectionTimes()
-
-
-@pytest.fixture
-async def port(site: Site, times: ConnectionTimes) -> AsyncIterator[int]:
-    async with serving(site, times, sweep=0.05) as port:
-        yield port
 
 
 async def ask(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -57,10 +41,24 @@ async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float 
 
 
 @short_limits
-@pytest.mark.parametrize("drip", [b"\r\n", b"\n", b"G"], ids=["crlf", "lf", "letter"])
-async def test_bytes_after_a_response_that_are_not_a_request(port: int, drip: bytes) -> None:
-    _, writer = await ask(port, GET)
+@pytest.mark.parametrize(
+    ("asked", "drip"),
+    [
+        (GET, b"\r\n"),
+        (GET, b"\n"),
+        (GET, b"G"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n", b"x" * 1_000),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", b"\x81\x85"),
+    ],
+    ids=["crlf", "lf", "letter", "a long body", "after an upgrade"],
+)
+async def test_bytes_after_a_response_that_are_not_a_request(
+    port: int, asked: bytes, drip: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    _, writer = await ask(port, asked)
     await hold(writer, drip=drip)
+    assert "WebSocket" not in caplog.text
 
 
 @short_keep_alive
@@ -122,20 +120,6 @@ async def test_a_head_that_drips(port: int, opening: bytes) -> None:
     await wait_until(lambda: connections.CONNECTIONS)
     writer.write(opening)
     await hold(writer, drip=b"y" if opening else b"")
-
-
-@short_limits
-async def test_connections_with_upgrades_are_answered_and_closed(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    _, writer = await ask(port, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
-    await hold(writer, drip=b"\x81\x85")
-    assert "WebSocket" not in caplog.text
-
-
-@short_limits
-async def test_a_long_body_after_its_response(port: int) -> None:
-    _, writer = await ask(port, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
-    await hold(writer, drip=b"x" * 1_000)
 
 
 @short_limits

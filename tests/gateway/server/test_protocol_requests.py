@@ -17,24 +17,6 @@ from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_garbage(app: App) -> None:
-    for garbage in (
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /capsule/x/ai HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"POST /capsule/x/ai HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"POST /capsule/x/ai HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /capsule/x/ai HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, x\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    ):
-        try:
-            reply = await send(app.gateway.port, garbage, timeout=2)
-        except TimeoutError:
-            reply = None
-        assert reply is None or reply.status >= 400, garbage
-    assert await is_healthy(app)
-
-
 async def test_a_request_with_both_a_length_and_chunks(app: App, provider: FakeProvider) -> None:
     """Request smuggling: one server reads a body where another reads the next request."""
     inner = provider.plays(tokens("x"))

@@ -68,41 +68,44 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+async def serves_with_two(gw: Gateway) -> None:
+    """Waits until two processes serve."""
+    await wait_until(lambda: len([pid for pid in workers(gw) if descriptors(pid) > STARTED]) == 2, 30)
+
+
 @session
-async def test_the_gauges_of_a_replaced_process_are_removed(
-    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path, number: signal.Signals
+async def test_the_gauges_of_replaced_processes_are_removed(
+    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """The open streams of killed processes do not count, and counters do not decrease."""
     async with gateway(valkey.url, provider, tmp_path, workers=2, GATEWAY_DRAIN="1") as gw:
-        app = await gw.app(backend)
-        prompt = provider.plays(ROLE, chunk("a"), HANG)
-        headers = app.headers(Connection="close")
-        body = {"prompt": prompt, "stream": True}
-        asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(10)]
 
         async def streams(expected: float) -> bool:
             return await read_metric(gw, "gateway_streams_open") == expected
 
-        await wait_until(lambda: streams(10), 15)
-        before = await read_metric(gw, ANSWERED)
-        victims = workers(gw)
-        for pid in victims:
-            os.kill(pid, number)
-        await asyncio.gather(*asking, return_exceptions=True)
-        await wait_until(lambda: gw.answers("/health"), 20)
-        await wait_until(lambda: streams(0), 20)
-        assert await read_metric(gw, ANSWERED) == before
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            await serves_with_two(gw)
+            app = await gw.app(backend)
+            prompt = provider.plays(ROLE, chunk("a"), HANG)
+            headers = app.headers(Connection="close")
+            body = {"prompt": prompt, "stream": True}
+            asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(10)]
+            await wait_until(lambda: streams(10), 15)
+            before = await read_metric(gw, ANSWERED)
+            for pid in workers(gw):
+                os.kill(pid, number)
+            await asyncio.gather(*asking, return_exceptions=True)
+            await wait_until(lambda: gw.answers("/health"), 20)
+            await wait_until(lambda: streams(0), 20)
+            assert await read_metric(gw, ANSWERED) == before
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @session
-async def test_a_gateway_says_where_it_listens_when_it_does(
-    processes: int, provider: FakeProvider, tmp_path: Path
-) -> None:
+async def test_a_gateway_says_where_it_listens_when_it_does(provider: FakeProvider, tmp_path: Path) -> None:
     """The start takes long here: the process waits two seconds for a Redis that does not answer."""
-    gw = Gateway("redis://127.0.0.1:1/0", provider, tmp_path)
-    gw.workers, said = processes, f"Uvicorn running on {gw.address}"
+    (metrics := tmp_path / "metrics").mkdir()
+    gw = Gateway("redis://127.0.0.1:1/0", provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(metrics))
+    said = f"Uvicorn running on {gw.address}"
     try:
         starting = asyncio.create_task(gw.start())
         while not accepts(gw.port):
@@ -110,6 +113,7 @@ async def test_a_gateway_says_where_it_listens_when_it_does(
             await asyncio.sleep(0.01)
         await starting
         await wait_until(lambda: gw.log.count(said) == 1)
+        assert not [*metrics.iterdir()], "a folder with metrics of others is not used"
     finally:
         await gw.stop()
         await gw.http.aclose()
@@ -125,7 +129,7 @@ async def test_streams_of_other_processes_continue_while_processes_die(
     async with gateway(valkey.url, provider, tmp_path, constants, workers=2, TMPDIR=str(temporary)) as gw:
         (folder,) = temporary.glob(f"{PREFIX}*")
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP):
-            await wait_until(lambda: len([pid for pid in workers(gw) if descriptors(pid) > STARTED]) == 2, 30)
+            await serves_with_two(gw)
             app, gate = await gw.app(backend), asyncio.Event()
             rest = [chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE]
             # Idle connections to the provider would count as streams in the next round.

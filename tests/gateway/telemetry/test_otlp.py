@@ -77,18 +77,6 @@ async def test_a_collector_that_does_not_answer(tracer: OtlpTracer, collector: F
     assert await close(tracer) < CLOSE_SECONDS
 
 
-@pytest.mark.usefixtures("_settings")
-async def test_queued_spans_are_sent_at_the_end(collector: FakeCollector) -> None:
-    tracer = OtlpTracer("test", flush_seconds=20)
-    for _ in range(QUEUE // 4):
-        assert record_trace(tracer)
-    await close(tracer)
-    assert len(collector.spans) == QUEUE
-    assert len({span.id for span in collector.spans}) == QUEUE
-    assert len({span.trace for span in collector.spans}) == QUEUE // 4
-    assert record_trace(tracer), "tracing after the end is not an error"
-
-
 @pytest.mark.parametrize(
     ("_settings", "alone", "sampled", "unsampled"),
     [

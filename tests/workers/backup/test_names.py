@@ -35,19 +35,17 @@ def test_which_files_a_backup_has() -> None:
     assert [name for name in BAD if is_file(name)] == []
 
 
-@pytest.mark.parametrize("unauthenticated", [False, True])
 async def test_a_forged_file(
-    unauthenticated: bool, empty: Service, servers: list[RedisServer], forger: Forger, target: Path, tmp_path: Path
+    empty: Service, servers: list[RedisServer], forger: Forger, target: Path, tmp_path: Path
 ) -> None:
-    """Also where the operator takes a backup that proves nothing."""
+    """The operator takes a backup that proves nothing."""
     for name in BAD:
         if name.startswith(("/", "certificates//")):
             name = name.replace("/outside", f"{tmp_path}/outside", 1)
         forger.forge(files=[[name, forger.add(b"forged"), "1"]])
         before = sorted(tmp_path.rglob("*"))
-        words = "names a file outside|is damaged" if unauthenticated else "was made with none of the keys"
-        with pytest.raises(BadBackup, match=words):
-            await empty.restore(target, unauthenticated=unauthenticated)
+        with pytest.raises(BadBackup, match=r"names a file outside|is damaged"):
+            await empty.restore(target, unauthenticated=True)
         assert sorted(tmp_path.rglob("*")) == before
         forger.remove_newest()
     assert files_of(empty.storage) == {}
@@ -65,8 +63,6 @@ SNAPSHOT = {"id": "../x", "at": "2026-07-02T10:00:00.000Z", "bytes": 1, "reason"
 DELETED = {"app": "app", "appId": "app", "deletedAt": "2026-07-02T10:00:00.000Z", "snapshots": []}
 BAD_RECORDS = [
     record(f"{TAG}:data:acc_1:../../x", "string", "{}"),
-    record(f"{TAG}:data-snapshots:acc_1:..", "hash", "snp_1", "{}"),
-    record("app:../x", "string", "{}"),
     record("app:a\\x", "string", "{}"),
     record("app:x", "string", {"id": "/etc/cron.d", "name": "x"}),
     record(f"{TAG}:site:app", "hash", "live", "../../../x"),
@@ -85,19 +81,15 @@ BAD_RECORDS = [
     record(f"{TAG}:data-snapshots:acc_1:app", "hash", "../x", "broken"),
     record(f"{TAG}:data-deleted:acc_1", "hash", "../x", DELETED),
     # A broken value does not hide the next one.
-    record(f"{TAG}:serving:app", "hash", "live", "broken", "preview", SERVED | {"served": "/x"}),
     record(f"{TAG}:serving:app", "hash", "live", '{"app":' + "[" * 50_000, "preview", SERVED | {"served": "/x"}),
-    record(f"{TAG}:data-snapshots:acc_1:app", "hash", "snp_0", "broken", "snp_1", SNAPSHOT),
     record(f"{TAG}:data-deleted:acc_1", "hash", "del_0", "broken", "del_1", DELETED | {"appId": ".."}),
 ]
 
 
 BROKEN_RECORDS = [
-    record("app:x", "string"),
     record("app:x", "string", "{}", "{}"),
     record("app:x", "stream", "{}"),
     record(f"{TAG}:site:app", "hash", "live"),
-    record(f"{TAG}:probes", "zset", "app", "one"),
     record(f"{TAG}:probes", "zset", "app", "nan"),
     record(f"{TAG}:probes", "zset", "app", "1e99999"),
     ["app:x", "string", 2**62, ["{}"]],
@@ -122,16 +114,11 @@ async def test_a_forged_record(empty: Service, servers: list[RedisServer], forge
 def test_records_that_a_backup_has() -> None:
     """A branch may contain a slash, and a broken record leads nowhere."""
     good = [
-        record(
-            f"{TAG}:deploy:dep_1", "hash", "id", "dep_1", "branch", "feature/../x", "restores", "data/app/snapshots/s"
-        ),
-        record(f"{TAG}:serving:app", "hash", "live", "broken"),
+        record(f"{TAG}:deploy:dep_1", "hash", "id", "dep_1", "branch", "feature/../x", "restores", "data/app/copies/s"),
         record(f"{TAG}:serving:app", "hash", "live", "broken", "preview", SERVED),
         record(f"{TAG}:site:app", "hash", "live", "dep_1", "queued:live", "dep_2", "preview:feature-x", "dep_3"),
         record(f"{TAG}:data-snapshots:acc_1:app", "hash", "snp_1", SNAPSHOT | {"id": "snp_1"}),
         record(f"{TAG}:data-deleted:acc_1", "hash", "del_1", DELETED),
-        record(f"{TAG}:serving", "zset", "app", "1"),
-        record("app:x", "string", "{"),
         record("app:x", "string", '{"id":' + "[" * 50_000),
         record(f"{TAG}:probes", "zset", "app", "1.7832e+18", "other", "-inf"),
         record(f"{TAG}:members:acc_1", "string", {"a/b@example.com": 1}),

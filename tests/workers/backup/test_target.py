@@ -1,7 +1,6 @@
 """Backups that somebody else has made or changed, who can write to the target."""
 
-import random
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from tests.support.redis_servers import RedisServer
 from tests.workers.backup.conftest import KEY, Forger, Service, files_of, objects_of
 from workers.backup.run import BackupRefused
 from workers.backup.target import LARGEST_LINES, MANIFEST_BYTES, BackupTarget, BadBackup, open_target
-
-OTHER_KEY = "another-encryption-key-of-32-characters"
 
 
 async def test_a_newer_backup_of_somebody_else(service: Service, empty: Service, tmp_path: Path) -> None:
@@ -63,13 +60,6 @@ async def test_an_old_backup_under_a_newer_name(service: Service, empty: Service
         await empty.restore(target)
 
 
-async def test_keys_that_were_rotated(service: Service, empty: Service, target: Path) -> None:
-    """Any of the keys may have made the authenticator."""
-    await empty.restore(target, key=f"{OTHER_KEY},{KEY}")
-    await service.back_up(target, encryption_key=f"{OTHER_KEY},{KEY}")
-    await empty.restore(target, key=f"{KEY},{OTHER_KEY}", force=True)
-
-
 async def test_the_authenticator_is_of_no_use_elsewhere(forger: Forger) -> None:
     """Neither as a fingerprint, nor as a signature of something else."""
     newest = forger.newest
@@ -82,19 +72,17 @@ async def test_the_authenticator_is_of_no_use_elsewhere(forger: Forger) -> None:
     assert made.hex()[:32] not in newest["keys"]
 
 
-@pytest.mark.parametrize("damage", ["remove", "shorten"])
-async def test_each_backup_is_listed(damage: str, service: Service, forger: Forger, target: Path) -> None:
+async def test_each_backup_is_listed(service: Service, forger: Forger, target: Path) -> None:
     """Also one that lacks an object, or has a file of another name or size."""
     opened = BackupTarget(open_target(str(target)), service.vault)
     [row] = await opened.describe_all()
     assert (row.state, row.accounts, row.apps, row.notes, row.detail) == ("complete", 1, 1, 0, "")
     for path in objects_of(target):
         whole = path.read_bytes()
-        path.write_bytes(whole[:-1])
-        if damage == "remove":
-            path.unlink()
-        [row] = await opened.describe_all()
-        assert (row.state, row.detail.partition(" of the backup is")[0]) == ("damaged", f"the object {path.name}")
+        for damage in (partial(path.write_bytes, whole[:-1]), path.unlink):
+            damage()
+            [row] = await opened.describe_all()
+            assert (row.state, row.detail.partition(" of the backup is")[0]) == ("damaged", f"the object {path.name}")
         path.write_bytes(whole)
     newest = forger.newest_file
     newest.with_name(newest.name.replace(".json", "")).write_bytes(newest.read_bytes())
@@ -151,22 +139,17 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 FORGED_FIELDS: list[dict[str, Any]] = [
-    {"files": [["../../../../x", 1]]},
     {"files": [["0" * 63 + "/", 1]]},
     {"files": [["0" * 64 + "\n", 1]]},
     {"files": [["0" * 64, -1]]},
     {"files": [["0" * 64, 10**30]]},
     {"records": [[]]},
-    {"records": 1},
     {"layout": 0},
-    {"layout": 10**400},
     {"at": "yesterday"},
-    {"at": None},
-    {"format": "1"},
     {"format": 10**400},
     {"format": 2},
 ]
-TEXTS = [b"", b"null", b"[]", b"\xff", b"{", b'{"format":1}', b'{"format":1,"x":' + DEEP.encode() + b"}"]
+TEXTS = [b"", b"null", b"\xff", b'{"format":1}', b'{"format":1,"x":' + DEEP.encode() + b"}"]
 
 
 async def test_forged_fields(empty: Service, servers: list[RedisServer], forger: Forger, target: Path) -> None:
@@ -205,28 +188,3 @@ async def test_an_object_that_grows_without_end(service: Service, tmp_path: Path
     with pytest.raises(BadBackup, match="is damaged"):
         await target.fetch(part, tmp_path / "fetched")
     assert (tmp_path / "fetched").stat().st_size < 1 << 22
-
-
-async def test_random_changes(
-    service: Service, empty: Service, servers: list[RedisServer], forger: Forger, target: Path
-) -> None:
-    """Whatever is changed in the file of a backup, it is refused, and by nothing but BadBackup."""
-    chance = random.Random(7)
-    opened = BackupTarget(open_target(str(forger.target)), empty.vault, unauthenticated=True)
-    whole = forger.newest_file.read_bytes()
-    for _ in range(150):
-        text = bytearray(whole)
-        for _ in range(chance.randint(1, 3)):
-            place = chance.randrange(len(text))
-            text[place : place + chance.randint(0, 3)] = chance.choice(
-                [b"", b'"', b"\\", b"9" * 5_000, b"{", b"]", b"../", b"\x00", b"null", bytes([chance.randrange(256)])]
-            )
-        if text != whole:
-            forger.write(bytes(text), stamp="29990101T000000000Z")
-            with pytest.raises(BadBackup):
-                await empty.restore(forger.target)
-            with suppress(BadBackup):
-                await opened.verify(await opened.find())
-            forger.remove_newest()
-    with servers[1].client() as client:
-        assert client.keys() == []
