@@ -89,8 +89,8 @@ async def assert_fits(page: Page, *widths: int) -> None:
 
 
 async def assert_usable(page: Page) -> None:
-    """Checks the page at 200 % and 400 %, with forced colors, and by keyboard."""
-    for size in (ZOOMED, NARROW):
+    """Checks the page at 200 % and 400 %, on a phone, with forced colors, and by keyboard."""
+    for size in (ZOOMED, PHONE, NARROW):
         await page.set_viewport_size(size)
         cut = await page.evaluate(CUT)
         assert not cut, (page.url, size["width"], cut)

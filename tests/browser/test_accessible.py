@@ -98,5 +98,5 @@ async def test_the_public_pages(browser: Browser, gw: Gateway, path: str) -> Non
     await page.goto(gw.address + path)
     await expect(page.get_by_role("heading").first).to_be_visible()
     await assert_good(page)
-    await assert_fits(page, 320, 390, 980, 1440)
+    await assert_fits(page, 980, 1440)
     await page.close()
