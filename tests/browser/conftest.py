@@ -66,8 +66,8 @@ async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
 
 @folder_fixture
 async def limited(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    limits = {"GATEWAY_RATE_LIMITS": "user=3", "GATEWAY_DAILY_CAPS": "free=0.0001"}
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("limited"), **limits) as running:
+    folder = tmp_path_factory.mktemp("limited")
+    async with gateway_with_redis(provider, folder, GATEWAY_RATE_LIMITS="user=3") as running:
         yield running
 
 
