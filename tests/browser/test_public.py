@@ -46,17 +46,12 @@ async def test_the_example_plays_token_by_token(browser: Browser, gw: Gateway) -
     await page.context.close()
 
 
-async def test_reduced_motion_shows_the_whole_answer(browser: Browser, gw: Gateway) -> None:
+async def test_reduced_motion_shows_the_whole_answer_and_code_can_be_copied(browser: Browser, gw: Gateway) -> None:
     page = await opened(browser, gw, motion="reduce")
     answer = page.locator("#answer p")
     await answer.scroll_into_view_if_needed()
     await expect(answer).to_contain_text(END)
     await expect(page.locator(".rest")).to_have_count(0)
-    await page.context.close()
-
-
-async def test_code_can_be_copied(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw)
     for name, start in (("Code", "import { streamComplete }"), ("How to register", "curl -X POST")):
         await page.get_by_role("button", name=f"Copy: {name}").click()
         copied: str = await page.evaluate("navigator.clipboard.readText()")
@@ -78,10 +73,15 @@ async def test_the_picture_follows_the_color_scheme(browser: Browser, gw: Gatewa
     await page.context.close()
 
 
-async def test_the_live_example_is_a_setting(browser: Browser, gw: Gateway) -> None:
+async def test_the_page_shows_what_the_settings_say(browser: Browser, gw: Gateway) -> None:
     page = await opened(browser, gw)
     link = page.get_by_role("link", name="Open the live example")
     assert await link.get_attribute("href") == EXAMPLE
+    limits = ("30 requests per minute", "50 registrations per day")
+    for text in ("€0.15", "€10.00", *limits, "never writes prompts or completions"):
+        await expect(page.get_by_text(text).first).to_be_visible()
+    await page.get_by_role("link", name="Log in", exact=True).click()
+    await expect(page.get_by_label("API key")).to_be_focused()
     await page.context.close()
 
 
