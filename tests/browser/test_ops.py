@@ -30,7 +30,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("ops"), SOON) as running:
+    """Starts a gateway whose apps run on Kubernetes."""
+    folder = tmp_path_factory.mktemp("ops")
+    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
+    async with gateway_with_redis(provider, folder, SOON, **settings) as running:
         yield running
 
 
@@ -550,21 +553,11 @@ async def test_providers_are_shown_and_switched(
             await expect(rows.nth(0).locator(".badge").first).to_have_text("Operational")
 
 
-async def test_pods_are_shown_on_kubernetes_only(
-    browser: Browser, inside: Page, provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
-) -> None:
-    await view(inside, "System")
-    await expect(inside.locator("#workers")).to_contain_text("No worker is running")
-    await expect(inside.get_by_role("heading", name="Pods")).to_be_hidden()
-    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}/storage"}
-    async with (
-        gateway_with_redis(provider, tmp_path, SOON, **settings) as gw,
-        opened(gw.redis.url) as store,
-        visiting(browser, gw, logged_in=True) as page,
-    ):
-        app, pods = await gw.app(backend), page.get_by_role("region", name="Pods")
+async def test_pods_are_shown(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    async with opened(gw.redis.url) as store:
+        app, pods = await gw.app(backend), inside.get_by_role("region", name="Pods")
         app_id = (await gw.platform("GET", f"apps/{app.name}")).json()["id"]
-        await view(page, "System")
+        await view(inside, "System")
         await expect(pods).to_contain_text("No worker reports the pods")
 
         await write_pod_report(store, PodReport(now_iso()))
@@ -595,14 +588,14 @@ async def test_pods_are_shown_on_kubernetes_only(
         row = pods.get_by_role("row").filter(has_text="dep_019b3c5a7d4abcdef0001")
         await expect(row).to_contain_text("for a moment")
         await expect(row).to_contain_text(reason)
-        await assert_fits(page, 320, 390, 760, 980, 1440)
-        await assert_accessible(page, EVERY_LOOK)
+        await assert_fits(inside, 320, 390, 760, 980, 1440)
+        await assert_accessible(inside, EVERY_LOOK)
 
         await store.client.delete(PODS_KEY)  # as when it expires
         await expect(pods).to_contain_text("No worker reports the pods")
         await write_pod_report(store, PodReport(now_iso(), 77, counts, failures, nodes, waiting))
         await row.get_by_role("link").click()
-        await expect(page.get_by_role("heading", level=1)).to_have_text(app.name)
+        await expect(inside.get_by_role("heading", level=1)).to_have_text(app.name)
 
 
 async def test_spending_is_read_on_any_dates(
