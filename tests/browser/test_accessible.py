@@ -88,6 +88,9 @@ async def test_the_operators_page(browser: Browser, gw: Gateway, backend: FakeAp
     for view in (*views, "deploys", "spending", "system", "audit"):
         await open_view(page, view)
         await assert_good(page)
+        if view == "system":
+            await expect(page.locator("#workers")).not_to_be_empty()
+            await expect(page.get_by_role("heading", name="Pods")).to_be_hidden()  # they are Kubernetes'
     gw.confidential |= {cookie["value"] for cookie in await context.cookies()}
     await context.close()
 
