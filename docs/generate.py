@@ -8,7 +8,6 @@ first line of each module, and the JSON schema of capsule.toml.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import json
 import re
@@ -46,11 +45,6 @@ def fill(page: str, part: str, text: str) -> str:
     """Returns the page in docs/ with this text as its part, which two comments enclose."""
     enclosed = re.compile(rf"(<!-- {part} -->\n).*(<!-- end of {part} -->\n)", re.DOTALL)
     return enclosed.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", (DOCS / page).read_text())
-
-
-@functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def keyspace() -> str:
@@ -109,16 +103,18 @@ def architecture() -> str:
 def limits() -> Iterator[str]:
     """Yield a row for each allowance, and for each other module that answers 429."""
     kinds = {kind.__name__: kind for kind in subclasses(ServiceError) if kind.status == 429}
+    named = re.compile("|".join(["Allowance", *kinds]))
     for path in sorted((ROOT / "gateway").rglob("*.py")):
-        for node in ast.walk(parse(path)):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if named.search(text) else ():
             match node:
                 case ast.Call(func=ast.Name(id="Allowance"), args=[_, *values]):
-                    limit, seconds, *text = map(ast.literal_eval, values)
-                    named = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "error"]
-                    kind = kinds[named[0] if named else "RateLimited"]
+                    limit, seconds, *words = map(ast.literal_eval, values)
+                    errors = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "error"]
+                    kind = kinds[errors[0] if errors else "RateLimited"]
                     counted = (
-                        f"{text[0].format(limit=limit)}."
-                        if text
+                        f"{words[0].format(limit=limit)}."
+                        if words
                         else f"{describe_kind(kind)[:-1]}: {limit} in {seconds} s."
                     )
                 case ast.Call(func=ast.Name(id=name)) | ast.Raise(exc=ast.Name(id=name)) if name in kinds:
@@ -146,9 +142,11 @@ def sections() -> Iterator[str]:
     """Yield a section for each folder, with a table of its modules."""
     folders = {path.parent for top in ("capsule_gateway", "gateway", "workers") for path in (ROOT / top).rglob("*.py")}
     for folder in sorted(folders):
-        texts = {path.name: ast.get_docstring(parse(path)) for path in sorted(folder.glob("*.py"))}
-        first = {name: text.splitlines()[0].replace("|", "\\|") for name, text in texts.items() if text}
-        lines = [f"| `{name}` | {line} |" for name, line in first.items()]
+        first = {path.name: path.read_text().partition("\n")[0] for path in sorted(folder.glob("*.py"))}
+        described = {
+            name: line.strip('"').replace("|", "\\|") for name, line in first.items() if line.startswith('"""')
+        }
+        lines = [f"| `{name}` | {text} |" for name, text in described.items()]
         if lines:
             yield "\n".join([f"## {folder.relative_to(ROOT)}/\n", "| module | |", "| --- | --- |", *lines, ""])
 
