@@ -28,11 +28,11 @@ def record(holder: Holder, page: Page | None = None) -> list[str]:
 
 async def settle(paths: list[str]) -> None:
     """Waits until the page has made no requests for four seconds."""
-    while True:
-        before = len(paths)
-        await asyncio.sleep(4)
-        if len(paths) == before:
-            return
+    async with asyncio.timeout(60):
+        before = -1
+        while len(paths) != before:
+            before = len(paths)
+            await asyncio.sleep(4)
 
 
 async def test_idle_views_make_no_requests(holder: Holder, browser: Browser) -> None:
