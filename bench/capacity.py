@@ -51,16 +51,6 @@ class Load:
     events: int  # per second
 
 
-@dataclass(frozen=True)
-class Needs:
-    gateways: int  # processes, one core each
-    gateway_mib: int  # memory of all of them
-    shards: int
-    redis_mib: int  # for requests and active users, without accounts, apps and deliveries
-    webhook_workers: int
-    euros: int  # per month
-
-
 LOADS = [
     Load(100, 20, 3_000, 1),
     Load(1_000, 200, 30_000, 10),
@@ -77,21 +67,20 @@ def gateway_cores(load: Load) -> float:
     return (requests + load.tokens * TOKEN_US + load.streams * STREAM_US) / 1e6
 
 
-def needs(load: Load) -> Needs:
+def needs(load: Load) -> list[int | str]:
+    """Returns the cells of the load's row. The provider's price is for output alone."""
     gateways = max(2, math.ceil(gateway_cores(load) / USED), math.ceil(load.streams / DESCRIPTORS))
     shards = max(1, math.ceil(load.requests * REDIS_US / 1e6 / REDIS_USED))
     workers = max(2, math.ceil(load.events / DELIVERIES / USED))
     gateway_mib = math.ceil(gateways * PROCESS_MIB + load.streams * STREAM_KIB / 1024)
     users = load.requests * 60 / REQUESTS_PER_USER
     settled = load.requests * SETTLED_SECONDS
+    # Of requests and active users, without accounts, apps and deliveries.
     redis_mib = math.ceil((load.streams * RUNNING_BYTES + users * USER_BYTES + settled * SETTLED_BYTES) / 1_048_576)
-    cores = max(gateways, gateway_mib / MIB_PER_CORE) + shards * COPIES + workers
-    return Needs(gateways, gateway_mib, shards, redis_mib, workers, round(cores * CORE_EUROS))
-
-
-def provider_euros(load: Load) -> float:
-    """Returns the provider's price per hour, for output alone."""
-    return load.tokens * OUTPUT_NANO_EUROS * 3600 / 1e9
+    euros = (max(gateways, gateway_mib / MIB_PER_CORE) + shards * COPIES + workers) * CORE_EUROS
+    provider_euros = load.tokens * OUTPUT_NANO_EUROS * 3600 / 1e9
+    cells: list[int | str] = [load.streams, load.requests, load.tokens, load.events, gateways, f"{gateway_mib:,} MiB"]
+    return [*cells, shards, f"{redis_mib:,} MiB", workers, round(euros), round(provider_euros)]
 
 
 def table(loads: list[Load]) -> str:
@@ -101,10 +90,8 @@ def table(loads: list[Load]) -> str:
         "| --- " * 11 + "|",
     ]
     for load in loads:
-        need = needs(load)
-        cells = [load.streams, load.requests, load.tokens, load.events, need.gateways, f"{need.gateway_mib:,} MiB"]
-        cells += [need.shards, f"{need.redis_mib:,} MiB", need.webhook_workers, need.euros, round(provider_euros(load))]
-        lines.append("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |")
+        cells = [f"{cell:,}" if isinstance(cell, int) else cell for cell in needs(load)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

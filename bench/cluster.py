@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import hmac
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -25,8 +24,7 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from hosting import cpu_seconds, resident_mib
-from rig import SCRATCH, free_port, redis_command
+from rig import cpu_seconds, open_folder, redis_server, resident_mib
 
 from gateway.deploys.serving import Records, Step, Wanted
 from gateway.loops import freeze_heap
@@ -103,20 +101,12 @@ async def deploy(store: Store, wanted: Wanted) -> None:
 
 
 async def measure(folder: Path, number: int) -> None:
-    redis_port = free_port()
-    redis = subprocess.Popen(redis_command(redis_port), cwd=folder, stdout=subprocess.DEVNULL)
-    store = Store(f"redis://127.0.0.1:{redis_port}/0")
     settings = Settings(
         apps_domain=DOMAIN, kubernetes_image="capsule", data_dir=str(folder / "data"), encryption_key=KEY
     )
     api, reported = FakeApi(), set[str]()
-    try:
-        while True:
-            try:
-                await store.client.ping()
-                break
-            except Exception:
-                await asyncio.sleep(0.1)
+    with redis_server() as redis_port:
+        store = Store(f"redis://127.0.0.1:{redis_port}/0")
         wanted = await register(store, folder / "storage", number)
         fill(api, wanted, settings)
         freeze_heap()  # a collection of the API server's objects would hold up the worker's deploys
@@ -142,10 +132,7 @@ async def measure(folder: Path, number: int) -> None:
             finally:
                 worker.terminate()
                 await asyncio.to_thread(worker.wait)
-    finally:
         await store.close()
-        redis.terminate()
-        redis.wait()
 
 
 async def report(store: Store, api: FakeApi, wanted: list[Wanted], reported: set[str], pid: int, log: Path) -> None:
@@ -187,9 +174,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("apps", type=int, nargs="*", default=APPS, help="numbers of apps, by default 100 1000 5000")
     for number in parser.parse_args().apps:
-        folder = SCRATCH / f"cluster-{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "data").mkdir(parents=True)
+        folder = open_folder(f"cluster-{number}")
+        (folder / "data").mkdir()
         try:
             asyncio.run(measure(folder, number))
         except RuntimeError as error:

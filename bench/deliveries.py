@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 
@@ -22,7 +21,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rig import SCRATCH, free_port, install_commit, redis_command
+from rig import SCRATCH, cpu_seconds, install_commit, redis_server, two_cores
 
 from gateway.accounts.vault import Vault
 from gateway.events import scripts
@@ -57,11 +56,6 @@ class Receiver:
                 writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def emit(store: Store, account: str, event_type: str) -> str:
@@ -147,25 +141,17 @@ def main() -> int:
 
 
 def measure_here() -> int:
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise SystemExit("bench: needs two cores, one of them only for the worker")
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    os.sched_setaffinity(0, {cores[0]})
-    port = free_port()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{port}/0",
-        "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
-        "GATEWAY_ENCRYPTION_KEY": KEY,
-    }
-    with ExitStack() as stack:
-        redis = subprocess.Popen([str(word) for word in redis_command(port)], stdout=subprocess.DEVNULL)
-        stack.callback(redis.wait, 10)
-        stack.callback(redis.terminate)
-        time.sleep(0.5)
+    others, alone = two_cores()
+    os.sched_setaffinity(0, {others})
+    with redis_server() as port:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{port}/0",
+            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+            "GATEWAY_ENCRYPTION_KEY": KEY,
+        }
         command = [sys.executable, "-m", "workers", "webhooks"]
-        return 0 if uvloop.run(measure(environment["GATEWAY_REDIS_URL"], command, environment, cores[1])) else 1
+        return 0 if uvloop.run(measure(environment["GATEWAY_REDIS_URL"], command, environment, alone)) else 1
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ exit code is 1 if the provider ever answered 429, or if a quiet account waited t
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +16,7 @@ from contextlib import ExitStack, asynccontextmanager
 import aiohttp
 import jwt
 import uvloop
-from rig import OPERATOR_TOKEN, SCRATCH, free_port, redis_command
+from rig import OPERATOR_TOKEN, free_port, redis_server, running
 
 BOUND = 100  # concurrent requests at the provider
 GATEWAYS = 8
@@ -74,12 +72,10 @@ class Provider:
 
 
 @asynccontextmanager
-async def running(provider_port: int) -> AsyncIterator[list[str]]:
-    """Runs Redis and the gateways, and yield the gateways' addresses."""
+async def serving(provider_port: int) -> AsyncIterator[list[str]]:
+    """Runs Redis and the gateways, and yields the gateways' addresses."""
     with ExitStack() as stack:
-        SCRATCH.mkdir(parents=True, exist_ok=True)
-        redis, ports = free_port(), [free_port() for _ in range(GATEWAYS)]
-        _start(stack, redis_command(redis), {})
+        redis, ports = stack.enter_context(redis_server()), [free_port() for _ in range(GATEWAYS)]
         environment = {
             "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{redis}/0",
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{provider_port}",
@@ -94,30 +90,10 @@ async def running(provider_port: int) -> AsyncIterator[list[str]]:
             "GATEWAY_LOG_LEVEL": "error",
         }
         for port in ports:
-            _start(stack, [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(port)], environment)
-        addresses = [f"http://127.0.0.1:{port}" for port in ports]
-        async with aiohttp.ClientSession() as session:
-            for address in addresses:
-                await _until_ready(session, address)
-        yield addresses
-
-
-def _start(stack: ExitStack, command: list[str], environment: dict[str, str]) -> None:
-    process = subprocess.Popen(command, env={**os.environ, **environment}, cwd=SCRATCH, stdout=subprocess.DEVNULL)
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
-
-
-async def _until_ready(session: aiohttp.ClientSession, address: str) -> None:
-    for _ in range(300):
-        try:
-            async with session.get(f"{address}/ready") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass
-        await asyncio.sleep(0.1)
-    raise SystemExit(f"{address} did not start")
+            command = [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(port)]
+            gateway = running(f"gateway-{port}", command, port, env=environment, path="/ready")
+            await asyncio.to_thread(stack.enter_context, gateway)
+        yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
 async def create_app(session: aiohttp.ClientSession, address: str, name: str) -> str:
@@ -189,7 +165,7 @@ async def measure(provider: Provider, addresses: list[str]) -> tuple[list[float]
 
 async def main() -> int:
     provider, port = Provider(), free_port()
-    async with await asyncio.start_server(provider.serve, "127.0.0.1", port), running(port) as addresses:
+    async with await asyncio.start_server(provider.serve, "127.0.0.1", port), serving(port) as addresses:
         waits, share, failed = await measure(provider, addresses)
     p50, p99 = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
     print("| fair share | measured | must |")

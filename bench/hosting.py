@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import socket
 import string
 import subprocess
@@ -21,7 +20,7 @@ from statistics import quantiles
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rig import SCRATCH, free_port
+from rig import cpu_seconds, free_port, list_processes, open_folder, resident_mib, two_cores
 
 from gateway.settings import Settings
 from workers.hosting import caddy
@@ -50,22 +49,6 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: 
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
     return await reader.readexactly(int(length.partition(b":")[2]))
-
-
-def list_processes(pid: int) -> list[int]:
-    """Returns the process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(found for child in children for found in list_processes(int(child)))]
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in list_processes(pid)]
-    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mib(pid: int) -> float:
-    pages = sum(int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in list_processes(pid))
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 async def measure_files(port: int, pid: int) -> None:
@@ -154,16 +137,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--command", help="another server, with $folder and $port in it")
     options = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise SystemExit("bench: needs two cores, one of them only for the server")
-    os.sched_setaffinity(0, {cores[0]})
-    folder = SCRATCH / "hosting"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for each in (folder, *folder.parents):
-        each.chmod(each.stat().st_mode | 0o011)  # the server may be another user
-    asyncio.run(run(options.command, folder, cores[1]))
+    others, alone = two_cores()
+    os.sched_setaffinity(0, {others})
+    asyncio.run(run(options.command, open_folder("hosting"), alone))
     return 0
 
 

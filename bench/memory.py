@@ -6,17 +6,17 @@ Prints the bytes per item that docs/redis.md lists: the growth of `used_memory`,
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rig import free_port, redis_command
+from rig import redis_server
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
@@ -37,6 +37,7 @@ DAYS = 35  # for which a day's spend is kept
 HEADERS = msgspec.json.encode(
     {"Content-Type": "application/json", "Content-Length": "15", "Date": "Sat, 21 Nov 2026 12:00:00 GMT", "Server": "x"}
 ).decode()
+LONG_HEADERS = msgspec.json.encode({f"X-{n}": "v" * 90 for n in range(10)}).decode()  # with 1 KB, all that is kept
 GROUP = "webhooks"
 
 Fill = Callable[[Store, int], Awaitable[None]]
@@ -120,17 +121,10 @@ async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> 
     )
 
 
-async def fill_deliveries(store: Store, count: int) -> None:
-    """Records deliveries answered with four headers and a short body."""
+async def fill_deliveries(store: Store, count: int, headers: str = HEADERS, body: str = '{"status":"ok"}') -> None:
+    """Records deliveries answered with four headers and a short body, unless others are given."""
     for number in range(count):
-        await deliver(store, crash(f"acc_{number // 1000}"), HEADERS, '{"status":"ok"}')
-
-
-async def fill_long_deliveries(store: Store, count: int) -> None:
-    """Records deliveries with the longest answers that the log keeps."""
-    for number in range(count):
-        headers = msgspec.json.encode({f"X-{n}": "v" * 90 for n in range(10)}).decode()
-        await deliver(store, crash(f"acc_{number // 1000}"), headers, "x" * 1024)
+        await deliver(store, crash(f"acc_{number // 1000}"), headers, body)
 
 
 async def fill_shares(store: Store, count: int) -> None:
@@ -192,7 +186,7 @@ THINGS: list[tuple[str, int, Fill]] = [
     ("running request", 5_000, fill_running),
     ("waiting event", 10_000, fill_waiting),
     ("logged delivery, short answer", 5_000, fill_deliveries),
-    ("logged delivery, longest answer", 3_000, fill_long_deliveries),
+    ("logged delivery, longest answer", 3_000, partial(fill_deliveries, headers=LONG_HEADERS, body="x" * 1024)),
     ("account with a full store of events", 4, fill_shares),
     ("finished deploy", 3_000, fill_deploys),
 ]
@@ -216,14 +210,8 @@ async def measure(url: str) -> None:
 
 
 def main() -> None:
-    port = free_port()
-    redis = subprocess.Popen([str(word) for word in redis_command(port)], stdout=subprocess.DEVNULL)
-    try:
-        time.sleep(0.5)
+    with redis_server() as port:
         asyncio.run(measure(f"redis://127.0.0.1:{port}/0"))
-    finally:
-        redis.terminate()
-        redis.wait(10)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import redis
 from callers import APPS, Pace
-from rig import Rig, Target
+from rig import Rig, Target, cpu_seconds
 from workloads import Load
 
 TOKENS = 64
@@ -75,11 +74,6 @@ def request_cost(processes: int) -> Measure:
 
 def wrong(result: dict[str, Any]) -> int:
     return int(result["bad"] + result["stale"])
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Ramp:

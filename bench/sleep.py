@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +21,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from hosting import cpu_seconds, list_processes, resident_mib
-from rig import SCRATCH, free_port, redis_command
+from rig import cpu_seconds, free_port, list_processes, open_folder, redis_server, resident_mib
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
@@ -138,30 +135,25 @@ async def run(folder: Path, number: int, app: Path | None, start: str) -> None:
     releases = Releases(folder)
     releases.create_folders()
     make_apps(releases, number, app, start)
-    port = free_port()
-    redis_url = f"redis://127.0.0.1:{port}/0"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "GATEWAY_REDIS_URL": redis_url,
-        "GATEWAY_ENCRYPTION_KEY": KEY,
-        "GATEWAY_DATA_DIR": str(folder),
-        "GATEWAY_APPS_DOMAIN": DOMAIN,
-        "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}",
-        "GATEWAY_APP_SLEEP": f"free={SLEEP_SECONDS:g}",
-    }
-    with ExitStack() as stack:
-        for command in ([*map(str, redis_command(port))], [sys.executable, "-m", "workers", "sites"]):
-            with (folder / "log").open("ab") as log:
-                process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-            stack.callback(process.wait, 60)
-            stack.callback(process.terminate)
-            await asyncio.sleep(0.5)
-            if "workers" not in command:
-                await register_apps(redis_url, number)
+    with redis_server() as port, (folder / "log").open("ab") as log:
+        redis_url = f"redis://127.0.0.1:{port}/0"
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GATEWAY_REDIS_URL": redis_url,
+            "GATEWAY_ENCRYPTION_KEY": KEY,
+            "GATEWAY_DATA_DIR": str(folder),
+            "GATEWAY_APPS_DOMAIN": DOMAIN,
+            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}",
+            "GATEWAY_APP_SLEEP": f"free={SLEEP_SECONDS:g}",
+        }
+        await register_apps(redis_url, number)
+        worker = subprocess.Popen([sys.executable, "-m", "workers", "sites"], env=environment, stdout=log, stderr=log)
         try:
-            await measure(releases.folder, process.pid, number)
+            await measure(releases.folder, worker.pid, number)
         finally:
             await stop_apps(releases.folder, releases)
+            worker.terminate()
+            worker.wait(60)
 
 
 def main() -> int:
@@ -170,12 +162,7 @@ def main() -> int:
     parser.add_argument("--app", type=Path, help="the folder of an app, in place of a Node server of one line")
     parser.add_argument("--start", default="exec node server.js", help="its start command")
     options = parser.parse_args()
-    folder = SCRATCH / "sleep"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for each in (folder, *folder.parents):
-        each.chmod(each.stat().st_mode | 0o011)  # apps are other users
-    asyncio.run(run(folder, options.apps, options.app, options.start))
+    asyncio.run(run(open_folder("sleep"), options.apps, options.app, options.start))
     return 0
 
 

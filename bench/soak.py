@@ -39,7 +39,7 @@ import redis
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from callers import APPS
-from rig import PROMPT, SCRATCH, Rig, Target
+from rig import PROMPT, SCRATCH, Rig, Target, list_processes
 from workloads import Load
 
 from bench import INPUT_PRICE, OUTPUT_PRICE, REPORTED_INPUT
@@ -108,7 +108,7 @@ class Soak:
         self.message = result["errmsg"]
 
     def _sample(self, now: float) -> None:
-        for pid in processes(self.gateway.pid):
+        for pid in list_processes(self.gateway.pid):
             memory, descriptors = usage(pid)
             if memory:
                 self.series.setdefault(f"{role(pid)} {pid}", Series()).add(now, memory, descriptors)
@@ -130,10 +130,10 @@ class Soak:
         self._requests = requests
 
     def _kill_the_newest(self) -> None:
-        serving = [pid for pid in processes(self.gateway.pid) if role(pid) == "gateway"]
+        serving = [pid for pid in list_processes(self.gateway.pid) if role(pid) == "gateway"]
         if len(serving) > 1:
             self.kills += 1
-            os.kill(serving[-1], signal.SIGKILL)
+            os.kill(max(serving), signal.SIGKILL)
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -195,20 +195,6 @@ class Soak:
         lines += [f"The first wrong answer: {self.message}"] if self.message else []
         lines += [f"FAULT: {fault}" for fault in self.faults]
         return "\n".join(lines)
-
-
-def processes(root: int) -> list[int]:
-    """Returns the process and its descendants, oldest first."""
-    found, queue = [root], [root]
-    while queue:
-        parent = queue.pop()
-        try:
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        except OSError:
-            continue
-        found += map(int, children)
-        queue += map(int, children)
-    return [found[0], *sorted(found[1:])]
 
 
 def role(pid: int) -> str:

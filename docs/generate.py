@@ -25,10 +25,6 @@ from gateway.events.catalog import SAMPLES
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
-LIMITS = re.compile(r"(<!-- limits -->\n).*(<!-- end of limits -->\n)", re.DOTALL)
-EVENTS = re.compile(r"(<!-- events -->\n).*(<!-- end of events -->\n)", re.DOTALL)
-ACCESS = re.compile(r"(<!-- access -->\n).*(<!-- end of access -->\n)", re.DOTALL)
 MODULES = """# Modules
 
 This page lists every module of the service with the first line of its docstring. `python -m docs.generate` writes it,
@@ -45,8 +41,10 @@ spec:
 """
 
 
-def describe(path: Path) -> str:
-    return ast.get_docstring(ast.parse(path.read_text())) or ""
+def fill(page: str, part: str, text: str) -> str:
+    """Returns the page in docs/ with this text as its part, which two comments enclose."""
+    enclosed = re.compile(rf"(<!-- {part} -->\n).*(<!-- end of {part} -->\n)", re.DOTALL)
+    return enclosed.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", (DOCS / page).read_text())
 
 
 def keyspace() -> str:
@@ -55,16 +53,13 @@ def keyspace() -> str:
         head = f"## {title}\n\n| key | type | holds | expires |\n| --- | --- | --- | --- |"
         rows = [f"| `{each.name}` | {each.holds.replace(': ', ' | ', 1)} | {each.ends} |" for each in table]
         tables.append("\n".join([head, *rows]))
-    page = (DOCS / "keyspace.md").read_text()
-    return TABLES.sub(lambda match: "\n\n".join([match[1].rstrip(), *tables, match[2]]), page)
+    return fill("keyspace.md", "tables", "\n\n".join(tables))
 
 
 def api() -> str:
-    page = (DOCS / "api.md").read_text()
     heads = ["call", *SCOPES, "with `app`", "developer", "viewer", "agents and command line"]
     rows = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *(access_row(*each) for each in CALLS.items())]
-    table = "\n".join(rows)
-    return ACCESS.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
+    return fill("api.md", "access", "\n".join(rows))
 
 
 def access_row(address: str, call: Call) -> str:
@@ -79,12 +74,10 @@ def access_row(address: str, call: Call) -> str:
 
 
 def webhooks() -> str:
-    page = (DOCS / "webhooks.md").read_text()
     rows = [f"| `{name}` | {', '.join(fields(type(sample)))} |" for name, sample in SAMPLES.items()]
     table = "\n".join(["| event | data besides `appId` and `appName` |", "| --- | --- |", *rows])
     texts = [f"**`{name}`**: {inspect.getdoc(type(sample))}" for name, sample in SAMPLES.items()]
-    text = "\n\n".join([table, "## When events are sent", *texts])
-    return EVENTS.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page)
+    return fill("webhooks.md", "events", "\n\n".join([table, "## When events are sent", *texts]))
 
 
 def fields(event: type[msgspec.Struct]) -> Iterator[str]:
@@ -103,24 +96,25 @@ def fields(event: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def architecture() -> str:
-    page = (DOCS / "architecture.md").read_text()
     table = "\n".join(["| code | what is counted | file |", "| --- | --- | --- |", *sorted(set(limits()))])
-    return LIMITS.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
+    return fill("architecture.md", "limits", table)
 
 
 def limits() -> Iterator[str]:
     """Yield a row for each allowance, and for each other module that answers 429."""
     kinds = {kind.__name__: kind for kind in subclasses(ServiceError) if kind.status == 429}
+    named = re.compile("|".join(["Allowance", *kinds]))
     for path in sorted((ROOT / "gateway").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if named.search(text) else ():
             match node:
                 case ast.Call(func=ast.Name(id="Allowance"), args=[_, *values]):
-                    limit, seconds, *text = map(ast.literal_eval, values)
-                    named = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "error"]
-                    kind = kinds[named[0] if named else "RateLimited"]
+                    limit, seconds, *words = map(ast.literal_eval, values)
+                    errors = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "error"]
+                    kind = kinds[errors[0] if errors else "RateLimited"]
                     counted = (
-                        f"{text[0].format(limit=limit)}."
-                        if text
+                        f"{words[0].format(limit=limit)}."
+                        if words
                         else f"{describe_kind(kind)[:-1]}: {limit} in {seconds} s."
                     )
                 case ast.Call(func=ast.Name(id=name)) | ast.Raise(exc=ast.Name(id=name)) if name in kinds:
@@ -148,14 +142,13 @@ def sections() -> Iterator[str]:
     """Yield a section for each folder, with a table of its modules."""
     folders = {path.parent for top in ("capsule_gateway", "gateway", "workers") for path in (ROOT / top).rglob("*.py")}
     for folder in sorted(folders):
-        lines = [f"| `{path.name}` | {first_line(path)} |" for path in sorted(folder.glob("*.py")) if describe(path)]
+        first = {path.name: path.read_text().partition("\n")[0] for path in sorted(folder.glob("*.py"))}
+        described = {
+            name: line.strip('"').replace("|", "\\|") for name, line in first.items() if line.startswith('"""')
+        }
+        lines = [f"| `{name}` | {text} |" for name, text in described.items()]
         if lines:
             yield "\n".join([f"## {folder.relative_to(ROOT)}/\n", "| module | |", "| --- | --- |", *lines, ""])
-
-
-def first_line(path: Path) -> str:
-    """Return the first line of the module's docstring."""
-    return describe(path).splitlines()[0].replace("|", "\\|")
 
 
 def schema() -> str:
@@ -169,11 +162,16 @@ def prometheus_rule() -> str:
     return f"{RULE}{body}"
 
 
+PAGES = {
+    "ops/kubernetes/monitoring/prometheus-rule.yaml": prometheus_rule,
+    "docs/capsule.schema.json": schema,
+    "docs/api.md": api,
+    "docs/keyspace.md": keyspace,
+    "docs/architecture.md": architecture,
+    "docs/modules.md": modules,
+    "docs/webhooks.md": webhooks,
+}
+
 if __name__ == "__main__":
-    (ROOT / "ops/kubernetes/monitoring/prometheus-rule.yaml").write_text(prometheus_rule())
-    (DOCS / "capsule.schema.json").write_text(schema())
-    (DOCS / "api.md").write_text(api())
-    (DOCS / "keyspace.md").write_text(keyspace())
-    (DOCS / "architecture.md").write_text(architecture())
-    (DOCS / "modules.md").write_text(modules())
-    (DOCS / "webhooks.md").write_text(webhooks())
+    for name, write in PAGES.items():
+        (ROOT / name).write_text(write())

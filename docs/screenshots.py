@@ -12,7 +12,9 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
 from tests.support.accounts import Account, App
+from tests.support.deploys import report_phases
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
@@ -81,40 +84,28 @@ class Scene:
         self.gw, self.account, self.app = gw, account, app
         self.deploy = ""
 
-    async def call(self, method: str, path: str, body: object = None) -> dict[str, str]:
-        headers = {"Authorization": f"Bearer {self.account.key}"}
-        response = await self.gw.http.request(method, path, json=body, headers=headers)
-        response.raise_for_status()
-        found: dict[str, str] = response.json() if response.content else {}
-        return found
+    async def call(self, method: str, path: str, body: object = None) -> Any:
+        response = (await self.account.call(method, path, body)).raise_for_status()
+        return response.json() if response.content else None
 
-    async def rows(self, path: str) -> list[dict[str, Any]]:
-        response = await self.gw.http.get(path, headers={"Authorization": f"Bearer {self.account.key}"})
-        response.raise_for_status()
-        found: list[dict[str, Any]] = response.json()
-        return found
-
-    async def deployed(self, app: str, *phases: tuple[str, bool, str], kind: str = "live") -> str:
-        queued = await self.gw.platform("POST", f"apps/{app}/deploys", {"kind": kind})
-        deploy: str = queued.json()["deployId"]
-        for phase, ok, reason in phases:
-            report = {"phase": phase, "ok": ok, "reason": reason}
-            (await self.gw.platform("POST", f"deploys/{deploy}/phases", report)).raise_for_status()
+    async def deployed(self, app: str, *phases: str, ok: bool = True, reason: str = "", kind: str = "live") -> str:
+        deploy: str = (await self.gw.platform("POST", f"apps/{app}/deploys", {"kind": kind})).json()["deployId"]
+        await report_phases(self.gw, deploy, *phases, ok=ok, reason=reason)
         return deploy
 
     async def play(self, receiver: FakeReceiver, backend: FakeAppBackend) -> None:
-        went = [("build", True, ""), ("health", True, ""), ("canary", True, "")]
+        phases = ("build", "health", "canary")
         await self.call("PUT", "/account/webhook", {"url": receiver.url("/events")})
         for kind in ("deploy.succeeded", "app.unhealthy"):
             await self.delivered(kind)
         receiver.plays("/events", answer(503))
         await self.delivered("security.finding")
         receiver.plays("/events")
-        await self.deployed("notes", *went)
-        await self.deployed("shop", ("build", False, "the build command ended with status 1"))
-        await self.deployed("notes", *went[:2], kind="preview")
-        self.deploy = await self.deployed("notes", went[0])
-        await self.deployed("shop", *went)
+        await self.deployed("notes", *phases)
+        await self.deployed("shop", "build", ok=False, reason="the build command ended with status 1")
+        await self.deployed("notes", *phases[:2], kind="preview")
+        self.deploy = await self.deployed("notes", phases[0])
+        await self.deployed("shop", *phases)
         finding = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
         (await self.gw.platform("POST", "apps/shop/findings", {"findings": [finding]})).raise_for_status()
         (await self.gw.platform("POST", "apps/shop/crashes", {"reason": "oom", "exitCode": 137})).raise_for_status()
@@ -128,11 +119,8 @@ class Scene:
 
     async def delivered(self, kind: str) -> None:
         event = await self.call("POST", "/account/webhook/test", {"type": kind})
-
-        async def logged() -> bool:
-            return any(row["id"] == event["id"] for row in await self.call("GET", "/account/deliveries"))
-
-        await wait_until(logged)
+        log = partial(self.call, "GET", "/account/deliveries")
+        await wait_until(log, holds=lambda rows: any(row["id"] == event["id"] for row in rows))
 
     async def the_past(self) -> None:
         """Write the records that a day of use leaves in the database."""
@@ -140,9 +128,9 @@ class Scene:
         with self.gw.redis.client() as client:
             self.used_before(client, now)
             self.asked_before(client, now)
-            spend = spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
-            client.hset(spend, mapping={"settled": 741_300_000, "reserved": 96_000_000})
-            spenders = spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
+            today = day_of(int(now * 1000))
+            client.hset(spend_key(self.account.id, today), mapping={"settled": 741_300_000, "reserved": 96_000_000})
+            spenders = spenders_key(today)
             client.zadd(spenders, {"total": 741_300_000, self.account.id: 741_300_000})
             client.expire(spenders, 48 * 3600)
             for app, state, since in (("notes", "healthy", 260_000), ("shop", "unhealthy", 700)):
@@ -242,17 +230,31 @@ class Scene:
         client.expire(key, 3600)
 
 
-async def visit(browser: Browser, scene: Scene, scheme: str, size: dict[str, int]) -> Page:
-    context = await browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=SCALE)
+@asynccontextmanager
+async def visiting(
+    browser: Browser,
+    scene: Scene,
+    scheme: Any = "light",
+    size: Any = DESKTOP,
+    at: str = "dashboard",
+    scale: float = SCALE,
+) -> AsyncIterator[Page]:
+    """Opens the dashboard, or the operators' page at "ops", logged in; or another page."""
+    context = await browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=scale)
     page = await context.new_page()
-    await page.goto(f"{scene.gw.address}/dashboard")
-    return page
+    await page.goto(f"{scene.gw.address}/{at}")
+    if at == "dashboard":
+        await log_in(page, "API key", scene.account.key, "Overview")
+    elif at == "ops":
+        await log_in(page, "Operator token", OPERATOR, "Spending today")
+    yield page
+    await context.close()
 
 
-async def log_in(page: Page, scene: Scene) -> None:
-    await page.get_by_label("API key").fill(scene.account.key)
+async def log_in(page: Page, label: str, credential: str, heading: str) -> None:
+    await page.get_by_label(label).fill(credential)
     await page.keyboard.press("Enter")
-    await page.get_by_role("heading", name="Overview").wait_for()
+    await page.get_by_role("heading", name=heading).first.wait_for()
 
 
 async def shoot(page: Page, name: str, whole: bool = True) -> None:
@@ -268,83 +270,66 @@ async def open_view(page: Page, name: str, title: str) -> None:
 
 
 async def take(browser: Browser, scene: Scene) -> None:
-    page = await visit(browser, scene, "light", DESKTOP)
-    await shoot(page, "log-in")
-    await log_in(page, scene)
-    await shoot(page, "overview")
-    await open_view(page, "Usage", "Usage")
-    await shoot(page, "usage")
-    await open_view(page, "Requests", "Requests")
-    await shoot(page, "requests", whole=False)
-    await open_view(page, "Webhooks", "Webhooks")
-    await shoot(page, "webhooks")
-    await open_view(page, "Deploy hooks", "Deploy hooks")
-    await page.get_by_label("App", exact=True).select_option("notes")
-    await page.get_by_label("Name").fill("Editorial calendar")
-    await page.get_by_role("button", name="Create").click()
-    await page.get_by_role("heading", name="Editorial calendar").wait_for()
-    await shoot(page, "hooks")
-    await page.context.close()  # the page would ask whether the URL has been saved
-
-    page = await visit(browser, scene, "light", DESKTOP)
-    await log_in(page, scene)
-    await open_view(page, "shop", "shop")
-    await shoot(page, "app")
-    await page.goto(f"{scene.gw.address}/")
-    await shoot(page, "public", whole=False)
-    await page.context.close()
-
-    page = await visit(browser, scene, "dark", DESKTOP)
-    await log_in(page, scene)
-    await open_view(page, "Usage", "Usage")
-    await shoot(page, "usage-dark", whole=False)
-    await open_view(page, "Deploys", "Deploys")
-    await shoot(page, "deploys-dark")
-    await page.goto(f"{scene.gw.address}/dashboard#/deploys/{scene.deploy}")
-    await page.get_by_role("log").get_by_text("built in").first.wait_for()
-    await shoot(page, "deploy-dark")
-    await page.context.close()
-
-    page = await visit(browser, scene, "light", PHONE)
-    await log_in(page, scene)
-    await shoot(page, "overview-phone")
-    await open_view(page, "Requests", "Requests")
-    await shoot(page, "requests-phone", whole=False)
-    await open_view(page, "Webhooks", "Webhooks")
-    await shoot(page, "webhooks-phone", whole=False)
-    await page.context.close()
+    async with visiting(browser, scene) as page:
+        await shoot(page, "overview")
+        await open_view(page, "Usage", "Usage")
+        await shoot(page, "usage")
+        await open_view(page, "Requests", "Requests")
+        await shoot(page, "requests", whole=False)
+        await open_view(page, "Webhooks", "Webhooks")
+        await shoot(page, "webhooks")
+        await open_view(page, "Deploy hooks", "Deploy hooks")
+        await page.get_by_label("App", exact=True).select_option("notes")
+        await page.get_by_label("Name").fill("Editorial calendar")
+        await page.get_by_role("button", name="Create").click()
+        await page.get_by_role("heading", name="Editorial calendar").wait_for()
+        await shoot(page, "hooks")
+    async with visiting(browser, scene) as page:  # the former would ask whether the URL has been saved
+        await open_view(page, "shop", "shop")
+        await shoot(page, "app")
+    for name, path in (("log-in", "dashboard#/"), ("public", "")):
+        async with visiting(browser, scene, at=path) as page:
+            await shoot(page, name, whole=name == "log-in")
+    async with visiting(browser, scene, "dark") as page:
+        await open_view(page, "Usage", "Usage")
+        await shoot(page, "usage-dark", whole=False)
+        await open_view(page, "Deploys", "Deploys")
+        await shoot(page, "deploys-dark")
+        await page.goto(f"{scene.gw.address}/dashboard#/deploys/{scene.deploy}")
+        await page.get_by_role("log").get_by_text("built in").first.wait_for()
+        await shoot(page, "deploy-dark")
+    async with visiting(browser, scene, size=PHONE) as page:
+        await shoot(page, "overview-phone")
+        await open_view(page, "Requests", "Requests")
+        await shoot(page, "requests-phone", whole=False)
+        await open_view(page, "Webhooks", "Webhooks")
+        await shoot(page, "webhooks-phone", whole=False)
 
 
 async def picture_dashboard(browser: Browser, scene: Scene) -> None:
     """Take the pictures of the dashboard that the public page shows."""
     for scheme in ("light", "dark"):
-        context = await browser.new_context(viewport={"width": 1200, "height": 750}, color_scheme=scheme)
-        page = await context.new_page()
-        await page.goto(f"{scene.gw.address}/dashboard")
-        await log_in(page, scene)
-        await page.wait_for_timeout(500)
-        session = await context.new_cdp_session(page)
-        shot = await session.send("Page.captureScreenshot", {"format": "webp", "quality": 82})
-        (PUBLIC / f"overview-{scheme}.webp").write_bytes(base64.b64decode(shot["data"]))
-        await context.close()
+        async with visiting(browser, scene, scheme, {"width": 1200, "height": 750}, scale=1) as page:
+            await page.wait_for_timeout(500)
+            session = await page.context.new_cdp_session(page)
+            shot = await session.send("Page.captureScreenshot", {"format": "webp", "quality": 82})
+            (PUBLIC / f"overview-{scheme}.webp").write_bytes(base64.b64decode(shot["data"]))
 
 
 async def begin(browser: Browser, scene: Scene) -> None:
     """Take screenshots of a new user's first steps."""
-    page = await visit(browser, scene, "light", DESKTOP)
-    await page.goto(f"{scene.gw.address}/#begin")
-    await page.get_by_label("Your name").fill("Ben’s diary")
-    await shoot(page, "register", whole=False)
-    await page.keyboard.press("Enter")
-    await page.get_by_role("button", name="I have stored it").click()
-    await page.get_by_label("Name").fill("diary")
-    await page.keyboard.press("Enter")
-    await page.get_by_role("button", name="Copy: Publish with the command line").wait_for()
-    await shoot(page, "first-steps", whole=False)
-    await page.goto(f"{scene.gw.address}/dashboard#/apps/diary/settings")
-    await page.get_by_role("heading", name="Source and build").wait_for()
-    await shoot(page, "app-settings")
-    await page.context.close()
+    async with visiting(browser, scene, at="#begin") as page:
+        await page.get_by_label("Your name").fill("Ben’s diary")
+        await shoot(page, "register", whole=False)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="I have stored it").click()
+        await page.get_by_label("Name").fill("diary")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Copy: Publish with the command line").wait_for()
+        await shoot(page, "first-steps", whole=False)
+        await page.goto(f"{scene.gw.address}/dashboard#/apps/diary/settings")
+        await page.get_by_role("heading", name="Source and build").wait_for()
+        await shoot(page, "app-settings")
 
 
 async def crowd(browser: Browser, scene: Scene) -> None:
@@ -357,30 +342,23 @@ async def crowd(browser: Browser, scene: Scene) -> None:
         app = {"account": large.account.id, "repository": repository}
         (await scene.gw.platform("PUT", f"apps/{name}", app)).raise_for_status()
     for name in names[:9]:
-        await large.deployed(name, ("build", name in names[:2], "git.example.com cannot be resolved"))
+        await large.deployed(name, "build", ok=name in names[:2], reason="git.example.com cannot be resolved")
     for name, size in (("overview-large", DESKTOP), ("overview-large-phone", PHONE)):
-        page = await visit(browser, large, "light", size)
-        await log_in(page, large)
-        await shoot(page, name)
-        await page.context.close()
+        async with visiting(browser, large, size=size) as page:
+            await shoot(page, name)
 
 
 async def operate(browser: Browser, scene: Scene) -> None:
     for name, scheme, size in (("ops", "light", DESKTOP), ("ops-dark", "dark", DESKTOP), ("ops-phone", "light", PHONE)):
-        page = await visit(browser, scene, scheme, size)
-        await page.goto(f"{scene.gw.address}/ops")
-        await page.get_by_label("Operator token").fill(OPERATOR)
-        await page.keyboard.press("Enter")
-        await page.get_by_role("heading", name="Spending today").first.wait_for()
-        await shoot(page, name, whole=name == "ops")
-        if name == "ops":
-            await open_view(page, "Accounts", "Accounts")
-            await page.get_by_role("link", name="Ana’s workshop").click()
-            await page.get_by_role("heading", name="Ana’s workshop", level=1).wait_for()
-            await shoot(page, "ops-account")
-            await open_view(page, "Audit", "Audit trail")
-            await shoot(page, "ops-audit", whole=False)
-        await page.context.close()
+        async with visiting(browser, scene, scheme, size, "ops") as page:
+            await shoot(page, name, whole=name == "ops")
+            if name == "ops":
+                await open_view(page, "Accounts", "Accounts")
+                await page.get_by_role("link", name="Ana’s workshop").click()
+                await page.get_by_role("heading", name="Ana’s workshop", level=1).wait_for()
+                await shoot(page, "ops-account")
+                await open_view(page, "Audit", "Audit trail")
+                await shoot(page, "ops-audit", whole=False)
 
 
 async def shoot_views(page: Page, views: Sequence[str], name: str) -> None:
@@ -394,41 +372,30 @@ async def show_states(browser: Browser, scene: Scene) -> None:
     """Take screenshots of every state, to check before a release. The documentation does not use them."""
     made = await scene.gw.platform("POST", "accounts", {"name": "Nobody yet", "plan": "free"})
     nobody = Scene(scene.gw, Account(scene.gw, made.json()["id"], made.json()["apiKey"]), scene.app)
-    failed = [f"deploys/{row['id']}" for row in await scene.rows("/account/deploys") if row["state"] == "failed"]
-    sent = [f"webhooks/{row['id']}" for row in await scene.rows("/account/deliveries?limit=1")]
+    failed = [f"deploys/{row['id']}" for row in await scene.call("GET", "/account/deploys") if row["state"] == "failed"]
+    sent = [f"webhooks/{row['id']}" for row in await scene.call("GET", "/account/deliveries?limit=1")]
     views = [*VIEWS, f"deploys/{scene.deploy}", *failed, *sent]
     for scheme, size, kind in (("light", DESKTOP, "desktop"), ("dark", PHONE, "phone")):
         for who, each in (("full", scene), ("empty", nobody)):
-            page = await visit(browser, each, scheme, size)
-            await log_in(page, each)
-            await shoot_views(page, views if each is scene else VIEWS, f"{kind}-{who}")
-            await page.context.close()
-        page = await visit(browser, scene, scheme, size)
-        await page.goto(f"{scene.gw.address}/ops")
-        await page.get_by_label("Operator token").fill(OPERATOR)
-        await page.keyboard.press("Enter")
-        await page.get_by_role("heading", name="Spending today").first.wait_for()
-        await shoot_views(page, OPERATIONS, f"{kind}-ops")
-        await page.goto(f"{scene.gw.address}/")
-        await shoot(page, f"states/{kind}-public")
-        await page.goto(f"{scene.gw.address}/docs")
-        await page.get_by_role("heading", name="Documentation").wait_for()
-        await shoot(page, f"states/{kind}-docs", whole=False)
-        await page.context.close()
+            async with visiting(browser, each, scheme, size) as page:
+                await shoot_views(page, views if each is scene else VIEWS, f"{kind}-{who}")
+        async with visiting(browser, scene, scheme, size, "ops") as page:
+            await shoot_views(page, OPERATIONS, f"{kind}-ops")
+        for path in ("", "docs"):
+            async with visiting(browser, scene, scheme, size, path) as page:
+                await shoot(page, f"states/{kind}-{path or 'public'}", whole=not path)
     with scene.gw.redis.client() as client:
-        spend = spend_key(scene.account.id, time.strftime("%Y-%m-%d", time.gmtime()))
+        spend = spend_key(scene.account.id, day_of(int(time.time() * 1000)))
         for state, settled in (("near-the-cap", 1_700_000_000), ("at-the-cap", 2_000_000_000)):
             client.hset(spend, mapping={"settled": settled, "reserved": 0})
-            page = await visit(browser, scene, "light", DESKTOP)
-            await log_in(page, scene)
-            await page.wait_for_timeout(500)
-            await shoot(page, f"states/{state}", whole=False)
-            if state == "at-the-cap":
-                scene.gw.redis.freeze()
-                await page.wait_for_timeout(12_000)
-                await shoot(page, "states/without-redis", whole=False)
-                scene.gw.redis.thaw()
-            await page.context.close()
+            async with visiting(browser, scene) as page:
+                await page.wait_for_timeout(500)
+                await shoot(page, f"states/{state}", whole=False)
+                if state == "at-the-cap":
+                    scene.gw.redis.freeze()
+                    await page.wait_for_timeout(12_000)
+                    await shoot(page, "states/without-redis", whole=False)
+                    scene.gw.redis.thaw()
 
 
 async def main() -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from tests.browser import dashboard
 from tests.browser.dashboard import Holder
@@ -24,6 +24,8 @@ Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 # Intervals, in seconds, at which counters and the operators' figures are written.
 SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.2, "gateway.operations.overview.SNAPSHOT_SECONDS": 0.5}
 
+EXAMPLE = 'https://demo.example.com/?a="><script>alert(1)</script>'
+
 expect.set_options(timeout=40_000)  # a view of a machine that is busy rests up to 30 s between two refreshes
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
@@ -32,6 +34,13 @@ fixture = pytest_asyncio.fixture(loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:
         yield browser
+
+
+@fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A blank page of a new visitor."""
+    async with await browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
+        yield await context.new_page()
 
 
 @folder_fixture
@@ -45,7 +54,7 @@ async def gw(
     provider: FakeProvider, resolver: DnsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
     """Starts the gateway for all modules. Each test has accounts of its own."""
-    settings = {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_DNS": resolver.address}
+    settings = {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_DNS": resolver.address, "GATEWAY_EXAMPLE_URL": EXAMPLE}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), SOON, **settings) as running:
         yield running
 
@@ -64,16 +73,9 @@ async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
         yield holder
 
 
-@folder_fixture
-async def limited(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    limits = {"GATEWAY_RATE_LIMITS": "user=3", "GATEWAY_DAILY_CAPS": "free=0.0001"}
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("limited"), **limits) as running:
-        yield running
-
-
 @fixture
-async def app(limited: Gateway, backend: FakeAppBackend) -> App:
-    return await limited.app(backend)
+async def app(gw: Gateway, backend: FakeAppBackend) -> App:
+    return await gw.app(backend)
 
 
 @fixture

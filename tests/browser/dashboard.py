@@ -27,10 +27,6 @@ SECTIONS = ("source", "tokens", "environment", "domain", "limits", "hooks", "del
 # The browser itself reports every refused request to the console.
 EXPECTED = "Failed to load resource"
 HURRY = "const later = window.setTimeout; window.setTimeout = (work, wait) => later(work, wait / 10);"
-HURRY_DEADLINES = """
-const deadline = AbortSignal.timeout.bind(AbortSignal);
-AbortSignal.timeout = (wait) => deadline(wait / 10);
-"""
 # Values that a page shows only by mistake.
 SLIPS = {"false", "null", "undefined", "NaN", "[object Object]"}
 
@@ -48,9 +44,9 @@ class Holder:
         await self.page.keyboard.press("Enter")
         await expect(self.heading(VIEWS.get(view))).to_be_focused()
 
-    async def hurry(self, *, deadlines: bool = False) -> None:
-        """Makes the page refresh ten times as often; with `deadlines`, also shortens its timeouts to a tenth."""
-        await self.page.add_init_script(HURRY + (HURRY_DEADLINES if deadlines else ""))
+    async def hurry(self) -> None:
+        """Makes the page refresh ten times as often."""
+        await self.page.add_init_script(HURRY)
 
     def heading(self, name: str | None = None, level: int = 1) -> Locator:
         return self.page.get_by_role("heading", name=name, level=level, exact=True)
@@ -65,6 +61,14 @@ class Holder:
 
     def row(self, text: str) -> Locator:
         return self.page.get_by_role("row").filter(has_text=text)
+
+    def card(self, title: str) -> Locator:
+        return self.page.locator("section").filter(has=self.heading(title, 2))
+
+    @property
+    def requests(self) -> Locator:
+        """The rows of the table of requests."""
+        return self.page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
 
     async def reach(self, name: str, role: Any = "link", backwards: bool = False) -> None:
         """Moves the focus to the element with Tab, and checks that the focus is visible."""
@@ -106,13 +110,13 @@ class Holder:
         await report_phases(self.gateway, deploy, *phases, ok=ok, reason=reason)
 
     async def suffer(self, app: str) -> None:
-        """Creates a finding, a crash with its last output, and an outage at the start of the day three days ago."""
+        """Creates a finding, a crash with its last output, and an outage over the midnight three days ago."""
         tag, now = partition_tag(self.account.id), int(time.time() * 1000)
         found = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
         assert (await self.gateway.platform("POST", f"apps/{app}/findings", {"findings": [found]})).is_success
         crash = {"at": now_iso(), "reason": "exit", "exitCode": 7, "lines": ["GET / 200", "about to end"]}
         began = (now // history.DAY_MS - 3) * history.DAY_MS
-        days = history.split_outage(began, began + 60_000)
+        days = dict(history.split_outage(began - 60_000, began + 60_000))
         with self.gateway.redis.client() as client:
             client.xadd(crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
             client.hset(health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})
@@ -142,8 +146,10 @@ async def withholding(
         await route.fulfill(response=response)
 
     await page.route(path, withhold)
-    yield answered
-    release.set()
+    try:
+        yield answered
+    finally:
+        release.set()
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """The dashboard's flows, each to its end, with the gateway, a worker and a receiver."""
 
+import asyncio
 import json
 import re
 import time
@@ -12,6 +13,7 @@ from playwright.async_api import expect
 
 from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.keys import certificate_key, deliveries_key, findings_key, health_key, partition_tag
+from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -73,68 +75,60 @@ async def test_a_wrong_key_the_right_one_and_out_again(holder: Holder) -> None:
     await expect(key).to_be_focused()
 
 
-async def test_too_many_wrong_keys(holder: Holder) -> None:
-    await holder.go()
-    for n in range(10):
-        body = {"data": {"apiKey": f"csk_{n}"}, "headers": {"Origin": holder.gateway.address}}
-        assert (await holder.page.request.post(f"{holder.gateway.address}/dashboard/session", **body)).status == 401
-    await holder.page.get_by_label("API key").fill(holder.account.key)
-    await holder.button("Log in").click()
-    alert = holder.page.get_by_role("alert")
-    await expect(alert).to_have_text(
-        re.compile(r"^Too many failed logins from your address. Try again in \d+ seconds?\.$")
-    )
-
-
 async def test_a_session_that_ends_comes_back_to_the_same_view(holder: Holder) -> None:
+    page = holder.page
     await holder.hurry()
     await holder.log_in("webhooks")
-    await holder.page.context.clear_cookies()
-    await expect(holder.page.get_by_text("Your session has ended.")).to_be_visible()
-    await holder.page.get_by_label("API key").fill(holder.account.key)
+    await page.context.clear_cookies()
+    await expect(page.get_by_text("Your session has ended.")).to_be_visible()
+    await page.get_by_label("API key").fill(holder.account.key)
     await holder.button("Log in").click()
     await expect(holder.heading("Webhooks")).to_be_visible()
+
+    await holder.button("Log out").click()
+    for n in range(10):
+        body = {"data": {"apiKey": f"csk_{n}"}, "headers": {"Origin": holder.gateway.address}}
+        assert (await page.request.post(f"{holder.gateway.address}/dashboard/session", **body)).status == 401
+    await page.get_by_label("API key").fill(holder.account.key)
+    await holder.button("Log in").click()
+    refusal = re.compile(r"^Too many failed logins from your address. Try again in \d+ seconds?\.$")
+    await expect(page.get_by_role("alert")).to_have_text(refusal)
 
 
 # -- overview ------------------------------------------------------------------------------------------------
 
 
-async def test_the_overview_of_a_new_account(holder: Holder) -> None:
-    await holder.log_in()
-    for words in ("Ana’s workshop, on the Maker plan.", "No requests yet", "No apps yet", "Operational"):
-        await expect(holder.page.get_by_text(words)).to_be_visible()
-    bar = holder.page.get_by_role("img", name="€0.00 settled, €0.00 reserved, €2.00 left of €2.00")
-    await expect(bar).to_be_visible()
-    await holder.page.get_by_role("link", name="Account", exact=True).click()
-    await expect(holder.page.get_by_text("0 of 200")).to_be_visible()
-
-
 async def test_the_overview_counts_what_was_asked_and_spent(
     holder: Holder, provider: FakeProvider, backend: FakeAppBackend
 ) -> None:
+    page = holder.page
+    await holder.log_in()
+    for words in ("Ana’s workshop, on the Maker plan.", "No requests yet", "No apps yet", "Operational"):
+        await expect(page.get_by_text(words)).to_be_visible()
+    await expect(page.get_by_role("img", name="€0.00 settled, €0.00 reserved, €2.00 left of €2.00")).to_be_visible()
+    await page.get_by_role("link", name="Account", exact=True).click()
+    await expect(page.get_by_text("0 of 200")).to_be_visible()
+
     name = await holder.app(auth={"kind": "jwks", "url": backend.jwks_url})
     app = App(holder.account, name, backend)
     prompt = provider.plays(tokens("x", usage=(100, 2000)), prompt="Count the tokens of this.")
     assert (await app.ask(prompt)).status_code == 200
     assert (await app.ask("")).status_code == 400
-    settled = await holder.account.settled()
+    assert await holder.account.settled() == 100 * 150 + 2000 * 600
 
     async def counted() -> bool:
         usage = (await holder.account.get("/account/usage")).json()
         return usage[-1]["requests"] + usage[-2]["requests"] == 2
 
     await wait_until(counted, 10)
-    await holder.log_in()
-    await expect(
-        holder.page.get_by_role("img", name="Requests: 1 answered, 1 refused, 0 failed, 0 interrupted in 24 hours")
-    ).to_be_visible()
-    assert settled == 100 * 150 + 2000 * 600
-    await expect(holder.page.locator(".figure")).to_have_text("€0.0012 of €2.00")
-    await expect(holder.page.get_by_role("link", name=f"{name}.apps.localhost")).to_have_attribute(
-        "href", f"https://{name}.apps.localhost"
-    )
-    await holder.page.get_by_role("link", name="Usage", exact=True).click()
-    await expect(holder.page.get_by_role("img", name="Tokens: 100 in, 2K out in 24 hours")).to_be_visible()
+    await holder.go()
+    answers = "Requests: 1 answered, 1 refused, 0 failed, 0 interrupted in 24 hours"
+    await expect(page.get_by_role("img", name=answers)).to_be_visible()
+    await expect(page.locator(".figure")).to_have_text("€0.0012 of €2.00")
+    link = page.get_by_role("link", name=f"{name}.apps.localhost")
+    await expect(link).to_have_attribute("href", f"https://{name}.apps.localhost")
+    await page.get_by_role("link", name="Usage", exact=True).click()
+    await expect(page.get_by_role("img", name="Tokens: 100 in, 2K out in 24 hours")).to_be_visible()
 
 
 # -- webhooks ------------------------------------------------------------------------------------------------
@@ -149,6 +143,10 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
     await expect(page.get_by_text("No webhook is set")).to_be_visible()
     await expect(page.get_by_text("No deliveries yet")).to_be_visible()
 
+    await page.get_by_label("URL").fill("ftp://example.com/")
+    await holder.button("Save").click()
+    await expect(page.get_by_role("alert").filter(has_text="url: ")).to_be_visible()
+    await expect(page.get_by_label("URL")).to_have_value("ftp://example.com/")
     await page.get_by_label("URL").fill(receiver.url())
     await holder.button("Save").click()
     await expect(holder.heading("Your signing secret", 2)).to_be_focused()
@@ -196,7 +194,7 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
     assert (await holder.account.get("/account/webhook")).status_code == 404
 
 
-async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+async def test_deliveries_are_examined_and_repeated(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
     page = holder.page
     await holder.hurry()
     secret = await holder.account.set_webhook(receiver.url())
@@ -235,6 +233,66 @@ async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: 
     await page.get_by_role("link", name="All deliveries").click()
     await expect(holder.row("app.crashed")).to_have_count(2)
 
+    receiver.plays("/events")
+    since, all_failed = page.get_by_label("Failed events since"), holder.button("Redeliver all …")
+    await since.fill("2100-01-01T00:00")
+    await all_failed.click()
+    await expect(page.get_by_text("No event has failed since then.")).to_be_visible()
+    await since.fill("2020-01-01T00:00")
+    await all_failed.click()
+    await expect(page.get_by_role("dialog", name="Redeliver 2 events?")).to_be_visible()
+    await holder.button("Cancel").click()
+    assert len(receiver.got()) == 3
+    await holder.confirm("Redeliver all …", "Redeliver")
+    await expect(page.get_by_text("2 events are queued again.")).to_be_visible()
+    await expect(holder.row("Redelivery").filter(has_text="Delivered")).to_have_count(2)
+    assert sorted(receiver.ids().values()) == [2, 3]
+    await since.fill("2020-01-01T00:00")
+    await all_failed.click()
+    await expect(page.get_by_text("No event has failed since then.")).to_be_visible()
+
+
+async def test_an_uncopied_secret_needs_a_confirmation_to_leave(holder: Holder) -> None:
+    """Leaving the view, the page or the session asks first."""
+    page = holder.page
+    before = await holder.account.set_webhook("http://127.0.0.1:9/events")
+    await holder.log_in("webhooks")
+    await holder.button("Rotate secret").click()
+    dialog = page.get_by_role("dialog", name="Rotate the signing secret?")
+    await expect(dialog).to_contain_text("For 24 hours")
+    await holder.button("Keep it").click()
+    await expect(holder.button("Rotate secret")).to_be_focused()
+    await holder.button("Rotate secret").click()
+    await dialog.get_by_role("button", name="Rotate").click()
+    await expect(holder.heading("Your new signing secret", 2)).to_be_focused()
+    await expect(page.get_by_text("The previous secret also signs and expires")).to_be_visible()
+    secret = await page.locator(".once code").inner_text()
+    holder.gateway.confidential |= {before, secret}
+    assert secret != before
+    await assert_accessible(page)
+
+    leaving = page.get_by_role("dialog", name="Leave without copying?")
+    for leave in (page.get_by_role("link", name="Deploy hooks"), holder.button("Log out")):
+        await leave.click()
+        await expect(leaving).to_be_visible()
+        await holder.button("Stay").click()
+        await expect(page.get_by_text(secret)).to_be_visible()
+        await expect(page).to_have_url(re.compile("#/webhooks$"))
+    questions = []
+    page.once("dialog", lambda question: questions.append(question.type) or asyncio.ensure_future(question.accept()))
+    await page.reload()
+    assert questions == ["beforeunload"]
+    await expect(page.get_by_text("The previous secret also signs and expires")).to_be_visible()
+
+    await holder.button("Rotate secret").click()
+    await expect(dialog).to_contain_text("The previous secret stops signing immediately.")
+    await dialog.get_by_role("button", name="Rotate").click()
+    holder.gateway.confidential.add(await page.locator(".once code").inner_text())
+    await holder.button("Copy").click()
+    await expect(holder.button("Copied")).to_be_visible()
+    await page.get_by_role("link", name="Deploy hooks").click()
+    await expect(holder.heading("Deploy hooks")).to_be_focused()
+
 
 async def test_older_deliveries(holder: Holder) -> None:
     key = deliveries_key(holder.account.id)
@@ -253,14 +311,6 @@ async def test_older_deliveries(holder: Holder) -> None:
     await expect(holder.button("Older", exact=True)).to_have_count(0)
 
 
-async def test_a_refused_address_shows_the_error_beside_its_field(holder: Holder) -> None:
-    await holder.log_in("webhooks")
-    await holder.page.get_by_label("URL").fill("ftp://example.com/")
-    await holder.button("Save").click()
-    await expect(holder.page.get_by_role("alert").filter(has_text="url: ")).to_be_visible()
-    await expect(holder.page.get_by_label("URL")).to_have_value("ftp://example.com/")
-
-
 # -- deploy hooks --------------------------------------------------------------------------------------------
 
 
@@ -270,7 +320,7 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
     await holder.log_in("hooks")
     await expect(page.get_by_text("No hooks yet")).to_be_visible()
     # The URL may go to a code host, of which every event would be a build.
-    hosts = page.locator(".card").filter(has=holder.heading("From GitHub, GitLab or Gitea", 2))
+    hosts = holder.card("From GitHub, GitLab or Gitea")
     await expect(hosts).to_contain_text("uses up one of your plan’s deploys of the day")
     for name in ("GitHub", "GitLab", "Gitea, Forgejo"):
         await expect(hosts.get_by_role("term").filter(has_text=name)).to_be_visible()
@@ -285,6 +335,9 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
     [hook] = (await holder.account.get("/account/hooks")).json()
     await expect(holder.row("Content system")).to_contain_text(hook["id"])
     await expect(holder.row("Content system")).to_contain_text("Never")
+    created = holder.row("Content system").get_by_role("time")
+    await expect(created).to_have_text("just now")
+    assert re.search(r"\d+ \w+ \d{4}.*\d\d:\d\d:\d\d", await created.get_attribute("title") or "")
 
     async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
         assert (await http.post(url)).status_code == 202
@@ -319,16 +372,10 @@ async def test_a_deploy_is_followed_to_its_end(holder: Holder) -> None:
     log, phases = page.get_by_role("log"), page.get_by_role("list", name="Phases")
     await expect(log).to_have_text("No log output yet.")
 
-    holder.log(deploy, "npm run build\n" * 100)
+    holder.log(deploy, "npm run build\n")
     await expect(log).to_contain_text("npm run build")
-    assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8")
-    # A reader who has scrolled up stays there.
-    await log.evaluate("log => log.scrollTop = 0")
-    holder.log(deploy, "✓ built in 3 s\n")
     await holder.report(deploy, "build")
     await expect(phases).to_have_text(re.compile(r"Build: done.*Health check: running.*Canary: waiting$"))
-    await expect(log).to_contain_text("✓ built in 3 s")
-    assert await log.evaluate("log => log.scrollTop") == 0
     await holder.report(deploy, "health", "canary")
     await expect(page.get_by_role("status")).to_have_text("The deploy is live.")
     await expect(phases).to_contain_text("Canary: done")
@@ -344,18 +391,21 @@ async def test_a_reader_who_scrolls_up_as_a_line_arrives_stays_there(holder: Hol
     await expect(log).to_have_text("No log output yet.")
     holder.log(deploy, "npm run build\n" * 100)
     await expect(log).to_contain_text("npm run build")
-    assert await log.evaluate("log => log.scrollTop") > 0
+    assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8 && log.scrollTop > 0")
     holder.log(deploy, "✓ built in 3 s\n")
     await expect(log).to_contain_text("✓ built in 3 s")
     assert await log.evaluate("log => log.scrollTop") == 0
     await expect(follow).to_have_attribute("aria-pressed", "false")
+    holder.log(deploy, "✓ packed\n")
+    await expect(log).to_contain_text("✓ packed")
+    assert await log.evaluate("log => log.scrollTop") == 0
     await follow.click()
     holder.log(deploy, "✓ checked\n")
     await expect(log).to_contain_text("✓ checked")
     assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8")
 
 
-async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> None:
+async def test_a_deploy_is_canceled_a_release_comes_back_and_a_preview_is_promoted(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     first, second = "", ""
     for _ in range(2):
@@ -372,14 +422,9 @@ async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> 
     await holder.confirm("Roll back to this release")
     await expect(page.get_by_role("link", name=first)).to_be_visible()
     await expect(page.get_by_text("Rollback", exact=True)).to_be_visible()
-
-
-async def test_a_preview_is_promoted(holder: Holder) -> None:
-    page, app = holder.page, await holder.app()
     preview = await holder.deploy(app, "preview")
     await holder.report(preview, "build", "health")
-    await holder.log_in("deploys")
-    await page.get_by_role("link", name=f"{app}, deploy {preview}").click()
+    await page.evaluate(f"location.hash = '#/deploys/{preview}'")
     await holder.confirm("Promote")
     await expect(page.get_by_role("link", name=preview)).to_be_visible()
 

@@ -12,8 +12,7 @@ from gateway.accounts.domain_observations import Certificate, write_certificates
 from gateway.data.commands import DataAnswer, DataCommands
 from gateway.data.records import DataRecords, DataStatus, Snapshot, snapshot_key
 from gateway.ids import now_iso
-from gateway.keys import certificate_key, deploy_key, deploys_key, health_days_key, partition_tag
-from gateway.monitors import history
+from gateway.keys import certificate_key, deploy_key, deploys_key, partition_tag
 from gateway.storage import FolderStorage
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder
@@ -32,22 +31,15 @@ async def live(holder: Holder, app: str) -> str:
     return deploy
 
 
-async def test_an_app_is_visited_once_it_is_live(holder: Holder) -> None:
-    app = await holder.app()
-    await holder.log_in(f"apps/{app}")
-    await expect(holder.heading(app)).to_be_visible()
-    visit = holder.page.get_by_role("link", name="Visit")
-    await expect(holder.page.get_by_role("button", name="Publish")).to_be_visible()
-    await expect(visit).to_have_count(0)
-    await live(holder, app)
-    await expect(visit).to_be_visible()
-
-
 async def test_the_page_of_an_app(holder: Holder) -> None:
     page, gw = holder.page, holder.gateway
     await holder.hurry()
     app = await holder.app(build={"start": "exec node server.js"}, customDomain="a.example", customDomainVerified=True)
+    await holder.log_in(f"apps/{app}")
+    await expect(holder.button("Publish")).to_be_visible()
+    await expect(page.get_by_role("link", name="Visit")).to_have_count(0)
     deploy = await live(holder, app)
+    await expect(page.get_by_role("link", name="Visit")).to_be_visible()
     await holder.suffer(app)
     certificate = Certificate("f", int((time.time() + 6 * 86_400) * 1000), "An Authority")
     with gw.redis.client() as client:
@@ -59,14 +51,16 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     hook = (await holder.account.call("POST", f"/account/apps/{app}/hooks", {"name": "Nightly"})).json()
     gw.confidential.add(hook["url"].rpartition("/")[2])
 
-    await holder.log_in()
+    await holder.go()
     await page.get_by_role("link", name="1 red finding").click()
     await expect(holder.heading(app)).to_be_focused()
-    for words in ("issued by An Authority, expires in 6 days", "Down for 1 min 0 s in 1 outage in", "Process exited"):
+    for words in ("issued by An Authority, expires in 6 days", "Down for 2 min 0 s in 1 outage in 3", "Process exited"):
         await expect(page.get_by_text(words)).to_be_visible()
     await expect(page.get_by_role("link", name="a.example")).to_have_attribute("href", "https://a.example")
     days = page.get_by_role("list", name="Health, day by day").get_by_role("listitem")
     await expect(days).to_have_count(90)
+    both = [re.compile(r": down for 1 min 0 s in 1 outage$"), re.compile(r": down for 1 min 0 s$")]
+    await expect(days.filter(has_text="down for")).to_have_text(both)
     await expect(days.last).to_contain_text("no outage")
     await expect(days.first).to_contain_text("not probed")
     for words in ("CVE-2026-31337", "example@1.0.0", "1.0.1", "in 7 days"):
@@ -159,23 +153,10 @@ async def test_the_data_of_an_app(holder: Holder) -> None:
         assert (newest["trigger"], newest["release"]) == ("restore", deploy)
 
 
-async def test_an_outage_over_midnight_is_one_outage(holder: Holder) -> None:
-    app, midnight = await holder.app(), (int(time.time() * 1000) // history.DAY_MS - 2) * history.DAY_MS
-    with holder.gateway.redis.client() as client:
-        key = health_days_key(partition_tag(holder.account.id), app)
-        client.hset(key, mapping=dict(history.split_outage(midnight - 60_000, midnight + 60_000)))
-        client.expire(key, 600)
-    await holder.log_in(f"apps/{app}")
-    await expect(holder.page.get_by_text("Down for 2 min 0 s in 1 outage in 2 days of probes.")).to_be_visible()
-    days = holder.page.get_by_role("list", name="Health, day by day").get_by_role("listitem")
-    both = [re.compile(r": down for 1 min 0 s in 1 outage$"), re.compile(r": down for 1 min 0 s$")]
-    await expect(days.filter(has_text="down for")).to_have_text(both)
-
-
 async def test_custom_domains_from_the_first_record_to_their_removal(holder: Holder, resolver: DnsServer) -> None:
     page, app = holder.page, await holder.app()
     await holder.log_in(f"apps/{app}/settings/domain")
-    card = page.locator("section.card").filter(has=holder.heading("Custom domains", 2))
+    card = holder.card("Custom domains")
     await card.get_by_label("Domain").fill("not a domain")
     await card.get_by_role("button", name="Add domain").click()
     await expect(card.get_by_role("alert").first).to_contain_text("a host name such as app.example.com")

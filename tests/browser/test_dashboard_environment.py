@@ -1,9 +1,11 @@
 """The environment of an app, and the page of a deploy that failed."""
 
+import re
+
 import pytest
 from playwright.async_api import expect
 
-from tests.browser.axe import EVERY_LOOK, PHONE, assert_accessible
+from tests.browser.axe import EVERY_LOOK, PHONE, assert_accessible, assert_fits
 from tests.browser.dashboard import Holder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -49,7 +51,7 @@ async def test_previews_have_another_value_or_none(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     await holder.account.call("PUT", f"/account/apps/{app}/env", {"DATABASE": "live", "PAYMENTS": "live"})
     await holder.log_in(f"apps/{app}/settings/environment")
-    previews = page.locator(".card").filter(has=holder.heading("Previews", 2))
+    previews = holder.card("Previews")
     await expect(previews.get_by_text("Previews have the variables of the live release.")).to_be_visible()
     await page.get_by_label("Name for previews").fill("DATABASE")
     await page.get_by_label("Value for previews").fill("test")
@@ -69,20 +71,28 @@ async def test_previews_have_another_value_or_none(holder: Holder) -> None:
     assert [(each["name"], each["inPreviews"]) for each in listed] == [("DATABASE", "same"), ("PAYMENTS", "none")]
 
 
-async def test_a_failed_deploy_shows_the_line_that_failed(holder: Holder) -> None:
+async def test_a_failed_deploy_shows_the_line_what_is_served_and_what_to_do(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
+    first = await holder.deploy(app)
+    await holder.report(first, "build", ok=False, reason="the build command ended with status 2")
+    await holder.log_in(f"deploys/{first}")
+    await expect(page.get_by_text("Its address serves nothing yet.")).to_be_visible()
+    await expect(page.get_by_text("The log shows why the build failed.")).to_be_visible()
+    phases = page.get_by_role("list", name="Phases")
+    await expect(phases).to_have_text(re.compile(r"Build: failed.*Health check: not run"))
+    await page.get_by_role("main").get_by_role("link", name="Source and build").click()
+    await expect(page.get_by_label("Build command")).to_be_visible()
     before = await holder.deploy(app)
     await holder.report(before, "build", "health", "canary")
     deploy = await holder.deploy(app)
-    lines = [f"step {n}" for n in range(LINES)] + ["src/a.ts: error TS2304: no such name"] + ["  at b.ts"] * 30
+    lines = [f"step {n}" for n in range(LINES)] + ["KeyError: 'DATABASE_URL'"] + ["  at b.ts"] * 30
     holder.log(deploy, "".join(f"{QUEUED + n}\x1f{line}\n" for n, line in enumerate(lines)))
-    await holder.report(deploy, "build", ok=False, reason="npm ended with status 2")
-    await holder.log_in()
+    await holder.report(deploy, "build", ok=False, reason="the start command ended with status 1")
     for size in (PHONE, {"width": 1440, "height": 900}):
         await page.set_viewport_size(size)
         await holder.go(f"deploys/{deploy}")
         failing = page.locator(".log .failing")
-        await expect(failing).to_contain_text("error TS2304")
+        await expect(failing).to_contain_text("KeyError")
         log = page.get_by_role("log")
         top = await failing.evaluate(
             "it => it.getBoundingClientRect().top - it.parentElement.getBoundingClientRect().top"
@@ -91,9 +101,12 @@ async def test_a_failed_deploy_shows_the_line_that_failed(holder: Holder) -> Non
         await expect(holder.button("Follow")).to_have_attribute("aria-pressed", "false")
         await page.reload()
     await expect(page.locator("main")).to_contain_text(f"Its address still serves {before}.")
+    await expect(page.get_by_role("link", name=before)).to_have_attribute("href", f"#/deploys/{before}")
+    await expect(page.get_by_text(f"capsule env set {app} DATABASE_URL")).to_be_visible()
+    await assert_fits(page, 1440, 390)
     await assert_accessible(page, EVERY_LOOK)
-    await page.get_by_role("main").get_by_role("link", name="Source and build").click()
-    await expect(page.get_by_label("Build command")).to_be_visible()
+    await page.get_by_role("link", name="Set DATABASE_URL").click()
+    await expect(holder.heading("Environment variables", 2).or_(holder.heading("Environment", 2)).first).to_be_visible()
 
 
 async def test_a_log_opens_at_its_end(holder: Holder) -> None:

@@ -1,14 +1,12 @@
 """Answers that arrive late: after the user has left the view, has chosen something else, or has clicked again."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import Route, expect
+from playwright.async_api import expect
 
-from gateway.ids import now_iso
+from tests.browser.axe import open_view
 from tests.browser.dashboard import Holder, withholding
 from tests.fakes import FakeAppBackend
 from tests.support.polling import wait_until
@@ -107,66 +105,26 @@ async def test_the_focus_returns_to_a_list_that_was_drawn_again(holder: Holder) 
 # -- another choice -----------------------------------------------------------------------------------------------
 
 
-async def test_older_requests_of_another_choice_are_not_shown(holder: Holder) -> None:
-    page, release = holder.page, asyncio.Event()
-    asked: list[str] = []
-
-    async def answer(route: Route) -> None:
-        """200 requests per page that were answered, and one that was refused."""
-        query = parse_qs(urlsplit(route.request.url).query)
-        asked.extend(query.get("before", []))
-        if "before" in query:
-            await release.wait()
-        found = ["r"] if "outcome" in query else [f"a-{len(asked)}-{n}" for n in range(200)]
-        figures = dict.fromkeys(("inputTokens", "outputTokens", "nanoEuro", "ttftMs", "durationMs"), 0)
-        row = {"at": now_iso(), "app": "an-app", "model": "", "status": 200, "code": "", "reason": "", **figures}
-        await route.fulfill(json=[{**row, "id": name} for name in found])
-
-    async def count(route: Route) -> None:
-        matching = 1 if "outcome" in route.request.url else 1_000
-        nothing = {"codes": {}, "firstTokenMs": None, "answerMs": None, "barSeconds": 60, "bars": []}
-        values: dict[str, list[str]] = {"apps": [], "models": [], "codes": []}
-        await route.fulfill(json={**nothing, "matching": matching, "logged": 1_000, "values": values})
-
-    await page.route("**/account/requests*", answer)
-    await page.route("**/account/requests/figures*", count)
-    await holder.log_in("requests")
-    requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
-    for number in range(20, 201, 20):
-        await expect(requests).to_have_count(number)
-        await holder.button("Load older").click()
-    await wait_until(lambda: asked)
-    await page.get_by_label("Outcome").select_option("Refused")
-    await expect(requests).to_have_count(1)
-    async with page.expect_response("**/account/requests?*before=*"):
-        release.set()
-    await expect(requests).to_have_count(1)
-
-
-@pytest.mark.parametrize(
-    ("view", "label", "option"),
-    [
-        ("usage", "Range", "Last 7 days"),
-        ("deploys", "Show", "{app}"),
-        ("webhooks", "All outcomes", "Failed"),
-        ("requests", "Outcome", "Refused"),
-    ],
-)
-async def test_a_failed_choice_is_reported_until_the_rows_arrive(
-    holder: Holder, view: str, label: str, option: str
-) -> None:
+async def test_a_failed_choice_is_reported_until_the_rows_arrive(holder: Holder) -> None:
     page, path = holder.page, "**/account/*?*"
     app, _ = await holder.app(), await holder.app()
     await page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? false })")
-    await holder.log_in(view)
-    await page.route(path, lambda route: route.abort())
-    await page.get_by_label(label, exact=True).select_option(option.format(app=app))
-    failure = page.get_by_role("alert").filter(has_text="The service cannot be reached.")
-    await expect(failure).to_be_visible()
-    await page.unroute(path)
-    for away in ("true", "false"):  # a page that is seen again refreshes
-        await page.evaluate(f"window.away = {away}; document.dispatchEvent(new Event('visibilitychange'))")
-    await expect(failure).to_be_hidden()
+    await holder.log_in()
+    for view, label, option in (
+        ("usage", "Range", "Last 7 days"),
+        ("deploys", "Show", app),
+        ("webhooks", "All outcomes", "Failed"),
+        ("requests", "Outcome", "Refused"),
+    ):
+        await open_view(page, view)
+        await page.route(path, lambda route: route.abort())
+        await page.get_by_label(label, exact=True).select_option(option)
+        failure = page.get_by_role("alert").filter(has_text="The service cannot be reached.")
+        await expect(failure).to_be_visible()
+        await page.unroute(path)
+        for away in ("true", "false"):  # a page that is seen again refreshes
+            await page.evaluate(f"window.away = {away}; document.dispatchEvent(new Event('visibilitychange'))")
+        await expect(failure).to_be_hidden()
 
 
 # -- another click ------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Previews in the dashboard, and what its pages say of a deploy, in a real browser. The test is the deploy engine."""
 
-import re
 from urllib.parse import urlencode
 
 import pytest
@@ -60,10 +59,8 @@ async def test_a_preview_is_published_found_and_ended(holder: Holder) -> None:
     await expect(page.get_by_text("Ended", exact=True)).to_be_visible()
     await expect(holder.button("End preview")).to_have_count(0)
 
-
-async def test_a_branch_of_the_repository(holder: Holder) -> None:
-    page, app = holder.page, await holder.app()
-    await holder.log_in(f"apps/{app}/deploys")
+    app = await holder.app()  # with a repository
+    await holder.go(f"apps/{app}/deploys")
     await holder.button("Publish a preview").click()
     sheet = page.get_by_role("dialog", name=f"Publish a preview of {app}")
     await sheet.get_by_label("Branch").fill("-x")
@@ -96,25 +93,3 @@ async def test_rows_can_be_told_apart(holder: Holder) -> None:
     assert "Live ·" not in await page.locator("main").inner_text()
     assert "asksupload" not in await page.locator("main").inner_text()
     await look(holder)
-
-
-async def test_a_failed_deploy_says_what_is_served_and_what_to_do(holder: Holder) -> None:
-    page, app = holder.page, await holder.app("shop-3", repository=None)
-    first = await upload(holder, app)
-    await holder.report(first, "build", ok=False, reason="the build command ended with status 2")
-    await holder.log_in(f"deploys/{first}")
-    await expect(page.get_by_text("Its address serves nothing yet.")).to_be_visible()
-    await expect(page.get_by_text("The log shows why the build failed.")).to_be_visible()
-    phases = page.get_by_role("list", name="Phases")
-    await expect(phases).to_have_text(re.compile(r"Build: failed.*Health check: not run"))
-    live = await upload(holder, app)
-    await holder.report(live, "build", "health", "canary")
-    second = await upload(holder, app)
-    holder.log(second, "Traceback (most recent call last):\nKeyError: 'DATABASE_URL'\n")
-    await holder.report(second, "build", ok=False, reason="the start command ended with status 1")
-    await holder.go(f"deploys/{second}")
-    await expect(page.get_by_role("link", name=live)).to_have_attribute("href", f"#/deploys/{live}")
-    await expect(page.get_by_text(f"capsule env set {app} DATABASE_URL")).to_be_visible()
-    await look(holder)
-    await page.get_by_role("link", name="Set DATABASE_URL").click()
-    await expect(holder.heading("Environment variables", 2).or_(holder.heading("Environment", 2)).first).to_be_visible()

@@ -70,23 +70,20 @@ def write_folder(folder: Path) -> dict[str, bytes]:
 
 
 async def test_a_folder_becomes_a_deploy(holder: Holder, tmp_path: Path) -> None:
-    app = await holder.app()
+    page, app = holder.page, await holder.app()
     files = write_folder(tmp_path / "site")
     await holder.log_in(f"apps/{app}")
     await holder.button("Publish", exact=True).click()
-    await assert_accessible(holder.page, EVERY_LOOK)
-    await (
-        holder.page.get_by_label("Choose a folder")
-        .and_(holder.page.locator("input"))
-        .set_input_files(tmp_path / "site")
-    )
-    await expect(holder.page.get_by_role("status").first).to_have_text(f"Published {app}. 8 files left out.")
+    await assert_accessible(page, EVERY_LOOK)
+    await page.get_by_label("Choose a folder").and_(page.locator("input")).set_input_files(tmp_path / "site")
+    await expect(page.get_by_role("status").first).to_have_text(f"Published {app}. 8 files left out.")
     assert await published(holder, app) == files
 
 
-async def test_dropped_files_pages_and_archives(holder: Holder) -> None:
-    page = holder.page
-    app = await holder.app()
+async def test_what_is_dropped_becomes_a_deploy(holder: Holder) -> None:
+    """Pages, files and a folder."""
+    page, app = holder.page, await holder.app()
+    zone = page.get_by_role("dialog", name=f"Publish {app}").locator(".drop")
     await holder.log_in()
     for files, expected in (
         ([["about.html", PAGE]], {"index.html": PAGE.encode()}),
@@ -95,15 +92,9 @@ async def test_dropped_files_pages_and_archives(holder: Holder) -> None:
         await holder.go(f"apps/{app}")
         await expect(holder.button("Publish", exact=True)).to_be_visible()
         await page.locator("main").dispatch_event("dragenter", {"dataTransfer": await page.evaluate_handle(DRAGGED)})
-        await page.get_by_role("dialog", name=f"Publish {app}").locator(".drop").evaluate(DROP, files)
+        await zone.evaluate(DROP, files)
         assert await published(holder, app) == expected
-
-
-async def test_a_dropped_folder(holder: Holder) -> None:
-    page, app = holder.page, await holder.app()
-    await holder.log_in(f"apps/{app}")
-    await holder.button("Publish", exact=True).click()
-    files = {
+    folder = {
         "node_modules": {"x": {"i.js": "", "j.js": ""}},
         "env": {"bin": {"python": ""}, "pyvenv.cfg": ""},
         "logs": {"a.log": "", "kept.log": "x", ".gitignore": "!kept.log"},
@@ -111,7 +102,9 @@ async def test_a_dropped_folder(holder: Holder) -> None:
         ".env": "",
         ".gitignore": "*.log",
     }
-    await page.get_by_role("dialog", name=f"Publish {app}").locator(".drop").evaluate(DROP_FOLDER, files)
+    await holder.go(f"apps/{app}")
+    await holder.button("Publish", exact=True).click()
+    await zone.evaluate(DROP_FOLDER, folder)
     await expect(page.get_by_role("status").first).to_have_text(f"Published {app}. 6 files left out.")
     kept = {"index.html": PAGE, ".gitignore": "*.log", "logs/.gitignore": "!kept.log", "logs/kept.log": "x"}
     assert await published(holder, app) == {name: text.encode() for name, text in kept.items()}
@@ -176,32 +169,29 @@ async def test_trying_an_app(holder: Holder, provider: FakeProvider) -> None:
     await wait_until(refused)
 
 
-async def test_thinking_that_takes_the_whole_answer_is_explained(holder: Holder, provider: FakeProvider) -> None:
-    app = await holder.app()
+async def test_thinking_that_takes_the_whole_answer_is_explained_and_an_answer_is_stopped(
+    holder: Holder, provider: FakeProvider
+) -> None:
+    page, app, main = holder.page, await holder.app(), holder.page.get_by_role("main")
     await holder.log_in(f"apps/{app}/try")
     prompt = provider.plays(ROLE, chunk(reasoning_content="hm"), chunk(finish="length"), chunk(usage=(5, 500)), DONE)
-    main = holder.page.get_by_role("main")
-    await holder.page.get_by_label("Text").fill(prompt)
+    await page.get_by_label("Text").fill(prompt)
     await expect(main).not_to_contain_text("reasoningEffort")
     await holder.button("Ask", exact=True).click()
     await expect(main.get_by_role("alert")).to_contain_text("maximum number of tokens for thinking")
     await expect(main).to_contain_text("5 tokens in, 500 out")
-    await holder.page.get_by_label("Thinking").select_option("low")
+    await page.get_by_label("Thinking").select_option("low")
     await expect(main).to_contain_text('reasoningEffort: "low"')
     await expect(main).to_contain_text('reasoning_effort="low"')
     provider.plays(tokens("Enough"), prompt=prompt)
     await holder.button("Ask", exact=True).click()
-    await expect(holder.page.get_by_label("Answer")).to_have_text("Enough")
+    await expect(page.get_by_label("Answer")).to_have_text("Enough")
     await expect(main.get_by_role("alert")).to_be_hidden()
     assert [each.json.get("reasoning_effort") for each in provider.asked(prompt)] == [None, "low"]
 
-
-async def test_an_answer_can_be_stopped(holder: Holder, provider: FakeProvider) -> None:
-    app = await holder.app()
-    await holder.log_in(f"apps/{app}/try")
-    await holder.page.get_by_label("Text").fill(provider.plays([*tokens("One")[:2], 30.0]))
+    await page.get_by_label("Text").fill(provider.plays([*tokens("One")[:2], 30.0]))
     await holder.button("Ask", exact=True).click()
-    await expect(holder.page.get_by_label("Answer")).to_have_text("One")
+    await expect(page.get_by_label("Answer")).to_have_text("One")
     await holder.button("Stop").click()
-    await expect(holder.page.get_by_role("main")).to_contain_text("Stopped.")
+    await expect(main).to_contain_text("Stopped.")
     await expect(holder.button("Stop")).to_be_disabled()

@@ -1,4 +1,4 @@
-"""`capsule dev`, its demo app and another app in a real browser, the printed curl line, and the end of a run."""
+"""`capsule dev`: its demo app in a real browser, the printed curl line, and the end of a run."""
 
 import asyncio
 import contextlib
@@ -7,15 +7,13 @@ import re
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import Browser, Page, expect
 
 from capsule_gateway.cli.folders import write_template
 from capsule_gateway.dev import run as dev
@@ -55,79 +53,58 @@ async def test_the_curl_line_streams_while_the_demo_is_being_built(run: Run) -> 
 
 async def paste_curl(run: Run) -> None:
     require("curl")
-    shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
-    output, _ = await asyncio.wait_for(shell.communicate(), 20)
+    stream = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
+    output = await read_end(stream)
     assert output.startswith(b'data: {"token":"I"}\n\n')
     assert b"\nevent: done\n" in output
 
 
-async def test_the_demo_app_is_the_template(browser: Browser, run: Run) -> None:
+async def test_the_demo_app_is_the_template_and_a_restart_keeps_its_data(browser: Browser, run: Run) -> None:
     await run.read(until="demo answers at", seconds=BUILD_SECONDS)
     assert "could not be served" not in run.said, (run.folder / "logs" / "workers.log").read_text()
     async with visiting(browser, run.demo) as page:
         await sign_up(page, "ana@example.com")
-        await ask(page)
-    await paste_curl(run)
-
-
-async def test_an_app_of_ones_own_from_nothing_to_a_note_that_stays(browser: Browser, run: Run, tmp_path: Path) -> None:
-    """Publishes it, uses it in the browser, changes and publishes it again, and restarts the whole service."""
-    capsule(run, tmp_path, "new", "notes")
-    out = capsule(run, tmp_path / "notes", "deploy")
-    address = re.findall(r"Live at (\S+) after", out)[0]
-    assert address == run.demo.replace("demo", "notes")
-    context = await browser.new_context()
-    async with visiting(browser, address, context) as page:
-        await expect(page).to_have_title("notes")
-        await sign_up(page, "ben@example.com")
         await page.get_by_label("New note").fill("Remember the milk")
         await page.get_by_role("button", name="Save note").click()
         await expect(page.locator("#list")).to_contain_text("Remember the milk")
         await ask(page)
 
-        html = tmp_path / "notes" / "index.html"
-        html.write_text(html.read_text().replace("<title>notes", "<title>My notes"))
-        capsule(run, tmp_path / "notes", "deploy")
-        await page.reload()
-        await expect(page).to_have_title("My notes")
-        await expect(page.locator("#list")).to_contain_text("Remember the milk")
-
+        key, stream = run.api_key, await begin_stream(run)
+        run.process.send_signal(signal.SIGINT)
+        await run.read(until="Stopping")
+        assert b"\nevent: done\n" in await read_end(stream), "a running answer ends"
         assert await run.stop() == 0
         again = await start_run(run.folder, run.port)
         run.process, run.said = again.process, again.said
         assert "is being built" not in run.said
+        assert run.api_key == key
         await paste_curl(run)
 
         async def answers() -> bool:
-            response = await page.goto(address)
+            response = await page.goto(run.demo)
             return response is not None and response.ok
 
         await wait_until(answers, 30)
         await expect(page.locator("#list")).to_contain_text("Remember the milk")
         await ask(page)
-    await context.close()
 
 
-def capsule(run: Run, folder: Path, *arguments: str) -> str:
-    """Returns the output of the command line in the folder, with the printed key."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "CAPSULE_URL": f"http://localhost:{run.port}",
-        "CAPSULE_API_KEY": run.api_key,
-    }
-    command = [Path(sys.executable).with_name("capsule"), *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+async def begin_stream(run: Run) -> asyncio.subprocess.Process:
+    stream = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
+    assert stream.stdout
+    assert await stream.stdout.readline()
+    return stream
+
+
+async def read_end(stream: asyncio.subprocess.Process) -> bytes:
+    output, _ = await asyncio.wait_for(stream.communicate(), 20)
+    return output
 
 
 @contextlib.asynccontextmanager
-async def visiting(browser: Browser, address: str, context: BrowserContext | None = None) -> AsyncIterator[Page]:
-    """Opens the app as a new user, or in a browser that has been there."""
-    page = await (context or browser).new_page()
+async def visiting(browser: Browser, address: str) -> AsyncIterator[Page]:
+    """Opens the app as a new user."""
+    page = await browser.new_page()
     broken: list[str] = []
     page.on("pageerror", lambda error: broken.append(str(error)))
     await page.goto(address)
@@ -159,11 +136,8 @@ async def test_the_printed_key_is_the_accounts(run: Run) -> None:
         headers = {"Authorization": f"Bearer {run.api_key}"}
         response = await http.get(f"http://localhost:{run.port}/account/apps", headers=headers)
     assert "demo" in [app["name"] for app in response.json()]
-
-
-@pytest.mark.parametrize("name", ["keys.json", "user-token"])
-async def test_only_the_user_can_read_the_keys(run: Run, name: str) -> None:
-    assert stat.S_IMODE((run.folder / name).stat().st_mode) == 0o600
+    for name in ("keys.json", "user-token"):  # only the user can read them
+        assert stat.S_IMODE((run.folder / name).stat().st_mode) == 0o600
 
 
 async def test_a_second_run_names_the_first(run: Run) -> None:
@@ -196,31 +170,17 @@ async def test_a_failed_start_prints_one_line(tmp_path: Path) -> None:
     assert len(run.said.splitlines()) == 1
 
 
-async def test_ctrl_c_lets_a_running_answer_end_twice_does_not_and_a_restart_keeps_key_and_account() -> None:
+async def test_a_second_ctrl_c_ends_a_running_answer() -> None:
     with passable_folder() as folder:
-        await end_twice(folder)
-
-
-async def end_twice(folder: Path) -> None:
-    port = five_free_ports()
-    keys = []
-    for numbers, whole in (([signal.SIGINT], True), ([signal.SIGTERM, signal.SIGINT], False)):
-        run = await start(port, folder)
-        await run.read(until="Press Ctrl-C to stop.")
-        keys.append(run.api_key)
-        shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
-        assert shell.stdout
-        output = await shell.stdout.readline()
-        for number in numbers:
+        run = await start_run(folder)
+        stream = await begin_stream(run)
+        for number in (signal.SIGTERM, signal.SIGINT):
             run.process.send_signal(number)
             await run.read(until="Stopping")
-        output += await asyncio.wait_for(shell.stdout.read(), 20)
-        assert (b"\nevent: done\n" in output) is whole
+        assert b"\nevent: done\n" not in await read_end(stream)
         assert await run.stop() == 0
         assert run.said.endswith("Stopped.\n")
-        assert not [n for n in range(port, port + 5) if _listens(n)]
-        await shell.wait()
-    assert keys[0] == keys[1]
+        assert not [port for port in range(run.port, run.port + 5) if _listens(port)]
 
 
 async def test_a_child_that_dies_ends_the_run_with_its_log(run: Run) -> None:

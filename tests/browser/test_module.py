@@ -1,27 +1,19 @@
 """lib/ai.js as an app uses it: results, errors, and cancellation at the provider."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from tests.browser.conftest import Visit
 from tests.browser.site import Site
 from tests.browser.visitor import Visitor
-from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
-from tests.fakes.server import CLOSE, HANG, Script
-from tests.support.gateway_process import App, Gateway, gateway
+from tests.fakes.server import HANG, Script
+from tests.support.gateway_process import App
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def test_complete_resolves_to_the_full_answer(visitor: Visitor, provider: FakeProvider) -> None:
-    prompt = provider.plays(tokens("Bon", "jour", " ☀"))
-    answer = await visitor.ask(prompt, "{ whole: true }")
-    assert (answer.text, answer.error) == ("Bonjour ☀", None)
 
 
 async def test_a_stream_delivers_each_token_when_it_arrives(visitor: Visitor, provider: FakeProvider) -> None:
@@ -73,14 +65,6 @@ async def test_an_answer_that_thinking_left_empty_is_an_error(
 
 async def _has(visitor: Visitor, tokens: list[str]) -> bool:
     return await visitor.tokens() == tokens
-
-
-async def test_a_character_split_over_two_reads_arrives_whole(visitor: Visitor, provider: FakeProvider) -> None:
-    event = chunk("naïve 🙂").replace(b"\\u00ef", "ï".encode()).replace(b"\\ud83d\\ude42", "🙂".encode())
-    cuts = [event.index("ï".encode()) + 1, event.index("🙂".encode()) + 2]
-    pieces = [event[: cuts[0]], 0.02, event[cuts[0] : cuts[1]], 0.02, event[cuts[1] :]]
-    prompt = provider.plays(ROLE, *pieces, chunk(finish="stop", usage=(1, 2)), DONE)
-    assert (await visitor.ask(prompt)).text == "naïve 🙂"
 
 
 @pytest.mark.parametrize("script", [[ROLE, chunk("One"), HANG], [HANG]], ids=["in an answer", "before the first token"])
@@ -165,17 +149,11 @@ async def test_one_session_serves_many_questions(visitor: Visitor, site: Site) -
 
 
 async def test_a_rate_limit_has_a_retry_time(visitor: Visitor, app: App) -> None:
-    for _ in range(3):
+    for _ in range(20):
         assert (await app.ask("quick")).status_code == 200
     answer = await visitor.ask("?")
     assert (answer.code, answer.status) == ("USER_RATE_LIMITED", 429)
     assert 50 <= answer.retryAfter <= 60
-
-
-async def test_a_spent_budget(limited: Gateway, backend: FakeAppBackend, visit: Visit) -> None:
-    async with visit(await limited.app(backend, plan="free")) as visitor:
-        answer = await visitor.ask("?")
-    assert (answer.code, answer.status) == ("SPEND_CAP_REACHED", 402)
 
 
 @pytest.mark.parametrize("env", [None, {"VITE_OTHER": "1"}], ids=["served as it is", "absent from the build"])
@@ -193,21 +171,3 @@ async def test_an_origin_that_is_not_the_apps(app: App, visit: Visit, provider: 
         prompt = provider.plays(tokens("no"))
         assert (await visitor.ask(prompt)).code == "NETWORK_ERROR"
     assert not provider.asked(prompt)
-
-
-async def test_a_provider_that_dies_in_the_middle(visitor: Visitor, provider: FakeProvider) -> None:
-    answer = await visitor.ask(provider.plays(ROLE, chunk("One"), CLOSE))
-    assert (answer.code, answer.tokens, answer.text) == ("PROVIDER_ERROR", ["One"], None)
-    assert answer.status is None
-
-
-async def test_a_gateway_that_dies_in_the_middle(
-    valkey: RedisServer, provider: FakeProvider, backend: FakeAppBackend, visit: Visit, tmp_path: Path
-) -> None:
-    async with gateway(valkey.url, provider, tmp_path) as gw, visit(await gw.app(backend)) as visitor:
-        asking = asyncio.create_task(visitor.ask(provider.plays(ROLE, chunk("One"), HANG)))
-        await wait_until(lambda: _has(visitor, ["One"]))
-        gw.kill()
-        answer = await asking
-        assert (answer.code, answer.tokens, answer.text) == ("STREAM_CUT", ["One"], None)
-        assert (await visitor.ask("?")).code == "NETWORK_ERROR"

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.browser.packages import require
+from tests.browser.packages import HERE, require
 from tests.browser.site import MODULE, Folder
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.support import programs
 from tests.support.gateway_process import DOMAIN, App
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NAME = json.loads((MODULE / "package.json").read_text())["name"]
 PAGE = '<!doctype html><title>An app</title><output></output><script type="module" src="./main.ts"></script>'
@@ -51,6 +49,7 @@ def run(tool: Path, *arguments: str, cwd: Path, **settings: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_package_answers_in_a_vite_app(
     browser: Browser, app: App, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -71,3 +70,9 @@ async def test_the_package_answers_in_a_vite_app(
         await page.goto(f"http://{app.name}.{DOMAIN}:{site.port}/")
         await expect(page.locator("output")).to_have_text("Bonjour Bonjour 1")
         await page.close()
+
+
+def test_the_types_hold() -> None:
+    """Of ai.d.ts, and an app in TypeScript can use it: tsc checks both in its strictest mode."""
+    checked = subprocess.run([require(".bin/tsc"), "--project", HERE], capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stdout

@@ -30,7 +30,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("ops"), SOON) as running:
+    """Starts a gateway whose apps run on Kubernetes."""
+    folder = tmp_path_factory.mktemp("ops")
+    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
+    async with gateway_with_redis(provider, folder, SOON, **settings) as running:
         yield running
 
 
@@ -124,17 +127,6 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     await expect(inside.locator("#workers")).to_contain_text("No worker is running")
 
 
-async def test_requests_refused_by_the_switch_are_counted_separately(
-    inside: Page, gw: Gateway, backend: FakeAppBackend
-) -> None:
-    app = await gw.app(backend)
-    await gw.platform("PUT", "inference", {"enabled": False})
-    assert (await app.ask("x")).status_code == 503
-    await gw.platform("PUT", "inference", {"enabled": True})
-    refused = inside.locator("#requests .key li").filter(has_text="refused while off")
-    await expect(refused).to_have_text("1refused while off")
-
-
 async def test_figures_leave_the_focus_and_a_press_to_the_operator(
     inside: Page, gw: Gateway, backend: FakeAppBackend
 ) -> None:
@@ -181,7 +173,10 @@ async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: Fake
     await expect(inside.locator("#storage").get_by_role("row").filter(has_text=account)).to_contain_text("MiB")
 
 
-async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Page, gw: Gateway) -> None:
+async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(
+    inside: Page, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await gw.app(backend)
     button = inside.locator("#switch")
     await button.focus()
     await inside.keyboard.press("Enter")
@@ -202,6 +197,9 @@ async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Pag
     await expect(inside.locator("#inference-why")).to_contain_text("the switch is off")
     await expect(inside.get_by_role("status")).to_have_text("Inference: Off")
     assert not (await gw.platform("GET", "inference")).json()["enabled"]
+    assert (await app.ask("x")).status_code == 503
+    refused = inside.locator("#requests .key li").filter(has_text="refused while off")
+    await expect(refused).to_have_text("1refused while off")
     await expect(button).to_have_text("Turn on")
     await expect(button).to_be_focused()
     await inside.keyboard.press("Enter")
@@ -210,13 +208,6 @@ async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Pag
     await view(inside, "Audit")
     row = inside.get_by_role("row").filter(has_text="enabled false")
     await expect(row.first).to_contain_text("Überlastung: provider is down, 100% errors")
-
-
-async def test_switches_changed_elsewhere_are_shown(inside: Page, gw: Gateway) -> None:
-    await gw.switch(approved=False)
-    await expect(inside.locator("#inference-why")).to_contain_text("processing is not approved", timeout=10_000)
-    await gw.switch(approved=True)
-    await expect(inside.locator("#inference")).to_have_text("Operational", timeout=10_000)
 
 
 async def test_without_redis_the_last_figures_stay(inside: Page, gw: Gateway) -> None:
@@ -230,27 +221,15 @@ async def test_without_redis_the_last_figures_stay(inside: Page, gw: Gateway) ->
     await expect(inside.locator("#trouble")).to_be_hidden()
 
 
-async def test_a_session_that_ended_asks_again(inside: Page) -> None:
+async def test_a_session_that_ended_asks_again_and_logging_out_ends_it(inside: Page) -> None:
     await inside.context.clear_cookies()
-    await inside.locator("#switch").click()
-    await inside.get_by_role("dialog").get_by_label("Reason").fill("An exercise")
-    await inside.get_by_role("dialog").get_by_role("button", name="Turn off").click()
+    await act(inside, "Turn off", "Turn off", "An exercise")
     await expect(inside.get_by_text("Your session has ended.")).to_be_visible()
-
-
-async def test_logging_out_ends_the_figures(inside: Page) -> None:
+    await log_in(inside)
     await inside.get_by_role("button", name="Log out").click()
     await expect(inside.get_by_text("You are logged out.")).to_be_visible()
     await inside.reload()
     await expect(inside.get_by_label("Operator token")).to_be_focused()
-
-
-async def test_nothing_is_wider_than_the_window(inside: Page) -> None:
-    for name in ("Overview", "Accounts", "Apps", "Deploys", "System", "Audit"):
-        await view(inside, name)
-        for width in (320, 390, 1280):
-            await inside.set_viewport_size({"width": width, "height": 800})
-            assert await inside.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
 
 
 async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
@@ -322,6 +301,10 @@ async def test_the_approval_is_given_by_typing_the_services_name(inside: Page, g
         await dialog.get_by_role("button", name=action).click()
         await expect(button).to_have_text("Withdraw approval" if approved else "Approve processing", timeout=10_000)
         assert (await gw.platform("GET", "inference")).json()["approved"] is approved
+    await gw.switch(approved=False)  # elsewhere
+    await expect(inside.locator("#inference-why")).to_contain_text("processing is not approved", timeout=10_000)
+    await gw.switch(approved=True)
+    await expect(inside.locator("#inference")).to_have_text("Operational", timeout=10_000)
 
 
 async def test_an_account_and_an_app_are_suspended_with_a_reason(
@@ -379,9 +362,7 @@ async def test_a_large_account_is_read_at_a_glance(inside: Page, gw: Gateway) ->
     await expect(apps).to_have_count(12)
     await inside.get_by_label("Name, id or address").fill("APP-07")
     await expect(apps).to_have_count(1)
-    await apps.get_by_role("button", name="Suspend").click()
-    await inside.get_by_role("dialog").get_by_label("Reason").fill("An exercise")
-    await inside.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+    await act(apps, "Suspend", "Suspend", "An exercise")
     await expect(apps).to_contain_text(["An exercise"])  # the filter stays
     await inside.get_by_label("Name, id or address").fill("nothing like this")
     await expect(inside.get_by_text("None of the 12 apps matches “nothing like this”.")).to_be_visible()
@@ -391,8 +372,7 @@ async def test_a_large_account_is_read_at_a_glance(inside: Page, gw: Gateway) ->
     for view_name in (f"accounts/{account.id}", f"apps?search={account.id}", f"accounts?search={account.id}"):
         await open_view(inside, view_name)
         for width in (320, 390, 980, 1440):
-            await inside.set_viewport_size({"width": width, "height": 900})
-            assert await inside.evaluate("document.documentElement.scrollWidth") <= width, (view_name, width)
+            await assert_fits(inside, width)
             right = "it => it.getBoundingClientRect().right"
             end = await inside.locator("main").evaluate(right)
             for button in await inside.locator("td button").all():
@@ -402,8 +382,6 @@ async def test_a_large_account_is_read_at_a_glance(inside: Page, gw: Gateway) ->
 async def test_accounts_are_sorted_and_filtered(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
     small, large = await gw.app(backend, "starter"), await gw.app(backend, "starter")
     await gw.account("starter")
-    await gw.platform("PUT", f"accounts/{small.account.id}/suspension", {"reason": "Unpaid"})
-    await gw.platform("DELETE", f"accounts/{small.account.id}/suspension")
     await small.ask("x")
     for _ in range(3):
         await large.ask("x")
@@ -430,7 +408,7 @@ async def test_accounts_are_sorted_and_filtered(inside: Page, gw: Gateway, backe
     await expect(inside.get_by_label("Plan")).to_have_value("")
 
 
-async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> None:
+async def test_the_cap_the_keys_and_the_end_of_an_account(inside: Page, gw: Gateway) -> None:
     account = await gw.account()
     await inside.goto(f"/ops#/accounts/{account.id}")
     cap = inside.get_by_label("Daily cap in euro")
@@ -443,9 +421,26 @@ async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> 
     await cap.fill("much")
     await act(inside, "Change cap", "Change cap")
     await expect(inside.get_by_role("alert").filter(has_text="dailyEuro")).to_be_visible()
+
+    name = (await account.get()).json()["name"]
+    await inside.get_by_role("button", name="Delete account").click()
+    dialog = inside.get_by_role("dialog")
+    await dialog.get_by_label("to confirm").fill("another")
+    await dialog.get_by_label("Reason").fill("It left")
+    await dialog.get_by_role("button", name="Delete account").click()
+    await expect(dialog.get_by_role("alert")).to_have_text(f"Type {name} to continue.")
+    assert "deletesAt" not in (await account.get()).json()
+    await dialog.get_by_label("to confirm").fill(name)
+    await dialog.get_by_role("button", name="Delete account").click()
+    await expect(inside.get_by_text("Being deleted").first).to_be_visible()
+    await expect(inside.get_by_role("button", name="Delete account")).to_have_count(0)
+    assert (await account.get()).json()["deletesAt"]
+
     await act(inside, "Revoke first", "Revoke key", "Found in a public repository")
     await expect(inside.get_by_text("The account has no API keys.")).to_be_visible()
     assert (await account.get()).status_code == 401
+    await inside.goto(f"/ops#/audit?target={account.id}")
+    await expect(inside.get_by_role("row").filter(has_text="It left")).to_be_visible()
 
 
 async def test_a_late_answer_does_not_replace_the_view(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
@@ -503,26 +498,6 @@ async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(
     assert "operator=nobody" in inside.url
 
 
-async def test_an_account_is_deleted_after_its_grace(inside: Page, gw: Gateway) -> None:
-    account = await gw.account()
-    name = (await account.get("/account")).json()["name"]
-    await inside.goto(f"/ops#/accounts/{account.id}")
-    await inside.get_by_role("button", name="Delete account").click()
-    dialog = inside.get_by_role("dialog")
-    await dialog.get_by_label("to confirm").fill("another")
-    await dialog.get_by_label("Reason").fill("It left")
-    await dialog.get_by_role("button", name="Delete account").click()
-    await expect(dialog.get_by_role("alert")).to_have_text(f"Type {name} to continue.")
-    assert "deletesAt" not in (await account.get("/account")).json()
-    await dialog.get_by_label("to confirm").fill(name)
-    await dialog.get_by_role("button", name="Delete account").click()
-    await expect(inside.get_by_text("Being deleted").first).to_be_visible()
-    await expect(inside.get_by_role("button", name="Delete account")).to_have_count(0)
-    assert (await account.get("/account")).json()["deletesAt"]
-    await inside.goto(f"/ops#/audit?target={account.id}")
-    await expect(inside.get_by_role("row").filter(has_text="It left")).to_be_visible()
-
-
 async def test_the_overview_compares_periods(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend)
     await app.ask("x")
@@ -571,31 +546,18 @@ async def test_providers_are_shown_and_switched(
             providers[1].plays(tokens("two"), prompt=limited)
             await app.ask(limited)
             await expect(rows.nth(0)).to_contain_text(re.compile(r"Operational\s*Passed over until \d\d:\d\d:\d\d"))
-            await rows.nth(0).get_by_role("button", name="Disable").click()
-            await page.get_by_role("dialog").get_by_label("Reason").fill("drill")
-            await page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+            await act(rows.nth(0), "Disable", "Disable", "drill")
             await expect(rows.nth(0).locator(".badge").first).to_have_text("Disabled")
             assert not (await states(gw))["one"]["enabled"]
-            await rows.nth(0).get_by_role("button", name="Enable").click()
-            await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
+            await act(rows.nth(0), "Enable", "Enable")
             await expect(rows.nth(0).locator(".badge").first).to_have_text("Operational")
 
 
-async def test_pods_are_shown_on_kubernetes_only(
-    browser: Browser, inside: Page, provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
-) -> None:
-    await view(inside, "System")
-    await expect(inside.locator("#workers")).to_contain_text("No worker is running")
-    await expect(inside.get_by_role("heading", name="Pods")).to_be_hidden()
-    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}/storage"}
-    async with (
-        gateway_with_redis(provider, tmp_path, SOON, **settings) as gw,
-        opened(gw.redis.url) as store,
-        visiting(browser, gw, logged_in=True) as page,
-    ):
-        app, pods = await gw.app(backend), page.get_by_role("region", name="Pods")
+async def test_pods_are_shown(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    async with opened(gw.redis.url) as store:
+        app, pods = await gw.app(backend), inside.get_by_role("region", name="Pods")
         app_id = (await gw.platform("GET", f"apps/{app.name}")).json()["id"]
-        await view(page, "System")
+        await view(inside, "System")
         await expect(pods).to_contain_text("No worker reports the pods")
 
         await write_pod_report(store, PodReport(now_iso()))
@@ -626,14 +588,14 @@ async def test_pods_are_shown_on_kubernetes_only(
         row = pods.get_by_role("row").filter(has_text="dep_019b3c5a7d4abcdef0001")
         await expect(row).to_contain_text("for a moment")
         await expect(row).to_contain_text(reason)
-        await assert_fits(page, 320, 390, 760, 980, 1440)
-        await assert_accessible(page, EVERY_LOOK)
+        await assert_fits(inside, 320, 390, 760, 980, 1440)
+        await assert_accessible(inside, EVERY_LOOK)
 
         await store.client.delete(PODS_KEY)  # as when it expires
         await expect(pods).to_contain_text("No worker reports the pods")
         await write_pod_report(store, PodReport(now_iso(), 77, counts, failures, nodes, waiting))
         await row.get_by_role("link").click()
-        await expect(page.get_by_role("heading", level=1)).to_have_text(app.name)
+        await expect(inside.get_by_role("heading", level=1)).to_have_text(app.name)
 
 
 async def test_spending_is_read_on_any_dates(

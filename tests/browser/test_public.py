@@ -1,38 +1,19 @@
 """The public page in a real browser: its example, its copy buttons, its links; and the page for unknown addresses."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from tests.browser.axe import EVERY_LOOK, assert_accessible
-from tests.fakes import FakeProvider
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.browser.conftest import EXAMPLE
+from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-EXAMPLE = 'https://demo.example.com/?a="><script>alert(1)</script>'
 END = "its pages, its backend and its data."
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    folder = tmp_path_factory.mktemp("public")
-    async with gateway_with_redis(provider, folder, GATEWAY_EXAMPLE_URL=EXAMPLE) as gw:
-        yield gw
-
-
-async def opened(browser: Browser, gw: Gateway, path: str = "/", motion: str = "no-preference") -> Page:
-    context = await browser.new_context(reduced_motion=motion)  # type: ignore[arg-type]
-    await context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page = await context.new_page()
-    await page.goto(gw.address + path)
-    return page
-
-
-async def test_the_example_plays_token_by_token(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw)
+async def test_the_example_plays_token_by_token(page: Page, gw: Gateway) -> None:
+    await page.goto(gw.address)
     answer = page.locator("#answer p")
     whole = await answer.text_content()
     await answer.scroll_into_view_if_needed()
@@ -43,30 +24,24 @@ async def test_the_example_plays_token_by_token(browser: Browser, gw: Gateway) -
     await expect(page.locator(".rest")).not_to_be_empty()
     await expect(page.locator(".rest")).to_be_empty()
     assert await answer.text_content() == whole
-    await page.context.close()
 
 
-async def test_reduced_motion_shows_the_whole_answer(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw, motion="reduce")
+async def test_reduced_motion_shows_the_whole_answer_and_code_can_be_copied(page: Page, gw: Gateway) -> None:
+    await page.emulate_media(reduced_motion="reduce")
+    await page.goto(gw.address)
     answer = page.locator("#answer p")
     await answer.scroll_into_view_if_needed()
     await expect(answer).to_contain_text(END)
     await expect(page.locator(".rest")).to_have_count(0)
-    await page.context.close()
-
-
-async def test_code_can_be_copied(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw)
     for name, start in (("Code", "import { streamComplete }"), ("How to register", "curl -X POST")):
         await page.get_by_role("button", name=f"Copy: {name}").click()
         copied: str = await page.evaluate("navigator.clipboard.readText()")
         assert copied.startswith(start)
         assert "Copy" not in copied
-    await page.context.close()
 
 
-async def test_the_picture_follows_the_color_scheme(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw)
+async def test_the_picture_follows_the_color_scheme(page: Page, gw: Gateway) -> None:
+    await page.goto(gw.address)
     picture = page.locator("picture img")
     for scheme in ("light", "dark"):
         await page.emulate_media(color_scheme=scheme)
@@ -75,23 +50,23 @@ async def test_the_picture_follows_the_color_scheme(browser: Browser, gw: Gatewa
         )
         await page.wait_for_function("document.querySelector('picture img').naturalWidth === 1200")
     assert await picture.get_attribute("alt")
-    await page.context.close()
 
 
-async def test_the_live_example_is_a_setting(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw)
+async def test_the_page_shows_what_the_settings_say(page: Page, gw: Gateway) -> None:
+    await page.goto(gw.address)
     link = page.get_by_role("link", name="Open the live example")
     assert await link.get_attribute("href") == EXAMPLE
-    await page.context.close()
+    limits = ("30 requests per minute", "50 registrations per day")
+    for text in ("€0.15", "€10.00", *limits, "never writes prompts or completions"):
+        await expect(page.get_by_text(text).first).to_be_visible()
+    await page.get_by_role("link", name="Log in", exact=True).click()
+    await expect(page.get_by_label("API key")).to_be_focused()
 
 
-async def test_an_unknown_address(browser: Browser, gw: Gateway) -> None:
-    page = await opened(browser, gw, "/nothing")
+async def test_an_unknown_address(page: Page, gw: Gateway) -> None:
+    await page.goto(f"{gw.address}/nothing")
     await expect(page.get_by_role("heading", name="There is no page at this address")).to_be_visible()
-    assert (
-        await page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "512px"
-    )  # the style applies
+    await expect(page.locator("main")).to_have_css("max-width", "512px")  # the style applies
     await assert_accessible(page, EVERY_LOOK)
     await page.get_by_role("link", name="Go to the home page").click()
     await expect(page.get_by_role("heading", level=1)).to_contain_text("Three things")
-    await page.context.close()

@@ -1,7 +1,4 @@
-"""The templates as an app's users see them: built, served at the app's address, with the real gateway.
-
-The tests save screenshots in the folder that SCREENSHOTS names.
-"""
+"""The templates as an app's users see them: built, served at the app's address, with the real gateway."""
 
 import asyncio
 import os
@@ -20,7 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, expect
 
 from capsule_gateway.cli.folders import CAPSULE, write_template
-from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.axe import DESKTOP, EVERY_LOOK, assert_accessible, assert_fits
 from tests.browser.packages import require
 from tests.browser.site import Folder
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -133,23 +130,18 @@ async def ask(page: Page, prompt: str) -> Locator:
     return page.locator("article").last
 
 
-async def shoot(page: Page, name: str, view: str = "") -> None:
-    """Checks the page in every look, and saves what it looks like. A phone shows only the view."""
+async def look(page: Page, view: str = "") -> None:
+    """Checks the page in every look. A phone shows only the view."""
     await page.evaluate("(view) => (location.hash = view)", view)
     await assert_accessible(page, EVERY_LOOK)
-    for scheme, width, height in (("light", 1440, 900), ("dark", 390, 844), ("light", 390, 844), ("dark", 1440, 900)):
-        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        await page.set_viewport_size({"width": width, "height": height})
-        assert await page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
-        if folder := os.environ.get("SCREENSHOTS"):
-            await page.screenshot(path=Path(folder) / f"{name}-{width}-{scheme}.png")
-    await page.set_viewport_size({"width": 1280, "height": 860})
+    await assert_fits(page, 1440, 390)
+    await page.set_viewport_size(DESKTOP)
 
 
 async def test_people_sign_up_out_and_in(browser: Browser, notes: Notes) -> None:
     async with visiting(browser, notes.address) as page:
         await expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-        await shoot(page, "sign-in")
+        await look(page)
         email = await sign_up(page)
         await page.get_by_role("button", name="Sign out").click()
         await expect(page.get_by_label("E-mail")).to_be_visible()
@@ -179,7 +171,7 @@ async def test_notes_stay_change_and_come_back(page: Page) -> None:
     await expect(items).to_have_count(1)
     await page.get_by_role("button", name="Undo").click()
     await expect(items.first).to_contain_text("Call Ben")
-    await shoot(page, "notes")
+    await look(page)
 
 
 async def test_a_save_keeps_what_is_written_meanwhile(page: Page) -> None:
@@ -241,7 +233,7 @@ async def test_a_late_list_keeps_what_was_saved_meanwhile(page: Page) -> None:
 
 
 async def test_an_answer_streams_and_becomes_a_note(page: Page, provider: FakeProvider) -> None:
-    await shoot(page, "empty", "#ask")
+    await look(page, "#ask")
     go_on = asyncio.Event()
     prompt = provider.plays(ROLE, chunk("Bon"), go_on, chunk("jour"), chunk(finish="stop", usage=(1, 2)), DONE)
     turn = await ask(page, prompt)
@@ -266,7 +258,7 @@ async def test_markdown_shows_and_markup_stays_text(page: Page, provider: FakePr
     await expect(shown.get_by_role("link")).to_have_text(["Loire"])
     await expect(shown.locator("p").last).to_have_text(hostile)
     assert await page.evaluate("window.hit") is None
-    await shoot(page, "answer", "#ask")
+    await look(page, "#ask")
 
 
 async def test_a_question_about_a_note_and_the_one_after_it(page: Page, provider: FakeProvider) -> None:
@@ -288,31 +280,29 @@ async def test_a_question_about_a_note_and_the_one_after_it(page: Page, provider
     await expect(page.locator("#list")).to_be_visible()
 
 
-@pytest.mark.parametrize("way", ["button", "key"])
-async def test_stop_keeps_what_has_arrived(page: Page, provider: FakeProvider, way: str) -> None:
-    prompt = provider.plays(ROLE, chunk("Bon"), HANG)
-    turn = await ask(page, prompt)
-    await expect(turn.locator(".answer")).to_have_text("Bon")
-    stop = page.get_by_role("button", name="Stop")
-    await (stop.click() if way == "button" else page.keyboard.press("Escape"))
-    await expect(turn).to_contain_text("Stopped")
-    await expect(turn.locator(".answer")).to_have_text("Bon")
-    await expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
-    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 5)
+async def test_stop_keeps_what_has_arrived(page: Page, provider: FakeProvider) -> None:
+    for way in ("button", "key"):
+        prompt = provider.plays(ROLE, chunk("Bon"), HANG)
+        turn = await ask(page, prompt)
+        await expect(turn.locator(".answer")).to_have_text("Bon")
+        stop = page.get_by_role("button", name="Stop")
+        await (stop.click() if way == "button" else page.keyboard.press("Escape"))
+        await expect(turn).to_contain_text("Stopped")
+        await expect(turn.locator(".answer")).to_have_text("Bon")
+        await expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
+        await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 5)
 
 
-async def test_a_failure_is_explained_and_tried_again(page: Page, provider: FakeProvider) -> None:
+async def test_a_failure_is_explained_and_tried_again_and_a_limit_says_when(page: Page, provider: FakeProvider) -> None:
     prompt = provider.plays(answer(500))
     turn = await ask(page, prompt)
     await expect(turn.get_by_role("alert")).to_have_text(re.compile("The model failed.*It could not finish", re.DOTALL))
-    await shoot(page, "failure", "#ask")
+    await look(page, "#ask")
     provider.plays(tokens("Better"), prompt=prompt)
     await turn.get_by_role("button", name="Try again").click()
     await expect(turn.locator(".answer")).to_have_text("Better")
     await expect(turn.get_by_role("alert")).to_be_hidden()
 
-
-async def test_a_limit_says_when_to_try_again(page: Page) -> None:
     body = '{"error": {"code": "USER_RATE_LIMITED", "message": "Wait."}}'
     headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "Retry-After", "Retry-After": "3"}
     await page.route("**/ai", lambda route: route.fulfill(status=429, body=body, headers=headers))
@@ -374,12 +364,12 @@ async def test_static_asks_with_the_token_of_a_backend_elsewhere(
         address = f"http://{app.name}.{DOMAIN}:{site.port}"
         async with visiting(browser, address) as page:
             await expect(page).to_have_title(app.name)
-            await shoot(page, "static-empty")
+            await look(page)
             prompt = provider.plays(tokens(*re.split(r"(?<= )", RIVERS)))
             await page.get_by_label("Your question").fill(prompt)
             await page.keyboard.press("Enter")
             await expect(page.get_by_role("alert")).to_contain_text("You are not signed in")
-            await shoot(page, "static-failure")
+            await look(page)
             source = site.folder / "auth.js"
             source.write_text(source.read_text().replace('BACKEND = ""', f'BACKEND = "{address}"'))
             site.token = app.token()
@@ -388,4 +378,4 @@ async def test_static_asks_with_the_token_of_a_backend_elsewhere(
             await page.keyboard.press("Enter")
             await expect(page.locator("#answer").get_by_role("heading", name="Rivers")).to_be_visible()
             await expect(page.locator("main[data-state=done]")).to_be_visible()
-            await shoot(page, "static-answer")
+            await look(page)

@@ -52,7 +52,7 @@ class Example:
 
     async def takes(self, body: bytes, headers: dict[str, str]) -> int:
         raw = {name: value.encode("latin-1") for name, value in headers.items()}
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=30, verify=False) as client:
             return (await client.post(f"http://127.0.0.1:{self.port}/hooks", content=body, headers=raw)).status_code
 
     def delivery(self, age: float = 0) -> tuple[str, bytes, dict[str, str]]:
@@ -96,44 +96,27 @@ async def test_another_secret(example: Example) -> None:
     assert await other.outcome(await other.emit()) == ("failed", "status")
 
 
-@pytest.mark.parametrize(
-    ("age", "status"),
-    [(0, 204), (4.9 * MINUTES, 204), (-4.9 * MINUTES, 204), (5.1 * MINUTES, 401), (-5.1 * MINUTES, 401), (1e8, 401)],
-)
-async def test_the_age_of_an_event(example: Example, age: float, status: int) -> None:
-    event_id, *delivery = example.delivery(age)
-    assert await example.takes(*delivery) == status
-    if status == 204:
-        await wait_until(lambda: f"{event_id} app.unhealthy" in example.said)
+async def test_the_age_of_an_event(example: Example) -> None:
+    ages = (0, 4.9 * MINUTES, -4.9 * MINUTES, 5.1 * MINUTES, -5.1 * MINUTES, 1e8)
+    sent = {age: example.delivery(age) for age in ages}
+    taken = {age: await example.takes(body, headers) for age, (_, body, headers) in sent.items()}
+    assert list(taken.values()) == [204, 204, 204, 401, 401, 401]
+    await wait_until(lambda: all(f"{sent[age][0]} app.unhealthy" in example.said for age in ages[:3]))
 
 
-async def test_tampered_ones(example: Example) -> None:
+async def test_what_is_not_as_it_was_signed(example: Example) -> None:
     event_id, body, headers = example.delivery()
-    signature = headers["X-Service-Signature"]
-    assert await example.takes(body.replace(b"timeout", b"Timeout"), headers) == 401
-    assert await example.takes(body + b" ", headers) == 401
-    assert await example.takes(b"", headers) == 401
-    later = str(int(headers["X-Service-Timestamp"]) + 1)
-    assert await example.takes(body, {**headers, "X-Service-Timestamp": later}) == 401
-    for forged in (
-        "",
-        signature[:-1],
-        signature + "0",
-        signature.upper(),
-        signature.removeprefix("sha256="),
-        "sha256=" + "0" * 64,
-        "sha256=" + "\xe9" * 64,
-    ):
-        assert await example.takes(body, {**headers, "X-Service-Signature": forged}) == 401, forged
-    assert event_id not in example.said
-
-
-async def test_unsigned_ones(example: Example) -> None:
-    event_id, body, headers = example.delivery()
+    signature, timestamp = headers["X-Service-Signature"], headers["X-Service-Timestamp"]
+    for tampered in (body.replace(b"timeout", b"Timeout"), body + b" ", b""):
+        assert await example.takes(tampered, headers) == 401, tampered
+    forged = ["", signature[:-1], signature + "0", signature.upper(), signature.removeprefix("sha256=")]
+    forged += ["sha256=" + "0" * 64, "sha256=" + "\xe9" * 64]
+    times = [str(int(timestamp) + 1), "", "soon", "-1", "1e12", "9" * 400, "\xb2"]
+    others = [("X-Service-Signature", value) for value in forged] + [("X-Service-Timestamp", value) for value in times]
+    for name, value in others:
+        assert await example.takes(body, {**headers, name: value}) == 401, (name, value)
     for missing in ("X-Service-Signature", "X-Service-Timestamp"):
-        assert await example.takes(body, {k: v for k, v in headers.items() if k != missing}) == 401
-    for timestamp in ("", "soon", "-1", "1e12", "9" * 400, "\xb2"):
-        assert await example.takes(body, {**headers, "X-Service-Timestamp": timestamp}) == 401, timestamp
+        assert await example.takes(body, {name: kept for name, kept in headers.items() if name != missing}) == 401
     assert event_id not in example.said
 
 

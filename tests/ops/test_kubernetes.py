@@ -1,7 +1,7 @@
 """The manifests of ops/kubernetes are valid, agree with each other, and use only settings and commands that exist."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +161,19 @@ def test_every_command_exists(deployment: Document) -> None:
             container["command"],
             *(p["exec"]["command"] for p in find_probes(container).values() if "exec" in p),
         ]
-        for program, name, *arguments in commands:
-            assert program == "capsule"
-            # The context needs a parent, as in `capsule`: a command keeps the help options of its first context.
-            parent = click.Context(main, **main.context_settings)
-            command = main.get_command(parent, name)
-            assert command is not None
-            command.make_context(name, list(arguments), parent=parent)  # raises if it refuses them
+        for command in commands:
+            read_command(command)
+
+
+def read_command(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the parameters of a `capsule` command. Raises if it does not exist, or refuses them."""
+    program, name, *arguments = words
+    assert program == "capsule"
+    # The context needs a parent, as in `capsule`: a command keeps the help options of its first context.
+    parent = click.Context(main, **main.context_settings)
+    command = main.get_command(parent, name)
+    assert command is not None
+    return command.make_context(name, arguments, parent=parent).params
 
 
 async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> None:
@@ -192,15 +198,10 @@ async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> N
 def test_the_daily_backup_is_a_command_that_exists() -> None:
     configuration, job = build(FOLDER / "backup")
     [container] = containers(job)
-    program, name, *arguments = (
-        word.replace("$(TARGET)", configuration["data"]["TARGET"]) for word in container["command"]
-    )
-    assert (program, container["image"]) == ("capsule", "registry.example.com/capsule-gateway:0.1.0")
-    parent = click.Context(main, **main.context_settings)
-    command = main.get_command(parent, name)
-    assert command is not None
-    context = command.make_context(name, arguments, parent=parent)
-    assert (context.params["words"], context.params["keep"]) == (("s3://backups/capsule",), 30)
+    target = configuration["data"]["TARGET"]
+    parameters = read_command([word.replace("$(TARGET)", target) for word in container["command"]])
+    assert (parameters["words"], parameters["keep"]) == (("s3://backups/capsule",), 30)
+    assert container["image"] == "registry.example.com/capsule-gateway:0.1.0"
     assert {each["name"] for each in container["env"]} <= SECRET
 
 
