@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
+import random
+import secrets
 import subprocess
 import sys
 import time
@@ -12,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.hostile.attacker import Job
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.hosted_apps import Hosting
 from tests.support.raw_http import request
 
 FULL = os.environ.get("HOSTILE") == "full"
@@ -86,9 +90,13 @@ async def measure_app(app: App, seconds: float = SECONDS) -> Figures:
 
 
 async def measure_first_token(app: App) -> float:
-    """Returns the seconds to the first token on a new connection, such as a new visitor's browser opens."""
+    """Returns the seconds to the first token on a new connection, such as a new visitor's browser opens.
+
+    Every second visitor is a new user, whose token is verified.
+    """
     body = json.dumps({"prompt": "x", "stream": True, "maxTokens": 10}).encode()
-    data = request(app.path, body, f"Authorization: Bearer {app.token()}", "Connection: close")
+    token = app.token(random.choice(("known", f"user-{secrets.token_hex(4)}")))
+    data = request(app.path, body, f"Authorization: Bearer {token}", "Connection: close")
     began = time.perf_counter()
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
@@ -106,19 +114,24 @@ async def measure_first_token(app: App) -> float:
 
 @contextlib.asynccontextmanager
 async def run_attack(
-    gateway: Gateway | Hosting, name: str, count: int, data: bytes, patience: float = 60
-) -> AsyncIterator[None]:
-    """Attacks from a process of its own until the block ends. `data`: the attacker's request or requests."""
-    command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), data.hex()]
-    root = Path(__file__).parents[2]
+    port: int, attack: str, count: int, *requests: bytes, patience: float = 60, **more: Any
+) -> AsyncIterator[dict[str, int]]:
+    """Attacks from a process of its own until the block ends. Its answers by status are in the dictionary then."""
+    job = Job(attack, port, count, list(requests), **more)  # type: ignore[arg-type]
+    command, root = [sys.executable, "-m", "tests.hostile.attacker"], Path(__file__).parents[2]
     attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert attacker.stdin
     assert attacker.stdout
+    answers: dict[str, int] = {}
     try:
+        attacker.stdin.write(msgspec.json.encode(job) + b"\n")
+        attacker.stdin.flush()
         async with asyncio.timeout(patience):
             ready = asyncio.to_thread(attacker.stdout.readline)
             assert (await ready).strip() == b"ready", "the attack did not begin"
-        yield
+        yield answers
+        attacker.stdin.close()
+        answers |= json.loads(await asyncio.to_thread(attacker.stdout.readline))
     finally:
         attacker.kill()
         attacker.wait()
