@@ -121,7 +121,7 @@ async def test_streams_whose_readers_stop(
 # -- invalid tokens ------------------------------------------------------------------------------------------
 
 ALLOWED_RISE_MS = 100.0  # of the p99; the goal is 20 on a quiet machine with two cores
-ROUNDS = 3  # of which one must hold, because tests share their machine
+ROUNDS = 5  # of which one must hold, because tests share their machine; each is under attack from its beginning
 
 
 def make_flood(app: App, *headers: str) -> bytes:
@@ -189,10 +189,10 @@ async def test_garbage_tokens_for_any_key_set(bystander: Bystander, name: str) -
         backend.jwks = answer(200, {"keys": keys})
         attacked, rises = await bystander.gateway.app(backend), []
         for _ in range(ROUNDS):
-            before = await measure_app(bystander.app)
+            before = await measure_app(bystander.app, keeps=True)
             data = make_flood(attacked, BEARER)
             async with run_attack(bystander.gateway.port, "flood", 50, data, rate=500, header=header) as answers:
-                during = await measure_app(bystander.app)
+                during = await measure_app(bystander.app, keeps=True)
             assert answers.keys() <= {"401", "429", "503"}
             report_row(f"500 tokens per second for {name}", before, during)
             rises.append(during.p99 - before.p99)
