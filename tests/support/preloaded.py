@@ -1,7 +1,8 @@
 """Runs processes of the service. They need not import the packages they use, because they are forks of one that has.
 
-These imports take more than half of the processor time of a start, and the tests start hundreds of processes. A process
-whose constants are changed first imports the project's own modules itself. All others are forks of one that has them.
+These imports take more than half of the processor time of a start, and the tests start hundreds of processes. The
+project's own modules are imported after constants are changed. The first process with certain changes imports them
+itself; further ones with the same changes are forks of one that has, and so are all processes without changes.
 """
 
 import functools
@@ -44,11 +45,14 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
 
 
 def make_script(module: str, constants: Mapping[str, float]) -> str:
+    return f"{make_change(constants)}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+
+
+def make_change(constants: Mapping[str, float]) -> str:
     for path in constants:
         owner, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
-    change = f"{inspect.getsource(change_constants)}\nchange_constants({dict(constants)!r})\n" if constants else ""
-    return f"{change}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return f"{inspect.getsource(change_constants)}\nchange_constants({dict(constants)!r})\n" if constants else ""
 
 
 def change_constants(constants: "dict[str, float]") -> None:
@@ -94,10 +98,13 @@ def launch(
         if wrapper or any(name.startswith("PYTHON") for name in env):
             command = [*wrapper, *python(module, constants), *arguments]
             return subprocess.Popen(command, env=env, cwd=cwd, stdout=log, stderr=log)
-        script = make_script(module, constants)
+        changes = tuple(sorted(constants.items()))
+        known = changes if not changes or changes in _used else None
+        _used.add(changes)
+        script = make_script(module, constants if known is None else {})
         request = {"script": script, "arguments": arguments, "env": env, "cwd": str(cwd)}
         request["nice"] = os.getpriority(os.PRIO_PROCESS, 0)
-        parent = _find_parent(with_own=not constants)
+        parent = _find_parent(known)
         return Process(parent, parent.start(request, log.fileno()), [module, *arguments])
 
 
@@ -167,15 +174,21 @@ class Parent:
         return message
 
 
+Changes = tuple[tuple[str, float], ...]  # of constants, in order
 Running = subprocess.Popen[bytes] | Process
 
 
+_used = set[Changes]()
+
+
 @functools.cache
-def _find_parent(*, with_own: bool) -> Parent:
+def _find_parent(changes: Changes | None) -> Parent:
+    """Returns the parent of processes with these changes, or for None of those that import our modules themselves."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        if with_own:
-            _find_parent(with_own=False).start({"imports": OWN}, theirs.fileno())
+        if changes is not None:
+            request = {"imports": OWN, "script": make_change(dict(changes))}
+            _find_parent(None).start(request, theirs.fileno())
             return Parent(control)
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno())],
@@ -257,6 +270,7 @@ def main(control: socket.socket) -> None:
         if "imports" not in request:
             run(request, descriptor)
             return
+        exec(request["script"], {})
         imports, control = request["imports"], socket.socket(fileno=descriptor)
 
 
