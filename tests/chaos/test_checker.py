@@ -17,7 +17,8 @@ from tests.chaos.checker import Checker
 from tests.chaos.load import Answer
 from tests.chaos.nodes import Servers
 from tests.chaos.population import Account, Deploy, Population
-from tests.chaos.prompts import PROMPT, cost
+from tests.chaos.prompts import PROMPT
+from tests.support.prices import cost
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 COST = cost(12, 20)
