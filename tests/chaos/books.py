@@ -26,7 +26,8 @@ from redis.crc import key_slot
 from gateway.keys import app_key, partition_tag
 from tests.chaos.load import NOT_REPLICATED, Answer
 from tests.chaos.nodes import Slots
-from tests.chaos.prompts import cost, max_cost
+from tests.chaos.prompts import max_cost
+from tests.support.prices import cost
 
 KILLED = "kill gateway"
 NOT_CONNECTED = "ClientConnectorError"  # no byte of the request was sent

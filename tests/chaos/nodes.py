@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
-from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, introduce, is_in_sync, wait_for_servers
+from tests.support.redis_servers import RedisServer, binary, form_cluster, free_port, is_in_sync, wait_for_servers
 
 DISK_MIB = 256
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
@@ -367,23 +367,7 @@ class Cluster(Servers):
 
     def _start(self) -> None:
         self._make_nodes(6, *CLUSTER_OPTIONS)
-        introduce(self.nodes)
-        for node, first, end in zip(self.nodes[:3], SLOTS, SLOTS[1:], strict=False):
-            with node.client() as client:
-                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        wait_for_servers(lambda: all(map(self._node_is_ready, self.nodes)), lambda: introduce(self.nodes))
-        for primary, replica in zip(self.nodes[:3], self.nodes[3:], strict=True):
-            with primary.client() as client:
-                own = client.execute_command("CLUSTER MYID")
-            with replica.client() as client:
-                client.execute_command("CLUSTER REPLICATE", own)
-        wait_for_servers(lambda: all(map(is_in_sync, self.nodes[3:])))
-
-    def _node_is_ready(self, node: Node) -> bool:
-        with node.client() as client:
-            info = client.execute_command("CLUSTER INFO")
-        known = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_assigned"])
-        return known == ("ok", "6", str(SLOTS[-1]))
+        form_cluster(self.nodes[:3], self.nodes[3:])
 
     @property
     def url(self) -> str:

@@ -4,10 +4,11 @@ content.
 
 import random
 
+from tests.support import prices
+
 PROMPT = "Zwetschgenroester"
 COMPLETION = "Marillenknoedel"
 MAX_TOKENS = 64
-INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
 
 
 def make_prompt(number: int) -> str:
@@ -44,8 +45,4 @@ def is_left(number: int) -> bool:
 
 def max_cost() -> int:
     """Returns the nano-euro that the gateway reserves for each of these prompts."""
-    return (len(make_prompt(0).encode()) + 256) * INPUT_PRICE + MAX_TOKENS * OUTPUT_PRICE
-
-
-def cost(input_tokens: int, output_tokens: int) -> int:
-    return input_tokens * INPUT_PRICE + output_tokens * OUTPUT_PRICE
+    return prices.max_cost(make_prompt(0), MAX_TOKENS)

@@ -1,6 +1,7 @@
 """Each check finds the violations that it is for, and accepts correct records."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from redis.crc import key_slot
@@ -9,6 +10,7 @@ from gateway.keys import app_key, partition_tag
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.load import Answer
+from tests.chaos.plan import FAMILIES, plan_steps
 from tests.chaos.prompts import PROMPT, is_faithful, make_word, max_cost, piece_sizes
 
 PAID = Paid(1, 12, 20, whole=True, cut=False)
@@ -16,28 +18,20 @@ KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
 PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True, lossy=True)
 CLOCK = Disturbance("step clock", "redis", 100, 110, redis=True, clock=True)
 RECEIVER = Disturbance("cut receiver", "receiver", 100, 110)
+PROVIDER = Disturbance("cut provider", "provider", 100, 110)
+SENDER = Disturbance("kill worker", "webhooks-1", 100, 105)
+BUILDER = Disturbance("kill worker", "deploys-1", 55, 57)
 OWN = {key_slot(name.encode()) for name in (partition_tag("acc"), app_key("app"))}
 ELSEWHERE = tuple((slot, slot) for slot in range(16_384) if slot not in OWN)[:100]  # slots of other accounts
+OF_OTHERS = replace(PRIMARY, slots=ELSEWHERE)
+KEPT = replace(PRIMARY, lossy=False)
 
 
 def answer(ending: str = "done", status: int = 200, code: str = "", *, start: float = 50.0, **fields: object) -> Answer:
     return Answer(1, "acc", "app", 0, 0, True, start, start + 0.1, start + 1, status, code, ending, **fields)  # type: ignore[arg-type]
 
 
-# -- money ---------------------------------------------------------------------------------------------------
-
-
-def test_a_spend_out_of_its_bounds_is_seen() -> None:
-    least = most = PAID.cost
-    assert not books.check_spend("acc", (PAID.cost, 0), least, most)
-    for amount in (2 * PAID.cost, PAID.cost + 1):
-        assert "more than the most possible" in books.check_spend("acc", (amount, 0), least, most)[0]
-    for amount in (0, PAID.cost - 1):
-        assert "less than the least possible" in books.check_spend("acc", (amount, 0), least, most)[0]
-
-
 EXACT, WIDE = (PAID.cost, PAID.cost), (PAID.cost, max_cost())
-MEANWHILE = answer(start=105.0)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +42,9 @@ MEANWHILE = answer(start=105.0)
         (answer("left", tokens=3), Paid(1, 12, 5, whole=False, cut=False), [], (max_cost(), max_cost())),
         (answer(start=99.5), PAID, [KILL], WIDE),
         (answer(start=99.5), PAID, [CLOCK], WIDE),
-        (MEANWHILE, PAID, [PRIMARY], EXACT),  # settlements are repeated
-        (MEANWHILE, PAID, [replace(KILL, target="gateway-2")], EXACT),
-        (MEANWHILE, PAID, [replace(KILL, kind="stop gateway")], EXACT),
+        (answer(start=105.0), PAID, [PRIMARY], EXACT),  # settlements are repeated
+        (answer(start=99.5), PAID, [replace(KILL, target="gateway-2")], EXACT),
+        (answer(start=99.5), PAID, [replace(KILL, kind="stop gateway")], EXACT),
     ],
     ids=["whole", "refused", "left", "killed", "clock", "lost primary", "another gateway", "only stopped"],
 )
@@ -60,99 +54,12 @@ def test_what_an_answer_settles(
     assert books.compute_settlement_range(seen, paid, faults) == bounds
 
 
-def test_another_text_than_the_providers_is_seen() -> None:
-    (found,) = books.check_answer(answer(faithful=False), [KILL, PRIMARY, CLOCK])
-    assert "with another text" in found
-    whole = "".join(make_word(7, place) for place in range(sum(piece_sizes(7))))
-    assert is_faithful(7, whole, whole=True)
-    assert is_faithful(7, whole[:-5], whole=False)
-    assert not is_faithful(7, whole[:-5], whole=True)
-    for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + make_word(7, 99), make_word(8, 0)):
-        assert not is_faithful(7, wrong, whole=False)
+def check_spend(amount: int) -> list[str]:
+    return books.check_spend("acc", (amount, 0), *EXACT)
 
 
-def test_account_above_its_cap_is_seen() -> None:
-    assert not books.check_cap("acc", "2026-01-01", 60, 40, 100)
-    assert books.check_cap("acc", "2026-01-01", 60, 41, 100)
-    assert books.check_cap("acc", "2026-01-01", 60, -1, 100)
-
-
-def test_answer_that_the_provider_never_gave_is_seen() -> None:
-    assert books.check_unpaid(answer(), None)
-    assert not books.check_unpaid(answer(), PAID)
-
-
-# -- answers -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("faults", [[], [KILL, PRIMARY]], ids=["calm", "faults"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        answer("refused", 500, "INTERNAL", start=105.0),
-        answer("refused", 404, "APP_NOT_FOUND", start=105.0),
-        answer("refused", 401, "TOKEN_INVALID", start=105.0),
-        answer("refused", 400, "REQUEST_MALFORMED", start=105.0),  # it had a body
-    ],
-    ids=lambda wrong: wrong.code,
-)
-def test_answer_that_is_never_right_is_seen(wrong: Answer, faults: list[Disturbance]) -> None:
-    assert books.check_answer(wrong, faults)
-
-
-@pytest.mark.parametrize(
-    ("seen", "fault"),
-    [
-        (answer("cut", start=105.0), KILL),
-        (answer("none", 0, start=105.0), KILL),
-        (answer("refused", 503, "BACKBONE_UNAVAILABLE", start=105.0), PRIMARY),
-        (answer("refused", 502, "PROVIDER_ERROR", start=105.0), Disturbance("cut provider", "provider", 100, 110)),
-        (answer("error", 200, "PROVIDER_ERROR", start=105.0), Disturbance("cut provider", "provider", 100, 110)),
-    ],
-    ids=["cut", "none", "503", "502", "error"],
-)
-def test_failure_needs_a_fault_that_explains_it(seen: Answer, fault: Disturbance) -> None:
-    assert not books.check_answer(seen, [fault])
-    assert books.check_answer(seen, [])
-    assert books.check_answer(seen, [RECEIVER])
-
-
-def test_fault_of_redis_explains_what_fails_in_its_slots_alone() -> None:
-    seen = answer("refused", 503, "BACKBONE_UNAVAILABLE", start=105.0)
-    assert not books.check_answer(seen, [replace(PRIMARY, slots=tuple((slot, slot) for slot in OWN))])
-    assert books.check_answer(seen, [replace(PRIMARY, slots=ELSEWHERE)])
-
-
-# -- rates ---------------------------------------------------------------------------------------------------
-
-
-def test_overfull_window_is_seen() -> None:
-    steady = [(float(n), n + 0.1) for n in range(200)]  # one per second
-    assert not books.check_window("app", steady, 60, [])
-    assert books.check_window("app", [*steady, (100.0, 100.1)], 60, [])
-
-
-def test_request_counts_only_for_windows_that_hold_it_surely() -> None:
-    slow = [(float(n), n + 30.0) for n in range(61)]
-    assert books.count_fullest_window(slow) == 31
-
-
-def test_clock_that_jumps_may_double_a_window() -> None:
-    twice = [(100 + n / 2, 100 + n / 2) for n in range(100)]
-    assert books.check_window("app", twice, 50, [])
-    assert not books.check_window("app", twice, 50, [CLOCK])
-    assert books.check_window("app", twice, 49, [CLOCK])
-
-
-def test_forgotten_admissions_do_not_count() -> None:
-    burst = [(100.5, 100.6)] * 10
-    assert books.check_window("app", burst, 5, [replace(PRIMARY, lossy=False)])
-    assert not books.check_window("app", burst, 5, [PRIMARY])
-    assert books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost())
-    assert not books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost(), forgotten=1)
-
-
-# -- events and deploys --------------------------------------------------------------------------------------
+def check_failure(ending: str, status: int, code: str, *faults: Disturbance) -> list[str]:
+    return books.check_answer(answer(ending, status, code, start=105.0), faults)
 
 
 def check_event(
@@ -164,84 +71,125 @@ def check_event(
     return books.check_events(accepted, entries, {"evt"} if given_up else set(), [fault] if fault else [])
 
 
-def test_event_may_be_lost_only_by_a_takeover_of_its_partition() -> None:
-    assert check_event(50.0) == ["event evt was lost"]
-    assert not check_event(50.0, 51.0)
-    assert not check_event(100.5, fault=PRIMARY)
-    for other in (replace(PRIMARY, lossy=False), replace(PRIMARY, slots=ELSEWHERE)):
-        assert check_event(100.5, fault=other)
+def check_deploy(ended: Ended | None, *events: str, fault: Disturbance | None = None) -> list[str]:
+    named = [(event, f"deploy.{event.rstrip('2')}") for event in events]
+    return books.check_deploy("dep", "acc", ended, 50.0, named, [fault] if fault else [])
 
 
-def test_event_may_be_given_up_only_if_its_receiver_failed() -> None:
-    assert check_event(105.0, given_up=True) == ["event evt was given up"]
-    assert not check_event(105.0, given_up=True, fault=RECEIVER)
-    assert check_event(105.0, fault=RECEIVER)
+def check_log(line: str) -> list[str]:
+    return books.check_secrets("gateway-1.log", line.encode(), {"a prompt": PROMPT.encode(), "a key": b"provider-1"})
 
 
-def test_event_that_came_twice_needs_a_fault_that_met_it() -> None:
-    worker = Disturbance("kill worker", "webhooks-1", 100, 105)
-    for fault in (worker, PRIMARY):
-        assert not check_event(None, 101.0, 120.0, fault=fault)
-    for fault in (KILL, replace(PRIMARY, slots=ELSEWHERE)):
-        assert check_event(None, 101.0, 120.0, fault=fault)
-    assert check_event(None, 90.0, 104.0, fault=worker)
-    assert check_event(None, 101.0, 101.1, fault=PRIMARY)
-    assert not check_event(None, 101.0, 101.1, fault=CLOCK)
+STEADY = [(float(n), n + 0.1) for n in range(200)]  # one per second
+TWICE = [(100 + n / 2, 100 + n / 2) for n in range(100)]
+BURST = [(100.5, 100.6)] * 10
+UNAVAILABLE = ("refused", 503, "BACKBONE_UNAVAILABLE")
+PROVIDER_FAILED = ("refused", 502, "PROVIDER_ERROR"), ("error", 200, "PROVIDER_ERROR")
+NEVER_RIGHT = ((500, "INTERNAL"), (404, "APP_NOT_FOUND"), (401, "TOKEN_INVALID"), (400, "REQUEST_MALFORMED"))
+LIVE, STOPPED = Ended("live", 50.0, 60.0), "the worker stopped during the deploy; deploy again"
+SECRETS = (
+    *(f'{{"error":"{PROMPT} 000000001"}}', "Authorization: Bearer provider-1"),
+    *("csk_0123456789abcdefghijABCD", "Bearer%20csk_0123456789abcdefghijABCD", "whsec_0123456789abcdefghij+/=="),
+    "POST /hooks/deploy/0123456789abcdefghij0123456789abcdefghij",
+)
+CIPHERTEXT = '{"secret":"gAAAAABrCCUUYLy2qPkNcsk_ENdg6MWPDtcsk_yKf474v5hd9IjimkuNnBts8DlDZ72zbdbrsp2JTNYb=="}'
+
+VIOLATIONS = {
+    "more is settled": check_spend(PAID.cost + 1),
+    "less is settled": check_spend(PAID.cost - 1),
+    "above the cap": books.check_cap("acc", "day", 60, 41, 100),
+    "below zero": books.check_cap("acc", "day", 60, -1, 100),
+    "more above the cap than forgotten": books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost()),
+    "the provider never gave the answer": books.check_unpaid(answer(), None),
+    "another text": books.check_answer(answer(faithful=False), [KILL, PRIMARY, CLOCK]),
+    **{f"{code} during faults": check_failure("refused", status, code, KILL, PRIMARY) for status, code in NEVER_RIGHT},
+    "cut": check_failure("cut", 200, ""),
+    "cut by another fault": check_failure("cut", 200, "", RECEIVER),
+    "no answer": check_failure("none", 0, ""),
+    "unavailable": check_failure(*UNAVAILABLE),
+    "unavailable by others' Redis": check_failure(*UNAVAILABLE, OF_OTHERS),
+    **{f"provider: {of[0]}": check_failure(*of, RECEIVER) for of in PROVIDER_FAILED},
+    "an overfull window": books.check_window("app", [*STEADY, (100.0, 100.1)], 60, []),
+    "twice a window": books.check_window("app", TWICE, 50, []),
+    "more than twice a window while a clock jumps": books.check_window("app", TWICE, 49, [CLOCK]),
+    "a burst while nothing is forgotten": books.check_window("app", BURST, 5, [KEPT]),
+    "a lost event": check_event(50.0),
+    "a lost event without a loss": check_event(100.5, fault=KEPT),
+    "a lost event elsewhere": check_event(100.5, fault=OF_OTHERS),
+    "a lost event for a failed receiver": check_event(105.0, fault=RECEIVER),
+    "an event is given up": check_event(105.0, given_up=True),
+    "twice by a gateway": check_event(None, 101.0, 120.0, fault=KILL),
+    "twice by others' Redis": check_event(None, 101.0, 120.0, fault=OF_OTHERS),
+    "twice before the fault": check_event(None, 90.0, 104.0, fault=SENDER),
+    "twice before a claim": check_event(None, 101.0, 101.1, fault=PRIMARY),
+    "a wrong signature": books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), []),
+    "two events of one deploy": check_deploy(LIVE, "succeeded", "succeeded2"),
+    "two ends of one deploy": check_deploy(LIVE, "succeeded", "failed"),
+    "no event of a deploy": check_deploy(LIVE),
+    "a deploy without an end": check_deploy(Ended("canary")),
+    "a lost deploy": check_deploy(None),
+    "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed"),
+    "a failed deploy after the fault": check_deploy(Ended("failed", 58.5, 60.0, STOPPED), "failed", fault=BUILDER),
+    "a deploy's own failure": check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), "failed", fault=BUILDER),
+    "a failed deploy elsewhere": check_deploy(Ended("failed", 99.0, 110.0, STOPPED), "failed", fault=OF_OTHERS),
+    "a traceback": books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}'),
+    **{line: check_log(line) for line in SECRETS},
+}
+ACCEPTED = {
+    "settled": check_spend(PAID.cost),
+    "at the cap": books.check_cap("acc", "day", 60, 40, 100),
+    "forgotten above the cap": books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost(), forgotten=1),
+    "paid": books.check_unpaid(answer(), PAID),
+    "cut": check_failure("cut", 200, "", KILL),
+    "no answer": check_failure("none", 0, "", KILL),
+    "unavailable": check_failure(*UNAVAILABLE, replace(PRIMARY, slots=tuple((slot, slot) for slot in OWN))),
+    **{f"provider: {of[0]}": check_failure(*of, PROVIDER) for of in PROVIDER_FAILED},
+    "a full window": books.check_window("app", STEADY, 60, []),
+    "twice a window while a clock jumps": books.check_window("app", TWICE, 50, [CLOCK]),
+    "a forgotten burst": books.check_window("app", BURST, 5, [PRIMARY]),
+    "an event": check_event(50.0, 51.0),
+    "an event lost by a takeover": check_event(100.5, fault=PRIMARY),
+    "given up for a failed receiver": check_event(105.0, given_up=True, fault=RECEIVER),
+    "twice by a sender": check_event(None, 101.0, 120.0, fault=SENDER),
+    "twice by a takeover": check_event(None, 101.0, 120.0, fault=PRIMARY),
+    "twice at once by a clock": check_event(None, 101.0, 101.1, fault=CLOCK),
+    "a deploy whose event came twice": check_deploy(LIVE, "succeeded", "succeeded"),
+    "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed", fault=BUILDER),
+    "a log": books.check_log("gateway-1.log", b'{"event":"request"}'),
+    "no secret": check_log('{"event":"request","model":"gpt-oss-120b"}'),
+    "a ciphertext is no key": check_log(CIPHERTEXT),
+}
 
 
-def test_wrong_signature_is_seen() -> None:
-    assert books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), [])
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_violation_is_seen_once_and_quotes_no_secret(name: str) -> None:
+    [found] = VIOLATIONS[name]
+    assert not any(secret in found for secret in SECRETS)
 
 
-def check_deploy(ended: Ended | None, events: list[tuple[str, str]], *faults: Disturbance) -> list[str]:
-    return books.check_deploy("dep", "acc", ended, 50.0, events, faults)
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_right_or_explained_is_accepted(name: str) -> None:
+    assert not ACCEPTED[name]
 
 
-def test_deploy_ends_once() -> None:
-    succeeded, failed = ("evt_1", "deploy.succeeded"), ("evt_2", "deploy.failed")
-    live = Ended("live", 50.0, 60.0)
-    assert not check_deploy(live, [succeeded, succeeded])
-    assert check_deploy(live, [succeeded, ("evt_3", "deploy.succeeded")])
-    assert check_deploy(live, [succeeded, failed])
-    assert check_deploy(Ended("canary"), [])
-    assert check_deploy(None, [])
+def test_a_request_counts_only_for_windows_that_hold_it_surely() -> None:
+    assert books.count_fullest_window([(float(n), n + 30.0) for n in range(61)]) == 31
 
 
-def test_deploy_fails_only_by_a_fault_that_it_met() -> None:
-    events, stopped = [("evt_2", "deploy.failed")], "the worker stopped during the deploy; deploy again"
-    builder = Disturbance("kill worker", "deploys-1", 55, 57)
-    assert not check_deploy(Ended("failed", 50.0, 60.0, stopped), events, builder)
-    assert check_deploy(Ended("failed", 50.0, 60.0, stopped), events)
-    assert check_deploy(Ended("failed", 58.5, 60.0, stopped), events, builder)
-    assert check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), events, builder)
-    redis = Disturbance("kill primary", "redis", 55, 57, redis=True, slots=ELSEWHERE)
-    assert check_deploy(Ended("failed", 50.0, 60.0, stopped), events, redis)
+def test_the_text_of_an_answer() -> None:
+    whole = "".join(make_word(7, place) for place in range(sum(piece_sizes(7))))
+    assert is_faithful(7, whole, whole=True)
+    assert is_faithful(7, whole[:-5], whole=False)
+    assert not is_faithful(7, whole[:-5], whole=True)
+    for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + make_word(7, 99), make_word(8, 0)):
+        assert not is_faithful(7, wrong, whole=False)
 
 
-# -- secrets -------------------------------------------------------------------------------------------------
-
-
-def test_traceback_in_a_log_is_seen() -> None:
-    assert books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}')
-    assert not books.check_log("gateway-1.log", b'{"event":"request"}')
-
-
-def test_secret_in_a_log_is_seen_and_not_quoted() -> None:
-    secrets = {"a prompt": PROMPT.encode(), "the provider's key": b"provider-1234"}
-    assert not books.check_secrets("gateway-1.log", b'{"event":"request","model":"gpt-oss-120b"}', secrets)
-    for line in (
-        f'{{"error":"{PROMPT} 000000001"}}'.encode(),
-        b"Authorization: Bearer provider-1234",
-        b"csk_0123456789abcdefghijABCD",
-        b"Bearer%20csk_0123456789abcdefghijABCD",
-        b"whsec_0123456789abcdefghij+/==",
-        b"POST /hooks/deploy/0123456789abcdefghij0123456789abcdefghij",
-    ):
-        found = books.check_secrets("gateway-1.log", line, secrets)
-        assert len(found) == 1
-        assert line.decode() not in found[0]
-
-
-def test_a_ciphertext_is_no_key() -> None:
-    ciphertext = b'{"secret":"gAAAAABrCCUUYLy2qPkNcsk_ENdg6MWPDtcsk_yKf474v5hd9IjimkuNnBts8DlDZ72zbdbrsp2JTNYb=="}'
-    assert not books.check_secrets("appendonly.aof.1.incr.aof", ciphertext, {})
+def test_the_plan_of_a_seed_has_every_kind_that_is_possible() -> None:
+    assert list(islice(plan_steps(7), 200)) == list(islice(plan_steps(7), 200))
+    assert list(islice(plan_steps(7), 20)) != list(islice(plan_steps(8), 20))
+    without, family_of = {"move slot", "fail over"}, {kind: family for family in FAMILIES for kind in FAMILIES[family]}
+    steps = [[fault.kind for fault in step.faults] for step in islice(plan_steps(7, without=without), 100)]
+    assert {kind for kinds in steps for kind in kinds} == family_of.keys() - without
+    assert {len(kinds) for kinds in steps} == {1, 2}
+    assert all(len({family_of[kind] for kind in kinds}) == len(kinds) for kinds in steps)

@@ -51,3 +51,10 @@ def test_planted_bug_is_found() -> None:
     steps = ("--minutes", "0.6", "--steps", "3", "--seed", "10927")
     code, output = run_chaos("--small", *steps, "--redis", "single", "--plant", "mix streams")
     assert code == 0, output
+
+
+def test_every_bug_can_be_planted() -> None:
+    """The code that it patches exists."""
+    code = "from tests.chaos.planted import PLANTS\nfor plant in PLANTS.values(): plant.apply()"
+    planting = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert planting.returncode == 0, planting.stderr

@@ -2,7 +2,7 @@
 
 | part | what it does |
 | --- | --- |
-| API server | lists, watches, applies on the server's side, deletes; `conflicts` refuses as many writes, `away` all |
+| API server | `api_server.py` |
 | controllers | make the pods of each Deployment, and replace them one by one when its template changes |
 | nodes | run each pod at an address of its own: it takes its release, and then serves at the real ports |
 | ingress | `visit` follows an Ingress to its Service, and that to the addresses of its EndpointSlices in turn |
@@ -17,20 +17,17 @@ import copy
 import hashlib
 import ipaddress
 import itertools
-import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from gateway.deploys.pod_log import APP_CONTAINER
+from tests.fakes.api_server import BORN, ApiServer
 from tests.fakes.start_commands import END_SECONDS, Accept, StartCommands, ask, http_server
 from tests.support.background import cancel
-from tests.support.kubeconfig import write_kubeconfig
-from tests.support.redis_servers import free_port
 from workers.kubernetes.cluster import SERVICE_LABEL
 from workers.kubernetes.objects import Object, object_name
 from workers.kubernetes.places import CONTROLLER_LABEL, FROM_ENDPOINTS, FROM_PODS
@@ -39,140 +36,56 @@ from workers.kubernetes.pod import RECEIVE_PORT, RELAY_PORT, TOKEN, WEB_PORT, Po
 LOOK_SECONDS = 0.01  # between the rounds of the controllers
 READY_SECONDS = 0.03  # after a pod answers, until Services lead to it
 IDLE_SECONDS = 1_000.0  # that each pod has had no request, by its own word
-BORN = "2026-11-28T09:00:00Z"
 # Every pod listens at the same ports, so the test runs of this machine must not have an address in common.
 FIRST_ADDRESS = random.SystemRandom().randrange(1 << 16, 1 << 23)
 ADDRESSES = (str(ipaddress.ip_address("127.0.0.0") + number) for number in itertools.count(FIRST_ADDRESS))
 
 
-class FakeCluster:
+class FakeCluster(ApiServer):
     def __init__(self, commands: StartCommands) -> None:
+        super().__init__()
         self.commands = commands
-        self.away, self.conflicts = False, 0
         self.deletion_seconds = 0.0  # that an object takes until it is gone
-        self.objects: dict[tuple[str, str], Object] = {}  # by plural and name
-        self._events: list[tuple[str, str, Object]] = []  # plural, type, object; the version is the position
-        self._changed = asyncio.Event()
         self.pods: dict[str, FakePod] = {}
         self._visits = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, folder: Path) -> Path:
-        """Returns the file for KUBECONFIG."""
-        application, port = web.Application(), free_port()
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        file = write_kubeconfig(folder, port)
-        self._keep(self._control())
-        return file
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        """Yields the port of the API server."""
+        async with self.serving() as port:
+            self.keep(self._control())
+            try:
+                yield port
+            finally:
+                self.away = True
+                await cancel(*self._tasks, *(pod.task for pod in self.pods.values()))
+                for pod in self.pods.values():
+                    pod.close()
 
-    async def aclose(self) -> None:
-        self.away = True
-        self._wake_watchers()
-        await cancel(*self._tasks, *(pod.task for pod in self.pods.values()))
-        for pod in self.pods.values():
-            pod.close()
-        await self._runner.cleanup()
-
-    def _keep(self, work: Any) -> None:
+    def keep(self, work: Any) -> None:
         self._tasks.add(task := asyncio.create_task(work))
         task.add_done_callback(self._tasks.discard)
 
-    # -- API server ------------------------------------------------------------------------------------------
+    async def _end(self, plural: str, name: str) -> None:
+        if plural == "pods":
+            self.pods[name].end()
+        else:
+            await asyncio.sleep(self.deletion_seconds)
+            self.delete(plural, name)
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if self.away:
-            return _close(request)
-        _, _, path = request.path.partition("/namespaces/")
-        plural, name, part = [*path.split("/")[1:], "", ""][:3]
-        if request.method == "GET" and part == "log":
-            return web.Response(text=f"the log of {name}\n")
-        if request.method == "GET" and "watch" in request.query:
-            return await self._watch(request, plural)
-        if request.method == "GET":
-            items = [each for key, each in self.objects.items() if key[0] == plural]
-            return _json(
-                {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": self._version}} | {"items": items}
-            )
-        if self.conflicts > 0:
-            self.conflicts -= 1
-            return _json({"kind": "Status", "apiVersion": "v1", "code": 409, "message": "try again"}, 409)
-        if request.method == "DELETE":
-            if (plural, name) not in self.objects:
-                return _json({"kind": "Status", "apiVersion": "v1", "code": 404, "message": "not found"}, 404)
-            if plural == "pods":
-                self.pods[name].end()
-            else:
-                await asyncio.sleep(self.deletion_seconds)
-                self._delete(plural, name)
-            return _json({"kind": "Status", "apiVersion": "v1"})
-        return _json(self._apply(plural, name, await request.json()))
-
-    @property
-    def _version(self) -> str:
-        return str(len(self._events))
-
-    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
-        response, seen = web.StreamResponse(), int(request.query["resourceVersion"])
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            while not self.away:
-                changed = self._changed
-                for its_plural, kind, found in self._events[seen:]:
-                    seen += 1
-                    if its_plural == plural:
-                        await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
-                if changed is self._changed:
-                    await changed.wait()
-        return _close(request)
-
-    def _apply(self, plural: str, name: str, wanted: Object) -> Object:
-        """Stores the object as its one manager wants it, with what the server and the controllers add."""
-        before, fresh = self.objects.get((plural, name)), _without_none(wanted)
-        head = {"namespace": "apps", "creationTimestamp": BORN, "uid": f"{plural} {name} {self._version}"}
-        fresh["metadata"] = head | (before["metadata"] if before else {}) | fresh["metadata"]
-        fresh["status"] = (
-            before.get("status", {}) if before else {"phase": "Bound"} if plural.startswith("pers") else {}
-        )
-        if fresh != before:
-            self.note(plural, fresh, "MODIFIED" if before else "ADDED")
-        return self.objects[plural, name]
-
-    def _delete(self, plural: str, name: str) -> None:
-        if (found := self.objects.pop((plural, name), None)) is not None:
-            self.note(plural, found, "DELETED")
+    def delete(self, plural: str, name: str) -> None:
+        super().delete(plural, name)
         if plural == "services":
             for others in ("endpoints", "endpointslices"):
                 for _, other in [key for key in self.objects if key[0] == others and key[1].startswith(name)]:
-                    self._delete(others, other)
+                    self.delete(others, other)
 
     def clear(self) -> None:
         """Deletes everything."""
         for plural, name in [*self.objects]:
             if plural != "pods":  # whose end follows
-                self._delete(plural, name)
-
-    def note(self, plural: str, found: Object, kind: str = "MODIFIED") -> None:
-        found["metadata"]["resourceVersion"] = str(len(self._events) + 1)
-        if kind != "DELETED":
-            self.objects[plural, found["metadata"]["name"]] = found
-        self._events.append((plural, kind, copy.deepcopy(found)))
-        self._wake_watchers()
-
-    def _wake_watchers(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    @contextlib.contextmanager
-    def outage(self) -> Iterator[None]:
-        self.away = True
-        self._wake_watchers()
-        try:
-            yield
-        finally:
-            self.away = False
+                self.delete(plural, name)
 
     # -- controllers -----------------------------------------------------------------------------------------
 
@@ -315,7 +228,7 @@ class FakePod:
             self.is_ending = True
             self._note()
             self.task.cancel()
-            self._cluster._keep(self._stop())
+            self._cluster.keep(self._stop())
 
     async def _stop(self) -> None:
         await asyncio.gather(self.task, return_exceptions=True)
@@ -394,19 +307,3 @@ class FakePod:
         finally:
             server.close()
             await runner.cleanup()
-
-
-def _close(request: web.Request) -> web.Response:
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response(status=503)
-
-
-def _json(value: Object, status: int = 200) -> web.Response:
-    return web.Response(body=json.dumps(value).encode(), status=status, content_type="application/json")
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_none(each) for name, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list) else value

@@ -1,6 +1,5 @@
 """A receiver of events, over HTTP and HTTPS. A test can change the script of each path at any time."""
 
-import asyncio
 import datetime
 import hashlib
 import hmac
@@ -9,14 +8,14 @@ import json
 import ssl
 from collections import Counter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from standardwebhooks import Webhook
 
-from tests.fakes.server import HANG, Exchange, FakeServer, Head, Raw, Script, Step, _Protocol, answer
+from tests.fakes.server import HANG, Exchange, FakeServer, Head, Raw, Script, Step, answer
 
 HEADERS = {
     "x-service-event",
@@ -39,21 +38,10 @@ def drip(data: bytes = b"HTTP/1.1 200 OK\r\n" * 9, pause: float = 1.0) -> Script
 
 class FakeReceiver(FakeServer):
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__()
-        self.tls = tls
+        super().__init__(tls)
         self.default: Script = OK
         self._scripts: dict[str, Script] = {}
         self._at: dict[str, list[Exchange]] = {}
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        if self.tls is not None:  # replaces the plain listener with one for TLS
-            self._server.close()
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Protocol(asyncio.StreamReader(2**20), self._connected), "127.0.0.1", 0, ssl=self.tls
-            )
-            self.port = self._server.sockets[0].getsockname()[1]
-        return self
 
     def url(self, path: str = "/events", host: str = "127.0.0.1") -> str:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{path}"

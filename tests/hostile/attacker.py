@@ -1,48 +1,71 @@
-"""Attacks a gateway from a process of its own: `python -m tests.hostile.attacker <attack> <port> <count> <request>`.
+"""Attacks a gateway from a process of its own, `python -m tests.hostile.attacker`.
 
-It prints `ready` when all connections are open, reopens each connection that the gateway closes, and stops when its
-standard input ends. `request` is hexadecimal, because it may contain any byte.
+The first line of its standard input is a `Job` in JSON. It prints `ready` when all connections are open, reopens each
+connection that the gateway closes, and prints the number of answers by status when its standard input ends.
 """
 
 import asyncio
+import base64
 import contextlib
+import json
 import random
 import resource
+import secrets
 import socket
 import sys
+import time
+from collections import Counter
+from typing import Literal
 
+import msgspec
 import uvloop
 
 DRIP_SECONDS = 10.0
 PAUSE_SECONDS = 2.0  # at most, before a closed connection is reopened
 RECEIVE_BUFFER = 4096  # bytes of a stalled reader: small, so that unread data stays in the gateway
-RATE = 1000  # requests per second of `flood`
+TOKEN = b"<token>"  # in a request, stands for a garbage token, which is another one each time
+SIGNATURES = {"RS256": 1024, "ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64}  # bytes
 
 
-class Attack:
-    def __init__(self, name: str, port: int, count: int, request: bytes) -> None:
-        self.name, self.port, self.count, self.request = name, port, count, request
-        self.opened = self.ended = self.answers = self.started = 0
+class Job(msgspec.Struct):
+    attack: Literal["hold", "stall", "flood", "hammer"]
+    port: int
+    count: int  # of connections
+    requests: list[bytes]
+    drip: bytes = b"x"  # what `hold` sends every ten seconds
+    rate: float = 1000.0  # requests per second of `flood`
+    header: dict[str, str] = msgspec.field(default_factory=lambda: {"alg": "ES256"})  # of the garbage tokens
+
+
+def make_garbage_token(header: dict[str, str]) -> bytes:
+    claims = {"sub": secrets.token_hex(4), "exp": int(time.time()) + 3600}
+    signature = b"\x01" + secrets.token_bytes(SIGNATURES[header["alg"]] - 1)
+    parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
+    return b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+
+
+class Attacker:
+    def __init__(self, job: Job) -> None:
+        self.job, self.opened, self.answers = job, 0, Counter[str]()
 
     async def connect(self) -> socket.socket:
         connection = socket.socket()
         connection.setblocking(False)
-        if self.name == "stall":
+        if self.job.attack == "stall":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.port))
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.job.port))
         return connection
 
-    async def hold(self) -> None:
+    async def hold(self, _: int) -> None:
         """Sends the request, then a byte every ten seconds."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(OSError):
                 connection = await self.connect()
-                await loop.sock_sendall(connection, self.request)
+                await loop.sock_sendall(connection, self.job.requests[0])
                 self.opened += 1
                 while await self._is_open(connection):
-                    await loop.sock_sendall(connection, b"\n" if self.name == "breaks" else b"x")
-            self.ended += 1
+                    await loop.sock_sendall(connection, self.job.drip)
             connection.close()
             await asyncio.sleep(random.uniform(0, PAUSE_SECONDS))
 
@@ -55,74 +78,70 @@ class Attack:
             return True
         return False
 
-    async def stall(self) -> None:
+    async def stall(self, _: int) -> None:
         """Sends the request, and reads only the beginning of the answer."""
         loop = asyncio.get_running_loop()
         connection = await self.connect()
-        await loop.sock_sendall(connection, self.request)
+        await loop.sock_sendall(connection, self.job.requests[0])
         await loop.sock_recv(connection, 16)
         self.opened += 1
         await asyncio.Event().wait()
 
-    async def flood(self) -> None:
-        """Sends requests one after the other on one connection, at this connection's share of the rate."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self.opened += 1
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            due += self.count / RATE
-            await asyncio.sleep(due - loop.time())
-            writer.write(self.request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
-            self.answers += 1
+    async def flood(self, number: int) -> None:
+        """Sends one of the requests again and again, at this connection's share of the rate.
 
-    async def hammer(self) -> None:
-        """Sends requests one after the other, as fast as they are answered.
-
-        `request` holds several, each preceded by its length in four bytes.
+        A connection that still waits for an answer skips its next request.
         """
-        requests, at = [], 0
-        while at < len(self.request):
-            size = int.from_bytes(self.request[at : at + 4], "big")
-            requests.append(self.request[at + 4 : at + 4 + size])
-            at += 4 + size
-        index = self.started = self.started + 1
+        request, due = self.job.requests[number % len(self.job.requests)], time.monotonic() + number / self.job.rate
         while True:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.job.port)
                 self.opened += 1
                 while True:
-                    index += 1
-                    writer.write(requests[index % len(requests)])
-                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                    if b"content-length: " in head:
-                        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-                    elif b" 204 " not in head:  # a stream, which may be endless
-                        writer.close()
-                        break
-                    self.answers += 1
+                    await asyncio.sleep(due - time.monotonic())
+                    due = max(due + self.job.count / self.job.rate, time.monotonic())
+                    writer.write(request.replace(TOKEN, make_garbage_token(self.job.header)))
+                    await self._read_answer(reader)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.answers[type(error).__name__] += 1
+
+    async def hammer(self, number: int) -> None:
+        """Sends the requests one after the other, as fast as they are answered."""
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.job.port, limit=1 << 20)
+                self.opened += 1
+                is_whole = True
+                while is_whole:
+                    number += 1
+                    writer.write(self.job.requests[number % len(self.job.requests)])
+                    is_whole = await self._read_answer(reader)
+                writer.close()
             await asyncio.sleep(0.01)
 
+    async def _read_answer(self, reader: asyncio.StreamReader) -> bool:
+        """Returns whether it was read to its end. That of a stream may never come."""
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        status, has_length = head.split()[1].decode(), b"content-length: " in head
+        if has_length:
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        self.answers[status] += 1
+        return has_length or status == "204"
+
     async def run(self) -> None:
-        attack = {"stall": self.stall, "flood": self.flood, "hammer": self.hammer}.get(self.name, self.hold)
         tasks = []
-        for number in range(self.count):
-            tasks.append(asyncio.create_task(attack()))
+        for number in range(self.job.count):
+            tasks.append(asyncio.create_task(getattr(self, self.job.attack)(number)))
             if number % 50 == 0:
                 await asyncio.sleep(0.02)
-        while self.opened < self.count:
+        while self.opened < self.job.count:
             await asyncio.sleep(0.1)
         print("ready", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-        for task in tasks:
-            task.cancel()
-        print(self.ended, self.answers, flush=True)
+        print(json.dumps(self.answers), flush=True)
 
 
 if __name__ == "__main__":
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    name, port, count, request = sys.argv[1:]
-    uvloop.run(Attack(name, int(port), int(count), bytes.fromhex(request)).run())
+    uvloop.run(Attacker(msgspec.json.decode(sys.stdin.readline(), type=Job)).run())

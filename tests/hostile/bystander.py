@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
+import random
+import secrets
 import subprocess
 import sys
 import time
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.hostile.attacker import Job
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.hosted_apps import Hosting
 from tests.support.raw_http import request
 
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 FULL = os.environ.get("HOSTILE") == "full"
 SECONDS = 20.0 if FULL else 2.5  # of each measurement
 PAUSE_SECONDS = 0.05  # between two requests of the bystander
@@ -67,31 +72,36 @@ async def run_bystander(
         yield Bystander(app, await measure_app(app))
 
 
-async def measure_app(app: App, seconds: float = SECONDS) -> Figures:
+async def measure_app(app: App, *, keeps: bool = False) -> Figures:
+    """`keeps`: over one connection, instead of a new one for each visit, as a new visitor's browser opens."""
     process, waits, failed = app.gateway, [], 0
+    kept = await asyncio.open_connection("127.0.0.1", app.gateway.port) if keeps else None
     began, spent = time.monotonic(), process.cpu_seconds
     peak_memory = peak_descriptors = 0.0
-    while time.monotonic() < began + seconds:
+    while time.monotonic() < began + SECONDS:
         try:
-            waits.append(await measure_first_token(app))
+            waits.append(await measure_first_token(app, kept))
         except (OSError, AssertionError, TimeoutError, asyncio.IncompleteReadError):
             failed += 1
         peak_memory = max(peak_memory, process.memory)
         peak_descriptors = max(peak_descriptors, process.descriptors)
         await asyncio.sleep(PAUSE_SECONDS)
+    if kept:
+        kept[1].close()
     cpu = (process.cpu_seconds - spent) / (time.monotonic() - began)
     waits = sorted(waits) or [float("inf")]
     p50, p99 = (waits[min(int(len(waits) * part), len(waits) - 1)] * 1000 for part in (0.5, 0.99))
     return Figures(p50, p99, failed, cpu, peak_memory, int(peak_descriptors))
 
 
-async def measure_first_token(app: App) -> float:
-    """Returns the seconds to the first token on a new connection, such as a new visitor's browser opens."""
+async def measure_first_token(app: App, kept: Connection | None) -> float:
+    """Returns the seconds to the first token. Every second visitor is a new user, whose token is verified."""
     body = json.dumps({"prompt": "x", "stream": True, "maxTokens": 10}).encode()
-    data = request(app.path, body, f"Authorization: Bearer {app.token()}", "Connection: close")
+    token = app.token(random.choice(("known", f"user-{secrets.token_hex(4)}")))
+    data = request(app.path, body, f"Authorization: Bearer {token}", *([] if kept else ["Connection: close"]))
     began = time.perf_counter()
     async with asyncio.timeout(10):
-        reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        reader, writer = kept or await asyncio.open_connection("127.0.0.1", app.gateway.port)
         try:
             writer.write(data)
             line = await reader.readline()
@@ -99,26 +109,34 @@ async def measure_first_token(app: App) -> float:
             await reader.readuntil(b'data: {"token"')
             waited = time.perf_counter() - began
             await reader.readuntil(b"event: done")
+            if kept:
+                await reader.readuntil(b"\r\n0\r\n\r\n")
         finally:
-            writer.close()
+            if not kept:
+                writer.close()
     return waited
 
 
 @contextlib.asynccontextmanager
 async def run_attack(
-    gateway: Gateway | Hosting, name: str, count: int, data: bytes, patience: float = 60
-) -> AsyncIterator[None]:
-    """Attacks from a process of its own until the block ends. `data`: the attacker's request or requests."""
-    command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), data.hex()]
-    root = Path(__file__).parents[2]
+    port: int, attack: str, count: int, *requests: bytes, patience: float = 60, **more: Any
+) -> AsyncIterator[dict[str, int]]:
+    """Attacks from a process of its own until the block ends. Its answers by status are in the dictionary then."""
+    job = Job(attack, port, count, list(requests), **more)  # type: ignore[arg-type]
+    command, root = [sys.executable, "-m", "tests.hostile.attacker"], Path(__file__).parents[2]
     attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert attacker.stdin
     assert attacker.stdout
+    answers: dict[str, int] = {}
     try:
+        attacker.stdin.write(msgspec.json.encode(job) + b"\n")
+        attacker.stdin.flush()
         async with asyncio.timeout(patience):
             ready = asyncio.to_thread(attacker.stdout.readline)
             assert (await ready).strip() == b"ready", "the attack did not begin"
-        yield
+        yield answers
+        attacker.stdin.close()
+        answers |= json.loads(await asyncio.to_thread(attacker.stdout.readline))
     finally:
         attacker.kill()
         attacker.wait()

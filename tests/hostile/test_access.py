@@ -3,9 +3,7 @@
 What a key may do is written here once more, apart from the table that the gateway obeys.
 """
 
-import io
 import re
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
@@ -16,11 +14,11 @@ from gateway.accounts.access import CALLS, TOOL_CALLS
 from gateway.accounts.sessions import ACCOUNT
 from gateway.data.records import DataRecords, Snapshot, snapshot_key
 from gateway.ids import now_iso
-from gateway.keys import bodies_key, deliveries_key
 from gateway.storage import FolderStorage
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.agents import over_http
+from tests.support.deployment import packed
 from tests.support.deploys import publish
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -28,6 +26,7 @@ from tests.support.polling import wait_until
 from tests.support.responses import refused
 from tests.support.stores import opened
 from tests.support.visitor import Visitor
+from tests.support.webhook_holder import write_deliveries
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -158,17 +157,7 @@ class Scene:
             return {key: client.xrange(key) if client.type(key) == b"stream" else client.dump(key) for key in keys}
 
 
-def pack(**files: str) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name.replace("_", "."))
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return packed.getvalue()
-
-
-SOURCE = pack(index_html="<h1>Here</h1>")
+SOURCE = packed({"index.html": "<h1>Here</h1>"})
 
 
 @module_fixture
@@ -218,13 +207,7 @@ async def make_target(app: App) -> Target:
 
     [request] = await wait_until(logged)
     event = f"evt_{app.name}"
-    fields = {"id": event, "type": "deploy.succeeded", "app": app.name, "at": 1, "eventAt": 1, "durationMs": 1}
-    fields |= {"url": "http://127.0.0.1:9/", "outcome": "failed", "status": "", "error": "timeout"}
-    with gw.redis.client() as client:
-        client.xadd(deliveries_key(account.id), fields)
-        client.expire(deliveries_key(account.id), 3_600)
-        client.hset(bodies_key(account.id), event, "{}")
-        client.expire(bodies_key(account.id), 3_600)
+    write_deliveries(account, (event, "failed"), app=app.name)
     app_id = next(each["id"] for each in (await account.get("/account/apps")).json() if each["name"] == app.name)
     snapshot = Snapshot(f"snap_{app.name}", now_iso(), len(SOURCE), "manual")
     await FolderStorage(gw.data_folder).put(snapshot_key(app_id, snapshot.id), SOURCE)

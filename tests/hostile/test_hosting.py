@@ -70,7 +70,7 @@ async def measure_visits(hosting: Hosting, host: str) -> list[float]:
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack: str) -> None:
     name, opening = ATTACKS[attack]
-    async with run_attack(hosting, name, scale_attack(5_000) if FULL else 1_500, opening.encode()):
+    async with run_attack(hosting.port, name, scale_attack(5_000) if FULL else 1_500, opening.encode()):
         visits = await asyncio.gather(*(measure_visits(hosting, host) for host in BYSTANDERS))
         for host, waits in zip(BYSTANDERS, visits, strict=True):
             p50, p99 = (waits[int(len(waits) * part)] for part in (0.5, 0.99))
@@ -88,7 +88,7 @@ async def test_a_full_app_answers_with_retry_after(hosting: Hosting) -> None:
             return await asyncio.wait_for(hosting.ask("/", host=HOSTS["hanging"]), WAIT_SECONDS + 5)
         return None
 
-    async with run_attack(hosting, name, 1_000, opening.encode()):
+    async with run_attack(hosting.port, name, 1_000, opening.encode()):
         refused = await wait_until(find_refusal, 60)
     assert refused.status == 503
     assert refused.headers["retry-after"] == "1"

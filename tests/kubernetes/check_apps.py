@@ -19,7 +19,7 @@ import pytest
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import NAMESPACE
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import Host
+from tests.support.deployment import START, Host
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
 
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180
 SWAPS = int(os.environ.get("KUBERNETES_SWAPS", "10"))  # the workflow makes 100
 HEAL_SECONDS = 10
 KINDS = ("deployments", "secrets", "services", "endpoints", "ingresses", "pods", "persistentvolumeclaims")
-START = {"start": "exec node server.js"}
 SERVER = """
 console.log('starting', process.env.TOKEN ?? 'without a token')
 const memory = []
@@ -55,10 +54,27 @@ def server(text: str) -> dict[str, str]:
     return {"server.js": SERVER.replace("TEXT", text)}
 
 
-async def publish(host: Host, app: str, files: dict[str, str]) -> dict[str, Any]:
-    deploy = await host.in_state(await host.publish(app, files), "live", "failed", "canceled", timeout=120)
+async def until_live(host: Host, deploy_id: str, timeout: float = 120) -> dict[str, Any]:
+    deploy = await host.in_state(deploy_id, "live", "failed", "canceled", timeout=timeout)
     assert deploy["state"] == "live", (deploy["error"], deploy["log"])
     return deploy
+
+
+async def publish(host: Host, app: str, files: dict[str, str]) -> dict[str, Any]:
+    return await until_live(host, await host.publish(app, files))
+
+
+async def queue_preview(host: Host, app: str) -> str:
+    """Returns the id of the deploy."""
+    deploy: str = (await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})).json()["deployId"]
+    return deploy
+
+
+async def delete(host: Host, cluster: Cluster, app: str, timeout: float = 90) -> None:
+    """Deletes an app, and waits until no object of it is left."""
+    own = await app_id(host, app)
+    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
+    await wait_until(lambda: count(cluster, own), timeout, holds=lambda found: not found)
 
 
 async def get(host: Host, app: str, path: str = "/") -> Any:
@@ -66,10 +82,7 @@ async def get(host: Host, app: str, path: str = "/") -> Any:
 
 
 async def serves(host: Host, app: str, text: str, timeout: float = HEAL_SECONDS) -> None:
-    async def page() -> str:
-        return await host.page(app)
-
-    await wait_until(page, timeout, holds=lambda page: page == text)
+    await wait_until(lambda: host.page(app), timeout, holds=lambda page: page == text)
 
 
 async def app_id(host: Host, app: str) -> str:
@@ -127,7 +140,7 @@ async def test_pages_are_served_promoted_and_rolled_back(host: Host, cluster: Cl
     assert (await get(host, app, "/first.js")).text == "1"  # for pages that were opened before
     assert (await get(host, app, "/docs/")).text != "docs"
     back = await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first["id"]})
-    assert (await host.over(back["deployId"]))["state"] == "live"
+    await until_live(host, back["deployId"])
     await serves(host, app, "first")
     own = await app_id(host, app)
     expected = {"deployments": 1, "secrets": 1, "services": 1, "endpoints": 1, "ingresses": 1, "pods": 1}
@@ -181,8 +194,7 @@ async def test_swaps_under_load_fail_no_request(host: Host) -> None:
     async with visitors(host, app, {"one", "two"}) as seen:
         for number in range(SWAPS):
             path, body = f"/account/apps/{app}/rollback", {"deployId": deploys[number % 2]}
-            deploy = await host.over((await host.call("POST", path, json=body))["deployId"])
-            assert deploy["state"] == "live", deploy
+            deploy = await until_live(host, (await host.call("POST", path, json=body))["deployId"])
             deploys[number % 2] = deploy["id"]
     assert min(seen.values()) > 10 * SWAPS, seen
 
@@ -196,7 +208,7 @@ async def test_a_request_that_runs_during_a_swap_is_finished(host: Host) -> None
     while (await host.deploy(coming))["state"] == "checking":
         slow.append(asyncio.create_task(get(host, app, "/slow")))
         await asyncio.sleep(0.2)
-    assert (await host.over(coming))["state"] == "live"
+    await until_live(host, coming)
     assert {answer.status_code for answer in await asyncio.gather(*slow)} == {200}
 
 
@@ -287,11 +299,9 @@ async def test_a_deleted_app_leaves_nothing(host: Host, cluster: Cluster) -> Non
     cluster.kubectl("label", "secret", left, "-n", NAMESPACE, *(f"{name}={value}" for name, value in labels.items()))
     selector = ",".join(f"{name}={value}" for name, value in labels.items())
     await wait_until(lambda: cluster.find("secrets", NAMESPACE, selector), 30, holds=lambda found: not found)
-    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
-    await host.over(queued.json()["deployId"])
+    await host.over(await queue_preview(host, app))
     own = await app_id(host, app)
-    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
-    await wait_until(lambda: count(cluster, own), 30, holds=lambda found: not found)
+    await delete(host, cluster, app, 30)
     await wait_until(lambda: cluster.find("pods", NAMESPACE, f"capsule/app={own}"), 90, holds=lambda found: not found)
 
 

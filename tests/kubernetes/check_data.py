@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.check_apps import START, app_id, count, find, get, publish, serves
+from tests.kubernetes.check_apps import app_id, delete, find, get, publish, queue_preview, serves, until_live
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import NAMESPACE
 from tests.kubernetes.volumes import Volumes
-from tests.support.deployment import Host
+from tests.support.deployment import START, Host
 from tests.support.polling import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -57,15 +57,13 @@ async def test_data_stay_over_deploys_and_are_restored(host: Host, cluster: Clus
     with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         assert tar.extractfile("visits").read() == b"xxx"  # type: ignore[union-attr]
     restored = await host.call("POST", f"/account/apps/{app}/data/restore", json={"snapshotId": snapshot["id"]})
-    deploy = await host.over(restored["deployId"])
-    assert deploy["state"] == "live", (deploy["error"], deploy["log"])
+    await until_live(host, restored["deployId"])
     await serves(host, app, "two 3", 30)
     data = await wait_until(lambda: show(host, app), 10, holds=lambda data: data["state"] == "running")
     assert data["usedBytes"] > 1000
     assert {each["reason"] for each in data["snapshots"]} == {"manual", "deploy", "restore"}
     own = await app_id(host, app)
-    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
-    await wait_until(lambda: count(cluster, own), 90, holds=lambda found: not found)
+    await delete(host, cluster, app)
     assert own in {each["appId"] for each in await host.call("GET", "/account/data/deleted")}
 
 
@@ -73,8 +71,7 @@ async def test_a_preview_has_an_empty_folder(host: Host, cluster: Cluster) -> No
     app = await host.app(build=START)
     await publish(host, app, counter("one"))
     await add(host, app, 2)
-    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
-    assert (await host.over(queued.json()["deployId"]))["state"] == "live"
+    await until_live(host, await queue_preview(host, app))
     assert (await get(host, f"{app}-preview")).text == "one 0"
     assert len(find(cluster, "persistentvolumeclaims", await app_id(host, app))) == 1
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.kubernetes.check_apps import START, app_id, find_sites, publish, server, serves, visitors
+from tests.kubernetes.check_apps import app_id, find_sites, publish, server, serves, until_live, visitors
 from tests.kubernetes.check_data import add, counter
 from tests.kubernetes.cluster import OwnCluster
 from tests.kubernetes.conftest import NAMESPACE
-from tests.support.deployment import Host
+from tests.support.deployment import START, Host
 from tests.support.polling import wait_until
 
 LOST = "node.kubernetes.io/out-of-service"
@@ -26,8 +26,7 @@ async def test_a_killed_part_of_the_cluster(host: Host, cluster: OwnCluster, par
         before = seen["one"]
         await wait_until(lambda: seen["one"] > before + 300, 60)  # served meanwhile
         cluster.start(part)
-        deploy = await host.in_state(coming, "live", "failed", timeout=180)
-        assert deploy["state"] == "live", (deploy["error"], deploy["log"])
+        await until_live(host, coming, 180)
     await serves(host, app, "two")
     assert [event for event, _ in await host.events(coming)] == ["deploy.succeeded"]
 
@@ -64,7 +63,6 @@ async def test_the_other_worker_takes_over(host: Host, running: Host, state: str
             coming = await host.publish(app, server("two"))
             await host.in_state(coming, state)
             worker.kill()  # each in turn, so one of them was active
-            deploy = await host.in_state(coming, "live", "failed", timeout=120)
-            assert deploy["state"] == "live", (deploy["error"], deploy["log"])
+            await until_live(host, coming)
             await worker.start()
             assert [event for event, _ in await host.events(coming)] == ["deploy.succeeded"]

@@ -1,13 +1,28 @@
-"""Apps that nobody asks sleep, and the first request wakes them, on a real cluster."""
+"""Apps that nobody asks sleep, and the first request wakes them, on a real cluster.
+
+How previews make room for live addresses, `test_driver_contract.py` says.
+"""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from tests.kubernetes.check_apps import START, app_id, count, find, find_sites, get, publish, server, serves, visitors
+from tests.kubernetes.check_apps import (
+    app_id,
+    delete,
+    find,
+    find_sites,
+    get,
+    publish,
+    queue_preview,
+    server,
+    serves,
+    until_live,
+    visitors,
+)
 from tests.kubernetes.cluster import Cluster
-from tests.support.deployment import Host
+from tests.support.deployment import START, Host
 from tests.support.polling import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -44,9 +59,24 @@ async def test_an_app_sleeps_and_its_first_requests_wake_it(host: Host, running:
     await publish(host, app, server("two"))
     await serves(host, app, "two")
     await sleeps(host, cluster, app)
+    await delete(host, cluster, app)
+
+
+@pytest.mark.timeout(900)
+async def test_a_preview_sleeps_as_apps_of_the_free_plan_do(host: Host, cluster: Cluster) -> None:
+    app = await host.app(build=START)  # of the plan `max`, whose apps never sleep
     own = await app_id(host, app)
-    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
-    await wait_until(lambda: count(cluster, own), 90, holds=lambda found: not found)
+    await publish(host, app, server("one"))
+    await until_live(host, await queue_preview(host, app))
+
+    def addresses() -> list[str]:
+        """Returns the addresses of the app's pods."""
+        return sorted(each["metadata"]["labels"]["capsule/address"] for each in find(cluster, "pods", own))
+
+    await wait_until(addresses, 90, holds=lambda found: found == ["live"])
+    await serves(host, f"{app}-preview", "one", 90)
+    assert addresses() == ["live", "preview"]
+    await wait_until(addresses, 90, holds=lambda found: found == ["live"])
 
 
 # It does not start while another process of it runs.

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from tests.kubernetes.image import CACHE, NAME, make_image, run, write_image
+from tests.support.kubeconfig import describe_access
 from tests.support.redis_servers import free_port
 
 HERE = Path(__file__).parent
@@ -291,23 +292,8 @@ class OwnCluster(Cluster):
         run("openssl", "rsa", "-in", self.folder / "accounts.key", "-pubout", "-out", self.folder / "accounts.pub")
         token = secrets.token_hex(16)
         (self.folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
-        name, certificate = "test", str(self.folder / "certificates/apiserver.crt")
-        access = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {
-                    "name": name,
-                    "cluster": {
-                        "server": f"https://127.0.0.1:{self.ports['api']}",
-                        "certificate-authority": certificate,
-                    },
-                }
-            ],
-            "users": [{"name": name, "user": {"token": token}}],
-            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-            "current-context": name,
-        }
+        server, certificate = f"https://127.0.0.1:{self.ports['api']}", str(self.folder / "certificates/apiserver.crt")
+        access = describe_access({"server": server, "certificate-authority": certificate}, token)
         self.kubeconfig.write_text(yaml.safe_dump(access))
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(AUDIT))
         (self.folder / "containerd.toml").write_text(f"""

@@ -17,7 +17,7 @@ from tests.support.redis_servers import free_port
 HEAD_BYTES = PIECE_BYTES = 65_536
 
 
-class Ingress:
+class Ingress(Watching):
     """Listens on `port` of 127.0.0.1."""
 
     def __init__(self, server: str, token: str, *, slices: str) -> None:
@@ -26,14 +26,14 @@ class Ingress:
             "ingresses": "/apis/networking.k8s.io/v1/ingresses",
             "slices": f"/apis/discovery.k8s.io/{slices}/endpointslices",
         }
-        self.watching = Watching(server, token, paths)
+        super().__init__(server, token, paths)
         self.port = free_port()
         self.connections = 0
         self.answering: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        async with self.watching.running():
+        async with super().running():
             listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=HEAD_BYTES, backlog=4096)
             try:
                 yield self
@@ -45,7 +45,7 @@ class Ingress:
         """Returns addresses and ports of the pods that answer for a path of a host name."""
         rules = [
             (len(rule["path"]), namespace, rule["backend"]["service"]["name"])
-            for (namespace, _), ingress in self.watching.objects["ingresses"].items()
+            for (namespace, _), ingress in self.objects["ingresses"].items()
             for each in ingress["spec"].get("rules", ())
             if each.get("host") == host
             for rule in each["http"]["paths"]
@@ -54,7 +54,7 @@ class Ingress:
         _, namespace, service = max(rules, default=(0, "", ""))
         return [
             (address, port["port"])
-            for (of, _), each in self.watching.objects["slices"].items()
+            for (of, _), each in self.objects["slices"].items()
             if (of, each["metadata"]["labels"]["kubernetes.io/service-name"]) == (namespace, service)
             for endpoint in each.get("endpoints") or ()
             if endpoint.get("conditions", {}).get("ready", True)

@@ -12,37 +12,35 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self
 
 from tests.kubernetes.watching import Watching
-from tests.support.background import cancel
 
 Rule = list[str]
 EGRESS, INGRESS = "0x1", "0x2"  # bits of the mark
 
 
-class Policies:
+class Policies(Watching):
     def __init__(self, server: str, token: str, chain: str) -> None:
         paths = {"pods": "/api/v1/pods", "policies": "/apis/networking.k8s.io/v1/networkpolicies"}
-        self.watching, self.chain = Watching(server, token, paths), chain
+        super().__init__(server, token, paths)
+        self.chain = chain
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         iptables("--new-chain", self.chain)
         for hook in ("FORWARD", "INPUT"):
             iptables("--insert", hook, "--jump", self.chain)
-        async with self.watching.running():
-            following = asyncio.create_task(self._follow())
-            try:
+        try:
+            async with super().running():
                 yield self
-            finally:
-                await cancel(following)
-                for hook in ("FORWARD", "INPUT"):
-                    iptables("--delete", hook, "--jump", self.chain)
-                iptables("--flush", self.chain)
-                iptables("--delete-chain", self.chain)
+        finally:
+            for hook in ("FORWARD", "INPUT"):
+                iptables("--delete", hook, "--jump", self.chain)
+            iptables("--flush", self.chain)
+            iptables("--delete-chain", self.chain)
 
-    async def _follow(self) -> None:
+    async def act(self) -> None:
         while True:
-            await self.watching.changed.wait()
-            self.watching.changed.clear()
+            await self.changed.wait()
+            self.changed.clear()
             rules = "\n".join(f"-A {self.chain} {' '.join(rule)}" for rule in self.make_rules())
             text = f"*filter\n:{self.chain} - [0:0]\n{rules}\nCOMMIT\n"
             await asyncio.to_thread(
@@ -53,7 +51,7 @@ class Policies:
         yield ["-m conntrack --ctstate ESTABLISHED,RELATED", "-j RETURN"]
         isolated: list[tuple[str, str]] = []
         yield ["-j MARK --set-xmark 0x0/0x3"]
-        for (namespace, _), policy in self.watching.objects["policies"].items():
+        for (namespace, _), policy in self.objects["policies"].items():
             spec = policy["spec"]
             for pod in self._find_pods(namespace, spec["podSelector"]):
                 for kind, own, other, mark in (("Egress", "-s", "-d", EGRESS), ("Ingress", "-d", "-s", INGRESS)):
@@ -70,7 +68,7 @@ class Policies:
     def _find_pods(self, namespace: str, selector: dict[str, Any]) -> list[str]:
         return [
             pod["status"]["podIP"]
-            for (of, _), pod in self.watching.objects["pods"].items()
+            for (of, _), pod in self.objects["pods"].items()
             if namespace in (of, "*")
             and matches(selector, pod["metadata"].get("labels", {}))
             and "podIP" in pod["status"]

@@ -6,15 +6,12 @@ A folder cannot be enlarged or attached to another node, and bounds no size.
 import asyncio
 import contextlib
 import shutil
-import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
 from tests.kubernetes.watching import Watching
-from tests.support.background import cancel
 
 CLASS = "folders"
 STORAGE_CLASS = {
@@ -26,40 +23,26 @@ STORAGE_CLASS = {
 VOLUMES = "/api/v1/persistentvolumes"
 
 
-class Volumes:
+class Volumes(Watching):
     """Provides the class `CLASS`, which is the cluster's default. `paused`: claims wait."""
 
     def __init__(self, server: str, token: str, folder: Path) -> None:
-        self.watching = Watching(server, token, {"claims": "/api/v1/persistentvolumeclaims", "volumes": VOLUMES})
+        super().__init__(server, token, {"claims": "/api/v1/persistentvolumeclaims", "volumes": VOLUMES})
         self.folder, self.paused = folder, False
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        async with self.watching.running():
-            following = asyncio.create_task(self._follow())
-            try:
-                yield self
-            finally:
-                await cancel(following)
+    async def act(self) -> None:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                for claim in list(self.objects["claims"].values()):
+                    if claim["status"].get("phase") == "Pending" and not self.paused:
+                        await self._make(claim)
+                for (_, name), volume in list(self.objects["volumes"].items()):
+                    if volume["status"].get("phase") == "Released":
+                        await self.session.delete(f"{VOLUMES}/{name}")
+                        shutil.rmtree(self.folder / name, ignore_errors=True)
+            await asyncio.sleep(0.1)
 
-    async def _follow(self) -> None:
-        trust = ssl.create_default_context()
-        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-        headers = {"Authorization": f"Bearer {self.watching.token}"}
-        connector = aiohttp.TCPConnector(ssl=trust)
-        async with aiohttp.ClientSession(self.watching.server, headers=headers, connector=connector) as session:
-            while True:
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                    for claim in list(self.watching.objects["claims"].values()):
-                        if claim["status"].get("phase") == "Pending" and not self.paused:
-                            await self._make(session, claim)
-                    for (_, name), volume in list(self.watching.objects["volumes"].items()):
-                        if volume["status"].get("phase") == "Released":
-                            await session.delete(f"{VOLUMES}/{name}")
-                            shutil.rmtree(self.folder / name, ignore_errors=True)
-                await asyncio.sleep(0.1)
-
-    async def _make(self, session: aiohttp.ClientSession, claim: Any) -> None:
+    async def _make(self, claim: Any) -> None:
         name = f"folder-{claim['metadata']['uid']}"
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / name).chmod(0o777)
@@ -73,5 +56,5 @@ class Volumes:
             "storageClassName": claim["spec"].get("storageClassName", ""),
         }
         volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
-        async with session.post(VOLUMES, json=volume) as answer:
+        async with self.session.post(VOLUMES, json=volume) as answer:
             assert answer.status in (201, 409), await answer.text()

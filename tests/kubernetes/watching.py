@@ -15,7 +15,12 @@ RETRY_SECONDS = 0.1
 
 
 class Watching:
-    """`objects` has the objects by kind and by namespace and name. `changed` is set at each change."""
+    """`objects` has the objects by kind and by namespace and name. `changed` is set at each change.
+
+    A subclass acts on them meanwhile, with `session`.
+    """
+
+    session: aiohttp.ClientSession
 
     def __init__(self, server: str, token: str, paths: Mapping[str, str]) -> None:
         self.server, self.token, self.paths = server, token, paths
@@ -30,11 +35,16 @@ class Watching:
         async with aiohttp.ClientSession(
             self.server, headers=headers, connector=aiohttp.TCPConnector(ssl=trust), read_bufsize=1 << 22
         ) as session:
-            followers = [asyncio.create_task(self._follow(session, kind)) for kind in self.paths]
+            self.session = session
+            tasks = [asyncio.create_task(self._follow(session, kind)) for kind in self.paths]
+            tasks.append(asyncio.create_task(self.act()))
             try:
                 yield self
             finally:
-                await cancel(*followers)
+                await cancel(*tasks)
+
+    async def act(self) -> None:
+        """Runs until it is canceled, or ends at once."""
 
     async def _follow(self, session: aiohttp.ClientSession, kind: str) -> None:
         while True:

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import secrets
 import tarfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN, Account
+from tests.support.deploys import a_hook, an_app
 from tests.support.folders import kill_caddies
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
@@ -92,10 +92,7 @@ class Host:
         return answer.json()
 
     async def app(self, **fields: Any) -> str:
-        name = f"app-{secrets.token_hex(3)}"
-        answer = await self.gateway.platform("PUT", f"apps/{name}", {"account": self.account.id, **fields})
-        assert answer.is_success, answer.text
-        self.apps.append(name)
+        self.apps.append(name := await an_app(self.account, **fields))
         return name
 
     async def remove_apps(self) -> None:
@@ -111,9 +108,7 @@ class Host:
         return (await self.call("PUT", f"/account/apps/{app}/source", content=packed(files)))["deployId"]
 
     async def hook(self, app: str) -> str:
-        url = (await self.call("POST", f"/account/apps/{app}/hooks", json={"name": "ci"}))["url"]
-        self.gateway.confidential.add(url.rpartition("/")[2])
-        return httpx.URL(url).path
+        return httpx.URL((await a_hook(self.account, app))["url"]).path
 
     async def trigger(self, hook: str) -> str:
         return (await self.gateway.http.post(hook)).raise_for_status().json()["deployId"]

@@ -30,6 +30,7 @@ from tests.fakes.host import FakeHost
 from tests.fakes.start_commands import StartCommands
 from tests.support.background import cancel
 from tests.support.deployment import packed
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.engine.driver import Driver
@@ -145,9 +146,6 @@ class Engine:
         self._working.clear()
         await self._stack.aclose()
         self.after = nothing_happens
-
-    async def aclose(self) -> None:
-        await self.stop()
 
     # -- what it works on ------------------------------------------------------------------------------------
 
@@ -293,10 +291,6 @@ class ClusterEngine(Engine):
         self._work(Activator(self._sleep, cast("SleepLimits", StayAwake()), port=self._port).run())
         await self._follow(driver)
 
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self.cluster.aclose()
-
     def lose_everything(self) -> None:
         self.cluster.clear()
 
@@ -347,8 +341,9 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
             await stack.enter_async_context(own.host)
         else:
             engine = (cluster := ClusterEngine(folder, store))
-            monkeypatch.setenv("KUBECONFIG", str(await cluster.cluster.start(folder)))
-        stack.push_async_callback(engine.aclose)
+            port = await stack.enter_async_context(cluster.cluster.running())
+            monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(folder, port)))
+        stack.push_async_callback(engine.stop)
         yield engine
 
 

@@ -9,7 +9,6 @@ from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 OPERATIONAL = ("operational", True)
 PUBLISHED_WITHIN_SECONDS = 0.2
-QUOTA_ERROR = {"error": {"message": "You exceeded your current quota", "type": "insufficient_quota"}}
 SOON = {
     "gateway.inference.health.PUBLISH_INTERVAL_SECONDS": PUBLISHED_WITHIN_SECONDS,
     "gateway.inference.health.ANSWER_REFRESH_SECONDS": 0,  # because tests remove what was written

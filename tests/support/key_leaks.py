@@ -45,7 +45,11 @@ def find_keys(client: redis.Redis, *words: str, lasting: bool = False) -> dict[s
 
 def find_leaks(client: redis.Redis) -> list[str]:
     names = [key.decode() for key in client.scan_iter(count=1000)]
-    return sorted(name for name in names if client.ttl(name) == -1 and not EXPLAINED.fullmatch(name))
+    reading = client.pipeline(transaction=False)
+    for name in names:
+        reading.ttl(name)
+    left = zip(names, reading.execute(), strict=True)
+    return sorted(name for name, seconds in left if seconds == -1 and not EXPLAINED.fullmatch(name))
 
 
 def assert_no_leak(client: redis.Redis) -> None:

@@ -1,17 +1,9 @@
 """A fake API server whose apps are live in the cluster, with their records: for what the worker costs."""
 
-import asyncio
 import hmac
-import itertools
-import json
-from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from gateway.accounts.records import Account, App, Build
 from gateway.accounts.registry import enroll_app
@@ -21,7 +13,7 @@ from gateway.deploys.serving import Records, Wanted
 from gateway.keys import account_apps_key, account_key, app_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
-from tests.support.redis_servers import free_port
+from tests.fakes.api_server import BORN, ApiServer
 from workers.hosting.archives import archive_key
 from workers.kubernetes.objects import (
     APP_LABEL,
@@ -36,7 +28,6 @@ from workers.kubernetes.pod import PodRelease
 from workers.sandbox.sandbox import MIB
 
 RELEASE = Release("0" * 64, 10, runs=True)
-STARTED = "2026-11-28T09:00:00Z"
 PLURALS = {
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Deployment": "deployments",
@@ -48,114 +39,45 @@ PLURALS = {
 }
 
 
-class FakeApi:
+class FakeApi(ApiServer):
     """The API server, with controllers that make one ready pod of each Deployment at once."""
 
     def __init__(self, *, has_nodes: bool = True) -> None:
         """`has_nodes`: for pods."""
+        super().__init__()
         self._has_nodes = has_nodes
-        self.requests = Counter[str]()  # by their verb
-        self.oldest = 0  # version from which a watch may begin
-        self._objects: dict[str, dict[str, Object]] = {}  # by plural and name
-        self._watches: dict[str, list[asyncio.Queue[bytes]]] = {}
-        self._recent = deque[tuple[int, str, bytes]](maxlen=1_000)  # changes: version, plural and line
-        self._versions = itertools.count(1)
-        self._version = "0"
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[int]:
-        """Yields the port."""
-        port, application = free_port(), web.Application()
-        application.router.add_route("*", "/{path:.*}", self.answer)
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        try:
-            yield port
-        finally:
-            await runner.cleanup()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        _, plural, name, *_ = [*request.path.partition("/namespaces/")[2].split("/"), "", ""]
-        if request.method == "GET" and "watch" in request.query:
-            return await self._watch(request, plural)
-        self.requests["LIST" if request.method == "GET" else request.method] += 1
-        if request.method == "GET":
-            items = list(self._objects.get(plural, {}).values())
-            return _json({"kind": "List", "metadata": {"resourceVersion": self._version}, "items": items})
-        if request.method == "DELETE":
-            self.delete(plural, name)
-            return _json({"kind": "Status", "apiVersion": "v1"})
-        return _json(self.put(plural, await request.json()))
-
-    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
-        response, queue = web.StreamResponse(), asyncio.Queue[bytes]()
-        if int(request.query["resourceVersion"]) < self.oldest:
-            gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
-            return web.Response(body=json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-        for version, kind, line in self._recent:
-            if kind == plural and version > int(request.query["resourceVersion"]):
-                queue.put_nowait(line)
-        self._watches.setdefault(plural, []).append(queue)
-        await response.prepare(request)
-        try:
-            with suppress(ConnectionError, TimeoutError):  # the worker or the watch has ended
-                async with asyncio.timeout(float(request.query["timeoutSeconds"])):
-                    while True:
-                        await response.write(await queue.get())
-        finally:
-            self._watches[plural].remove(queue)
-        return response
-
-    def put(self, plural: str, wanted: Object) -> Object:
-        name = wanted["metadata"]["name"]
-        before = self._objects.setdefault(plural, {}).get(name)
-        self._version = str(next(self._versions))
-        found = json.loads(json.dumps(wanted))
-        found["metadata"] |= {"resourceVersion": self._version, "uid": name, "creationTimestamp": STARTED}
-        self._objects[plural][name] = found
-        self._tell(plural, "MODIFIED" if before else "ADDED", found)
-        if plural == "persistentvolumeclaims":
-            found["status"] = {"phase": "Bound"}
+    def note(self, plural: str, found: Object, kind: str = "MODIFIED") -> None:
+        super().note(plural, found, kind)
         if plural == "deployments" and self._has_nodes:
-            self.put("pods", _make_pod(found)) if found["spec"]["replicas"] else self.delete("pods", name)
-        return found
-
-    def delete(self, plural: str, name: str) -> None:
-        if (found := self._objects.get(plural, {}).pop(name, None)) is not None:
-            self._version = found["metadata"]["resourceVersion"] = str(next(self._versions))
-            self._tell(plural, "DELETED", found)
-        if plural == "deployments":
-            self.delete("pods", name)
+            name = found["metadata"]["name"]
+            if kind == "DELETED" or not found["spec"]["replicas"]:
+                self.delete("pods", name)
+            else:
+                super().note("pods", _make_pod(found), "MODIFIED" if ("pods", name) in self.objects else "ADDED")
 
     def touch(self, number: int) -> None:
         """Changes the status of a pod, as a kubelet does."""
-        pods = list(self._objects["pods"].values())
+        pods = [each for (plural, _), each in self.objects.items() if plural == "pods"]
         pod = pods[number % len(pods)]
         pod["status"]["message"] = str(number)
-        self.put("pods", pod)
-
-    def _tell(self, plural: str, operation: str, found: Object) -> None:
-        line = json.dumps({"type": operation, "object": found}).encode() + b"\n"
-        self._recent.append((int(self._version), plural, line))
-        for queue in self._watches.get(plural, []):
-            queue.put_nowait(line)
+        self.note("pods", pod)
 
 
 def _make_pod(deployment: Object) -> Object:
-    template = deployment["spec"]["template"]
+    template, name = deployment["spec"]["template"], deployment["metadata"]["name"]
     names = [each["name"] for each in template["spec"]["containers"]]
     running = {"ready": True, "restartCount": 0, "image": "", "imageID": "", "state": {"running": {}}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**template["metadata"], "name": deployment["metadata"]["name"]},
+        "metadata": {**template["metadata"], "name": name, "uid": name, "creationTimestamp": BORN},
         "spec": template["spec"],
         "status": {
             "phase": "Running",
             "podIP": address_of(template["metadata"]["labels"][APP_LABEL]),
             "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"name": name, **running} for name in names],
+            "containerStatuses": [{"name": each, **running} for each in names],
         },
     }
 
@@ -164,10 +86,6 @@ def address_of(app_id: str) -> str:
     """Returns an address of this machine for each app, by which its pod is known."""
     number = int(app_id.removeprefix("app-")) + 1
     return f"127.1.{number >> 8}.{number & 255}"
-
-
-def _json(found: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
 
 def fill(api: FakeApi, wanted: list[Wanted], settings: Settings) -> None:

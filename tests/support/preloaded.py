@@ -1,7 +1,8 @@
 """Runs processes of the service. They need not import the packages they use, because they are forks of one that has.
 
 These imports take more than half of the processor time of a start, and the tests start hundreds of processes. The
-project's own modules are imported by each process, after its constants are changed.
+project's own modules are imported after constants are changed. The first process with certain changes imports them
+itself; further ones with the same changes are forks of one that has, and so are all processes without changes.
 """
 
 import functools
@@ -26,6 +27,10 @@ PACKAGES = (
     *("litestar.plugins.pydantic", "markdown_it", "prometheus_client", "redis.asyncio", "structlog", "uvicorn.main"),
     *("uvloop", "yaml"),
 )
+OWN = (
+    *("capsule_gateway.cli.main", "gateway.app", "gateway.server.serve", "workers.builds.builder", "workers.check"),
+    *("workers.child", "workers.hosting.sites", "workers.monitors.run", "workers.restarts", "workers.webhooks.sender"),
+)
 START_SECONDS = 180.0  # the imports take far longer on a machine that is busy with other tests
 POLL_SECONDS = 0.01
 MAX_BYTES = 1_000_000  # of a message
@@ -40,11 +45,14 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
 
 
 def make_script(module: str, constants: Mapping[str, float]) -> str:
+    return f"{make_change(constants)}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+
+
+def make_change(constants: Mapping[str, float]) -> str:
     for path in constants:
         owner, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
-    change = f"{inspect.getsource(change_constants)}\nchange_constants({dict(constants)!r})\n" if constants else ""
-    return f"{change}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return f"{inspect.getsource(change_constants)}\nchange_constants({dict(constants)!r})\n" if constants else ""
 
 
 def change_constants(constants: "dict[str, float]") -> None:
@@ -90,10 +98,14 @@ def launch(
         if wrapper or any(name.startswith("PYTHON") for name in env):
             command = [*wrapper, *python(module, constants), *arguments]
             return subprocess.Popen(command, env=env, cwd=cwd, stdout=log, stderr=log)
-        script = make_script(module, constants)
+        changes = tuple(sorted(constants.items()))
+        known = changes if not changes or changes in _used else None
+        _used.add(changes)
+        script = make_script(module, constants if known is None else {})
         request = {"script": script, "arguments": arguments, "env": env, "cwd": str(cwd)}
         request["nice"] = os.getpriority(os.PRIO_PROCESS, 0)
-        return Process(_parent(), _parent().start(json.dumps(request).encode(), log.fileno()), [module, *arguments])
+        parent = _find_parent(known)
+        return Process(parent, parent.start(request, log.fileno()), [module, *arguments])
 
 
 class Process:
@@ -125,25 +137,17 @@ class Process:
 
 
 class Parent:
-    """The process that has imported the packages. It ends when this process does."""
+    """A process that has imported what others need. It ends when this process does."""
 
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, control: socket.socket, process: object = None) -> None:
+        """`process`: what has to be kept while this exists."""
+        self._control, self._process = control, process
         self._lock, self._codes = threading.Lock(), dict[int, int]()
-        with theirs:
-            command = [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command,
-                cwd=Path(__file__).parents[2],
-                env={"PATH": os.environ["PATH"]},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
 
-    def start(self, request: bytes, log: int) -> int:
+    def start(self, request: dict[str, Any], descriptor: int) -> int:
         """Returns the process id."""
         with self._lock:
-            socket.send_fds(self._control, [request], [log])
+            socket.send_fds(self._control, [json.dumps(request).encode()], [descriptor])
             ends = time.monotonic() + START_SECONDS
             while (message := self._receive(ends - time.monotonic())) is not None:
                 if "started" in message:
@@ -170,19 +174,37 @@ class Parent:
         return message
 
 
+Changes = tuple[tuple[str, float], ...]  # of constants, in order
 Running = subprocess.Popen[bytes] | Process
 
 
+_used = set[Changes]()
+
+
 @functools.cache
-def _parent() -> Parent:
-    return Parent()
+def _find_parent(changes: Changes | None) -> Parent:
+    """Returns the parent of processes with these changes, or for None of those that import our modules themselves."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        if changes is not None:
+            request = {"imports": OWN, "script": make_change(dict(changes))}
+            _find_parent(None).start(request, theirs.fileno())
+            return Parent(control)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno())],
+            cwd=Path(__file__).parents[2],
+            env={"PATH": os.environ["PATH"]},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+        return Parent(control, process)
 
 
 # -- in the parent -------------------------------------------------------------------------------------------
 
 
 def fork_on_request(control: socket.socket) -> tuple[dict[str, Any], int] | None:
-    """Forks for each request. Returns the request and its log in the new process, and None in the parent's end."""
+    """Forks for each request. Returns it and its descriptor in the new process, and None at the parent's end."""
     wake, wakes = os.pipe()
     for end in (wake, wakes):
         os.set_blocking(end, False)
@@ -236,9 +258,21 @@ def run(request: dict[str, Any], log: int) -> None:
     exec(request["script"], {})
 
 
+def main(control: socket.socket) -> None:
+    imports: Sequence[str] = PACKAGES
+    while True:
+        for module in imports:
+            importlib.import_module(module)
+        gc.freeze()
+        if (requested := fork_on_request(control)) is None:
+            return
+        request, descriptor = requested
+        if "imports" not in request:
+            run(request, descriptor)
+            return
+        exec(request["script"], {})
+        imports, control = request["imports"], socket.socket(fileno=descriptor)
+
+
 if __name__ == "__main__":
-    for package in PACKAGES:
-        importlib.import_module(package)
-    gc.freeze()
-    if (requested := fork_on_request(socket.socket(fileno=int(sys.argv[1])))) is not None:
-        run(*requested)
+    main(socket.socket(fileno=int(sys.argv[1])))

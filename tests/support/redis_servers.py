@@ -178,33 +178,37 @@ SLOTS = [0, 5461, 10923, 16384]  # the first slot of each primary, and the end
 @contextlib.contextmanager
 def cluster(name: str = "valkey"):
     """Runs three primaries that share the slots. Yields the address of the first."""
-    with _primaries(name) as nodes:
+    nodes = [RedisServer(name, *CLUSTER_OPTIONS) for _ in range(3)]
+    with _started(*nodes):
+        form_cluster(nodes)
         yield f"redis+cluster://127.0.0.1:{nodes[0].port}"
 
 
 @contextlib.contextmanager
-def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list[RedisServer]]:
-    options = CLUSTER_OPTIONS
-    nodes = [RedisServer(name, *options) for _ in range(3)]
-    everyone = [*nodes, *replicas]
+def _started(*servers: RedisServer) -> Iterator[None]:
     try:
-        for node in everyone:
-            node.start()
-        introduce(everyone)
-        for node, first, end in zip(nodes, SLOTS, SLOTS[1:], strict=False):
-            with node.client() as client:
-                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        wait_for_servers(lambda: all(_whole(node, len(everyone)) for node in everyone), lambda: introduce(everyone))
-        for node, replica in zip(nodes, replicas, strict=False):
-            with node.client() as client:
-                own = client.execute_command("CLUSTER MYID")
-            with replica.client() as client:
-                client.execute_command("CLUSTER REPLICATE", own)
-        wait_for_servers(lambda: all(is_in_sync(replica) for replica in replicas))
-        yield nodes
+        for server in servers:
+            server.start()
+        yield
     finally:
-        for node in everyone:
-            node.stop()
+        for server in servers:
+            server.stop()
+
+
+def form_cluster(primaries: Sequence[RedisServer], replicas: Sequence[RedisServer] = ()) -> None:
+    """Lets the primaries share the slots, and the replicas copy one of them each."""
+    everyone = [*primaries, *replicas]
+    introduce(everyone)
+    for node, first, end in zip(primaries, SLOTS, SLOTS[1:], strict=False):
+        with node.client() as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
+    wait_for_servers(lambda: all(_whole(node, len(everyone)) for node in everyone), lambda: introduce(everyone))
+    for node, replica in zip(primaries, replicas, strict=False):
+        with node.client() as client:
+            own = client.execute_command("CLUSTER MYID")
+        with replica.client() as client:
+            client.execute_command("CLUSTER REPLICATE", own)
+    wait_for_servers(lambda: all(map(is_in_sync, replicas)))
 
 
 def introduce(nodes: Sequence[RedisServer]) -> None:
@@ -272,27 +276,21 @@ class ReplicatedCluster:
 
 @contextlib.contextmanager
 def replicated_cluster(name: str = "valkey"):
-    options = CLUSTER_OPTIONS
-    replicas = [RedisServer(name, *options) for _ in range(3)]
-    with _primaries(name, replicas) as primaries:
-        yield ReplicatedCluster(primaries, replicas)
+    nodes = [RedisServer(name, *CLUSTER_OPTIONS) for _ in range(6)]
+    with _started(*nodes):
+        form_cluster(nodes[:3], nodes[3:])
+        yield ReplicatedCluster(nodes[:3], nodes[3:])
 
 
 @contextlib.contextmanager
 def replicated(name: str = "valkey", *options: str, replicas: int = 1) -> Iterator[list[RedisServer]]:
     """Runs a primary, and replicas with its data."""
-    primary = RedisServer(name, *AT_ONCE, *options).start()
-    followers = [
-        RedisServer(name, *AT_ONCE, *options, "--replicaof", f"127.0.0.1 {primary.port}") for _ in range(replicas)
-    ]
-    try:
-        for replica in followers:
-            replica.start()
-        wait_for_servers(lambda: all(map(is_in_sync, followers)))
-        yield [primary, *followers]
-    finally:
-        for server in (primary, *followers):
-            server.stop()
+    with RedisServer(name, *AT_ONCE, *options) as primary:
+        copies = ("--replicaof", f"127.0.0.1 {primary.port}")
+        followers = [RedisServer(name, *AT_ONCE, *options, *copies) for _ in range(replicas)]
+        with _started(*followers):
+            wait_for_servers(lambda: all(map(is_in_sync, followers)))
+            yield [primary, *followers]
 
 
 @contextlib.contextmanager

@@ -13,13 +13,13 @@ from tests.support.polling import wait_until
 WEBHOOK, DELIVERIES = "/account/webhook", "/account/deliveries"
 
 
-def write_deliveries(account: Account, *deliveries: tuple[str, str]) -> None:
+def write_deliveries(account: Account, *deliveries: tuple[str, str], app: str = "shop") -> None:
     """Writes deliveries into the log as a worker does, oldest first: event and outcome. Each event's data is stored."""
     log, bodies = deliveries_key(account.id), bodies_key(account.id)
     with account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
         for number, (event, outcome) in enumerate(deliveries):
-            fields = {"id": event, "type": "app.crashed", "app": "shop", "at": now, "durationMs": 1}
+            fields = {"id": event, "type": "app.crashed", "app": app, "at": now, "durationMs": 1}
             client.xadd(log, {**fields, "outcome": outcome, "status": "", "error": ""}, id=f"{now}-{number + 1}")
         for event, entries in Counter(event for event, _ in deliveries).items():
             client.hset(bodies, event, '{"n":1}')

@@ -17,7 +17,7 @@ from gateway.events.webhooks import Webhooks
 from gateway.keys import PARTITION_TAGS, partition_tag
 from gateway.redis.client import Store
 from tests.fakes.receiver import FakeReceiver
-from tests.support.key_leaks import assert_no_leak
+from tests.support.key_leaks import assert_no_leak, find_keys
 from tests.support.polling import wait_until
 from tests.support.processes import ENCRYPTION_KEY, ServiceProcess
 from tests.support.redis_servers import RedisServer
@@ -167,16 +167,9 @@ async def queue(folder: Path, *, durable: bool = False) -> AsyncIterator[Queue]:
         for worker in running.workers:
             worker.assert_log_is_clean()
         with server.client() as client:
-            found = [name for name in client.scan_iter(count=1000) if _holds(client, name, running.confidential)]
-            assert not found, f"a secret is in {found}"
+            found = find_keys(client, *running.confidential)
+            assert not found, f"a secret is in {[*found]}"
             assert_no_leak(client)
     finally:
         await running.close()
         server.stop()
-
-
-def _holds(client: Any, name: bytes, secrets: set[str]) -> bool:
-    kind = client.type(name)
-    read = {b"string": client.get, b"hash": client.hgetall, b"stream": client.xrange}
-    value = repr(read[kind](name)) if kind in read else ""
-    return any(secret in value for secret in secrets)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_an_app_that_used_up_its_time_serves_users_with_verified_tokens(users: Users, hosts: Hosts) -> None:
-    """test_verification_budget.py says when the app recovers, and tests/hostile/test_tokens.py attacks it."""
+    """test_verification_budget.py says when the app recovers, and tests/hostile/test_attacks.py attacks it."""
     key = hosts.keys["victim.apps.example"] = private_key("ES256")
     known = token(key, "known")
     assert await users.verify(an_app(), known) == "known"
