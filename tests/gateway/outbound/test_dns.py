@@ -22,24 +22,19 @@ async def server() -> AsyncIterator[DnsServer]:
         yield server
 
 
-async def test_the_parts_of_a_text_are_joined(server: DnsServer) -> None:
-    server.sets(NAME, ("first ", "second"), "another", ("", ""))
-    assert sorted(await Resolver(server.address).find_txt(NAME)) == ["", "another", "first second"]
-
-
-async def test_a_cname_is_followed(server: DnsServer) -> None:
-    server.aliases[NAME] = "records.example"
-    server.sets("records.example", "text")
-    assert await Resolver(server.address).find_txt(NAME) == ["text"]
-    server.sets("records.example")
-    assert await Resolver(server.address).find_txt(NAME) == []
-
-
-async def test_no_such_name_and_no_such_record(server: DnsServer) -> None:
-    assert await Resolver(server.address).find_txt(NAME) == []
+async def test_the_records_of_a_name(server: DnsServer) -> None:
+    """The parts of a text are joined, a CNAME is followed, and no search domain is appended."""
+    resolver, other = Resolver(server.address), "other.example"
+    assert await resolver.find_txt(NAME) == []
     server.addressed.add(NAME)
-    assert await Resolver(server.address).find_txt(NAME) == []
-    assert set(server.asked) == {NAME}, "no search domain is appended"
+    assert await resolver.find_txt(NAME) == [], "the name has other records"
+    server.sets(NAME, ("first ", "second"), "another", ("", ""))
+    assert sorted(await resolver.find_txt(NAME)) == ["", "another", "first second"]
+    assert set(server.asked) == {NAME}
+    server.aliases[other] = NAME
+    assert sorted(await resolver.find_txt(other)) == ["", "another", "first second"]
+    server.sets(NAME)
+    assert await resolver.find_txt(other) == []
 
 
 async def test_a_failure_is_not_a_missing_record(server: DnsServer) -> None:
