@@ -33,13 +33,13 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of all accounts. `clock` returns seconds.
+    """The lanes of all accounts, each of at most `capacity` events. `clock` returns seconds.
 
     Call `end_delivery` once for each entry that `take_entry` returns.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, capacity: int = LANE_EVENTS) -> None:
+        self._clock, self._capacity = clock, capacity
         self._lanes: dict[str, Lane] = {}
         self._ready: deque[Lane] = deque()  # lanes that may start a delivery, each once
 
@@ -49,7 +49,7 @@ class Lanes:
         lane = self._lanes.get(account)
         if lane is None:
             lane = self._lanes[account] = Lane(account, self._clock())
-        if len(lane.entries) >= LANE_EVENTS:
+        if len(lane.entries) >= self._capacity:
             return False
         lane.entries.append(entry)
         self._queue_lane(lane)

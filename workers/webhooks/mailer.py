@@ -95,8 +95,18 @@ async def count_mail(store: Store, shares: Sequence[DailyShare]) -> int:
 
 
 class Mailer:
-    def __init__(self, settings: Settings) -> None:
+    """Sends the notices of the queue. `attempt`, `retries` and `first_pause` are seconds."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        attempt: float = ATTEMPT_SECONDS,
+        retries: float = RETRY_SECONDS,
+        first_pause: float = FIRST_PAUSE_SECONDS,
+    ) -> None:
         self._settings = settings
+        self._attempt, self._retries, self._first_pause = attempt, retries, first_pause
         self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._patient_store = patient(self._store, waiting="notice.waiting")
         self._vault = Vault(settings.encryption_key)
@@ -105,7 +115,7 @@ class Mailer:
         self._running = RunningTasks()
         self._space_freed, self._stopping = asyncio.Event(), asyncio.Event()
         # An attempt ends before another worker may claim its notice.
-        claim_idle = settings.webhook_claim_idle + ATTEMPT_SECONDS
+        claim_idle = settings.webhook_claim_idle + attempt
         self._consumer = Consumer(self._store, STREAM, GROUP, claim_idle, self._accept, self._wait_for_space)
 
     async def run(self) -> None:
@@ -115,7 +125,7 @@ class Mailer:
         finally:
             self._stopping.set()
             if self._running:
-                await asyncio.wait(self._running.values(), timeout=ATTEMPT_SECONDS + QUIT_SECONDS + 2 * COMMAND_SECONDS)
+                await asyncio.wait(self._running.values(), timeout=self._attempt + QUIT_SECONDS + 2 * COMMAND_SECONDS)
             await self._running.cancel()
             try:
                 async with asyncio.timeout(COMMAND_SECONDS):
@@ -151,7 +161,7 @@ class Mailer:
 
     async def _process(self, entry: Entry) -> None:
         left = None
-        for pause in pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS):
+        for pause in pauses(self._first_pause, LONGEST_PAUSE_SECONDS):
             async with self._connections:
                 if self._stopping.is_set():
                     return None
@@ -170,7 +180,7 @@ class Mailer:
                 reason = await self._try(Notice(entry, subscriber, account.name, is_last))
             if not reason:
                 return await self._record(entry, "sent")
-            if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
+            if time.time() - int(entry.id.partition("-")[0]) / 1000 > self._retries:
                 return await self._record(entry, "failed", reason)
             logger.warning("notice.not_sent", entry=entry.id, account=entry.fields["account"], reason=reason)
             await until_set(self._stopping, pause)
@@ -209,7 +219,7 @@ class Mailer:
     async def _try(self, notice: Notice) -> str:
         """Makes one attempt. Returns '' if the server has the message, or else the reason why not."""
         try:
-            async with connect(self._settings, self._tls) as client:
+            async with connect(self._settings, self._tls, self._attempt) as client:
                 await self._send(client, notice)
         except NotSent as error:
             return str(error)
@@ -243,10 +253,12 @@ def trust(settings: Settings) -> ssl.SSLContext:
 
 
 @contextlib.asynccontextmanager
-async def connect(settings: Settings, tls: ssl.SSLContext) -> AsyncIterator[aiosmtplib.SMTP]:
-    """Connects to the mail server and logs in, for one attempt to send. Raises NotSent."""
+async def connect(
+    settings: Settings, tls: ssl.SSLContext, seconds: float = ATTEMPT_SECONDS
+) -> AsyncIterator[aiosmtplib.SMTP]:
+    """Connects to the mail server and logs in, for one attempt of so many seconds to send. Raises NotSent."""
     try:
-        async with asyncio.timeout(ATTEMPT_SECONDS):
+        async with asyncio.timeout(seconds):
             client = await _connect(_read_server(settings), tls)
             try:
                 yield client

@@ -40,7 +40,7 @@ from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
-from workers.webhooks.lanes import STALLED_SECONDS, Lane, Lanes
+from workers.webhooks.lanes import LANE_EVENTS, STALLED_SECONDS, Lane, Lanes
 from workers.webhooks.mailer import Mailer
 
 logger = structlog.get_logger()
@@ -70,7 +70,7 @@ def _read_event(entry: Entry) -> QueuedEvent:
 
 
 class Sender:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, budget: float = BUDGET_SECONDS, lane_capacity: int = LANE_EVENTS) -> None:
         self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._vault = Vault(settings.encryption_key)
         self._http = Client(
@@ -81,13 +81,14 @@ class Sender:
         )
         # A delivery may start within these seconds after its ownership was confirmed, because it must end before
         # another worker may claim the event.
-        self._ownership_lasts = settings.webhook_claim_idle - BUDGET_SECONDS - 1
+        self._budget = budget
+        self._ownership_lasts = settings.webhook_claim_idle - budget - 1
         self._notices = None
         if settings.sends_notices:
             self._notices = patient(Notices(self._store), waiting="notice.waiting")
         self._noticing: dict[tuple[str, str], asyncio.Task[None]] = {}  # by partition and entry: queues its notices
         self._tracer = tracing.tracer()
-        self._lanes = Lanes()
+        self._lanes = Lanes(capacity=lane_capacity)
         self._running, self._dropping = RunningTasks(), RunningTasks()
         self._space_freed = asyncio.Event()
         self._consumer = Consumer(
@@ -112,7 +113,7 @@ class Sender:
     async def _finish_running(self) -> None:
         running = [*self._running.values(), *self._dropping.values(), *self._noticing.values()]
         if running:
-            await asyncio.wait(running, timeout=BUDGET_SECONDS + 2 * COMMAND_SECONDS)
+            await asyncio.wait(running, timeout=self._budget + 2 * COMMAND_SECONDS)
         # Redis is unavailable: another worker repeats the deliveries that could not be logged.
         await cancel(*running)
 
@@ -226,7 +227,7 @@ class Sender:
                 tenant=fields["account"],
                 headers=signed.headers,
                 content=signed.body,
-                budget=BUDGET_SECONDS,
+                budget=self._budget,
                 drain_bytes=ANSWER_BYTES,
                 keep_bytes=READ_BODY_BYTES,
             )

@@ -3,7 +3,7 @@
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from email.message import EmailMessage
 from functools import partial
@@ -43,11 +43,6 @@ SENT_SECONDS = 30  # in which a machine that is busy with other tests sends some
 Tls = tuple[ssl.SSLContext, str]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailer, "FIRST_PAUSE_SECONDS", 0.2)
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def server() -> AsyncIterator[MailServer]:
     async with MailServer() as server:
@@ -72,10 +67,13 @@ async def join(own: Queue, account: str, address: str, choices: NoticeChoices = 
     await Notices(own.store).choose(account, address, choices)
 
 
-def mail(own: Queue, server: MailServer, workers: int = 1, **settings: str) -> AbstractAsyncContextManager[None]:
+def mail(
+    own: Queue, server: MailServer, workers: int = 1, quick: Mapping[str, float] | None = None, **settings: str
+) -> AbstractAsyncContextManager[None]:
     """Sends deliveries and notices in this process."""
     own.confidential.add(PASSWORD)
-    return sending(own, workers, smtp_url=server.url, mail_from="Capsule <notices@example.com>", **settings)
+    settings |= {"smtp_url": server.url, "mail_from": "Capsule <notices@example.com>"}
+    return sending(own, workers, mailer={"first_pause": 0.2, **(quick or {})}, **settings)
 
 
 async def outcomes(own: Queue, **expected: int) -> None:
@@ -142,16 +140,12 @@ async def test_a_notice_is_tried_again(own: Queue, server: MailServer) -> None:
     assert await own.store.client.xlen(dead_letters_key(tag)) == 1
 
 
-async def test_a_server_that_hangs_delays_no_delivery(
-    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mailer, "ATTEMPT_SECONDS", 0.5)
-    monkeypatch.setattr(mailer, "RETRY_SECONDS", 2)
+async def test_a_server_that_hangs_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
     async with MailServer(greets=False) as server:
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
         await join(own, account.id, BOB)
         with captured(mailer) as log:
-            async with mail(own, server):
+            async with mail(own, server, quick={"attempt": 0.5, "retries": 2}):
                 events, began = [await account.emit(FAILED) for _ in range(10)], time.monotonic()
                 for event in events:
                     assert await account.outcome(event, 10) == ("delivered", 204)

@@ -20,7 +20,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.senders import sending
 from tests.support.worker_process import Queue, queue
-from workers.webhooks import lanes, sender
+from workers.webhooks import sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BUDGET = 2  # seconds of a delivery; production has 5
@@ -180,13 +180,10 @@ async def test_a_previous_secret_that_cannot_be_decrypted_does_not_sign(shared: 
 # Fairness
 
 
-async def test_a_hanging_receiver_does_not_delay_other_accounts(
-    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender, "BUDGET_SECONDS", BUDGET)
+async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, receiver: FakeReceiver) -> None:
     hanging = await own.account(receiver)
     receiver.hangs(f"/{hanging.id}")
-    async with sending(own):
+    async with sending(own, sender={"budget": BUDGET}):
         ids = await hanging.emit_many(110)
         await wait_until(lambda: receiver.got(f"/{hanging.id}"))
         # One account of the same partition, and so of the same stream, and one of another.
@@ -206,19 +203,15 @@ async def test_a_hanging_receiver_does_not_delay_other_accounts(
         assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "each event arrives once"
 
 
-async def test_a_full_lane_drops_its_newest_events(
-    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_lane_drops_its_newest_events(own: Queue, receiver: FakeReceiver) -> None:
     """The log records the dropped events. Other accounts of the same partition are not affected."""
     hanging, lane, count = await own.account(receiver), 100, 150
-    monkeypatch.setattr(sender, "BUDGET_SECONDS", BUDGET)
-    monkeypatch.setattr(lanes, "LANE_EVENTS", lane)
     path = f"/{hanging.id}"
     receiver.hangs(path)
     tag = partition_tag(hanging.id)
     await hanging.emit_many(count)
     ids = [fields["id"] for _, fields in await own.store.client.xrange(stream_key(tag, "events"))]
-    async with sending(own):
+    async with sending(own, sender={"budget": BUDGET, "lane_capacity": lane}):
         other = own.unset_account(lambda each: each == tag)
         await other.set(receiver.url(f"/{other.id}"))
         await own.drained(20, lane + 1)

@@ -52,14 +52,13 @@ async def test_a_broken_receiver_record_fails_its_events(
 ) -> None:
     """The worker makes three attempts. Then the account sees a failure, and can send the event again."""
     # It claims entries early, and its deliveries end well before that.
-    monkeypatch.setattr(sender, "BUDGET_SECONDS", 0.2)
     monkeypatch.setattr(stream, "CLAIM_PAUSE_SECONDS", 0.1)
     account, other = await own.account(receiver), await own.account(receiver)
     record = await own.store.client.get(webhook_key(account.id))
     await own.store.client.set(webhook_key(account.id), '{"url": 1}')
     event_id = await account.emit()
     with captured(sender) as log:
-        async with sending(own, webhook_claim_idle=1.5):
+        async with sending(own, sender={"budget": 0.2}, webhook_claim_idle=1.5):
             assert await other.outcome(await other.emit()) == ("delivered", 204)
             assert await account.outcome(event_id, 60) == ("failed", "internal")
             assert [line["event"] for line in log].count("delivery.postponed") == 3
