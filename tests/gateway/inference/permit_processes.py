@@ -94,7 +94,7 @@ class Quota:
     def most(self) -> int:
         """Returns the requests of the fullest window."""
         times = [at for at, _ in self.starts]
-        return max(sum(at < each < at + self.window for each in times) + 1 for at in times)
+        return max(sum(at <= each < at + self.window for each in times) for at in times)
 
     def most_tokens(self) -> float:
         return max(sum(n for at, n in self.uses if first <= at < first + self.window) for first, _ in self.uses)

@@ -156,6 +156,31 @@ async def test_a_request_that_leaves_loses_nothing(simulated: SimulatedRedis, wa
     assert len(await take(two, 3)) == 3
 
 
+@pytest.mark.parametrize("rate", [None, ProviderRate(requests=1)])
+@pytest.mark.parametrize("granted_first", [True, False])
+@virtual_time
+async def test_a_request_canceled_at_the_moment_of_its_grant_loses_nothing(
+    simulated: SimulatedRedis, granted_first: bool, rate: ProviderRate | None
+) -> None:
+    permits = simulated.start(limit=1, rate=rate)
+    (held,) = await take(permits, 1)
+    waiting = asyncio.create_task(permits.wait_for_permit("acc", "app", 1))
+    await asyncio.sleep(0.1)
+    simulated.freeze()
+    await asyncio.sleep(1)  # from now on, a freed permit is granted at once
+    if granted_first:
+        permits.release(held, served=False)
+        assert permits.used == 1
+        waiting.cancel()
+    else:
+        waiting.cancel()
+        permits.release(held, served=False)
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    assert (permits.used, permits.spare, permits.waiting) == (0, 1, 0)
+    assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1), 1)
+
+
 # -- refusals --------------------------------------------------------------------------------------------------
 
 

@@ -102,12 +102,15 @@ async def test_what_a_process_held_when_it_ended_counts_as_spent_for_a_minute(
 
 @virtual_time
 async def test_after_a_loss_of_data_the_quota_counts_as_spent(simulated: SimulatedRedis) -> None:
-    permits, quota = simulated.start(limit=1000, rate=ProviderRate(requests=5), max_wait=200), Quota()
-    await asyncio.gather(*(quota.request(permits, "acc") for _ in range(5)))
+    """Nobody reports what a process had sent that has died."""
+    one, two = (simulated.start(limit=1000, rate=ProviderRate(requests=6), max_wait=200) for _ in range(2))
+    quota = Quota()
+    await asyncio.gather(quota.request(two, "acc"), *(quota.request(one, "acc") for _ in range(5)))
     await asyncio.sleep(1)
+    await simulated.kill(one)
     simulated.client.flushall()
-    await asyncio.gather(*(quota.request(permits, "acc") for _ in range(5)))
-    assert quota.most() <= 5
+    await asyncio.gather(*(quota.request(two, "acc") for _ in range(5)))
+    assert quota.most() <= 6
 
 
 @virtual_time

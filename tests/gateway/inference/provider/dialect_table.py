@@ -49,6 +49,7 @@ HELLOS: dict[str, str] = {
     "a byte order mark before a comment": "\ufeff: hello\n\n" + HELLO + END,
     "events of several lines": (HELLO + END).replace('"choices":', '\ndata: "choices":'),
     "CRLF": (HELLO + END).replace("\n", "\r\n"),
+    "CRLF within events": (HELLO + END).replace('"choices":', '\ndata: "choices":').replace("\n", "\r\n"),
     "CR": (HELLO + END).replace("\n", "\r"),
     "a message beside the choices": (HELLO + END).replace('"delta"', '"message": {"content": "Hello"}, "delta"'),
     "a usage of zeros before text": usage(0, 0) + HELLO + END,
