@@ -182,14 +182,18 @@ class Health:
         answer_refresh: float = ANSWER_REFRESH_SECONDS,
         probe_interval: float = PROBE_INTERVAL_SECONDS,
         longest_pause: float = LONGEST_PAUSE_SECONDS,
+        publish_interval: float = PUBLISH_INTERVAL_SECONDS,
+        refusal_seconds: float = REFUSAL_SECONDS,
     ) -> None:
         """`answer_seconds`: for which an account's answer speaks against the failures of another one.
 
         `answer_refresh`: seconds between two records of answers. `probe_interval`: between requests that try it.
-        `longest_pause`: seconds for which a `Retry-After` passes the provider over at most.
+        `longest_pause`: seconds for which a `Retry-After` passes the provider over at most. `publish_interval`: between
+        two changes of the health. `refusal_seconds`: after a refusal, in which completions do not end the status.
         """
         self._answer_ms = round(answer_seconds * 1000)
         self._answer_refresh, self._probe_interval, self._longest_pause = answer_refresh, probe_interval, longest_pause
+        self._publish_interval, self._refusal_seconds = publish_interval, refusal_seconds
         self.provider, self._store, self._client = provider, registry.store, client
         self._record = HealthRecord()
         self._seen: list[Observation] = []  # not written yet
@@ -304,9 +308,9 @@ class Health:
     def _note_refusal(self) -> None:
         """Tells all processes that the quota is used up, often enough that the key lives while this goes on."""
         now = asyncio.get_running_loop().time()
-        if now >= self._refused + REFUSAL_SECONDS / 4:
+        if now >= self._refused + self._refusal_seconds / 4:
             self._refused = now
-            self._start(self._store.client.set(refusal_key(self.provider), "1", px=round(REFUSAL_SECONDS * 1000)))
+            self._start(self._store.client.set(refusal_key(self.provider), "1", px=round(self._refusal_seconds * 1000)))
 
     def _start(self, write: Awaitable[object]) -> None:
         """Writes in the background. A write that fails is lost: the next request reveals the same."""
@@ -376,7 +380,7 @@ class Health:
         """Writes the collected signals until none is left that changes anything."""
         loop = asyncio.get_running_loop()
         while self._seen or self._pause_until:
-            await asyncio.sleep(self._written + PUBLISH_INTERVAL_SECONDS - loop.time())
+            await asyncio.sleep(self._written + self._publish_interval - loop.time())
             seen, self._seen = self._seen, []
             with suppress(BackboneUnavailable):  # the next request reveals the same
                 if left := await self._time_until_quota_may_end(seen):

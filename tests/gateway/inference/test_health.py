@@ -16,7 +16,6 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.inference import health as health_module
 from gateway.inference import scripts
 from gateway.inference.health import (
     FAILURES,
@@ -44,10 +43,9 @@ RECORDED = re.compile(rb'"%b" "1" "[^"]+" "([^"]*)"' % scripts._RECORD_ANSWER.sh
 
 
 @pytest.fixture
-async def pair(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Health]]:
+async def pair(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[list[Health]]:
     """A provider's health in two processes, which write each change at once, and try it every 0.5 seconds."""
-    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0)
-    options = {"answer_refresh": 0.0, "probe_interval": 0.5}
+    options = {"answer_refresh": 0.0, "probe_interval": 0.5, "publish_interval": 0.0, **getattr(request, "param", {})}
     async with process(redis_url) as one, process(redis_url) as two:
         yield [Health(DEFAULT_PROVIDER, each, Usable(), **options) for each in (one, two)]
 
@@ -108,12 +106,9 @@ async def count_changes(store: Store, health: Health, give_signals: Callable[[],
         return announced
 
 
-async def test_an_unstable_providers_health_is_published_at_intervals(
-    pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("pair", [{"publish_interval": 0.2, "refusal_seconds": 0.01}], indirect=True)
+async def test_an_unstable_providers_health_is_published_at_intervals(pair: list[Health], store: Store) -> None:
     """If each change were announced to every process, hundreds of requests would cause as many announcements."""
-    monkeypatch.setattr(health_module, "PUBLISH_INTERVAL_SECONDS", 0.2)
-    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 0.01)
     began, health = time.monotonic(), pair[0]
     moods = itertools.cycle([ProviderSignal.COMPLETION, ProviderSignal.QUOTA, ProviderSignal.FAILED])
 
@@ -129,11 +124,9 @@ async def test_an_unstable_providers_health_is_published_at_intervals(
         await wait_until(lambda each=each: each.status == "quota-exhausted")
 
 
-async def test_refusals_between_completions_change_the_status_once(
-    pair: list[Health], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("pair", [{"refusal_seconds": 1.0}], indirect=True)
+async def test_refusals_between_completions_change_the_status_once(pair: list[Health], store: Store) -> None:
     """A provider whose quota is nearly used up refuses every other request."""
-    monkeypatch.setattr(health_module, "REFUSAL_SECONDS", 1.0)
     health, other = pair
 
     async def give_signals() -> None:

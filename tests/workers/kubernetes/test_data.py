@@ -19,13 +19,10 @@ from workers.engine.names import follow_changes
 from workers.engine.replacements import Replacements
 from workers.kubernetes.data import ClusterData
 from workers.kubernetes.objects import claim_name, describe_gone, gone_name
-from workers.sandbox import tools
 
 
 @pytest_asyncio.fixture
-async def room(store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterRoom]:
-    monkeypatch.setattr(tools, "find_node", lambda *_: None)  # which starts each program that it finds
-    monkeypatch.setattr(tools, "find_versions", lambda *_: [])
+async def room(store: Store, without_tools: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterRoom]:
     with passable_folder() as folder:
         async with data_room("pod", folder, store, monkeypatch) as room:
             assert isinstance(room, ClusterRoom)

@@ -26,7 +26,6 @@ from workers.kubernetes.data_client import DataClient
 from workers.kubernetes.data_pod import NONCE, PROOF, keep_data, sign
 from workers.kubernetes.pod import DATA_PORT
 from workers.kubernetes.volume import prepare_volume
-from workers.sandbox import tools
 
 TOKEN = "t" * 32
 
@@ -53,9 +52,7 @@ async def unpack(handover: Handover) -> dict[str, str]:
 
 
 @pytest.fixture
-async def volume(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Volume]:
-    monkeypatch.setattr(tools, "find_node", lambda *_: None)  # which starts each program that it finds
-    monkeypatch.setattr(tools, "find_versions", lambda *_: [])
+async def volume(without_tools: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Volume]:
     with passable_folder() as folder:
         (folder / "scratch").mkdir()
         (folder / "token").write_text(TOKEN)
