@@ -97,12 +97,13 @@ def _raise_rates() -> None:
 
 def _record_first() -> None:
     """Records an event as delivered before it is sent."""
-    from workers.webhooks.sender import Result, Sender
+    from gateway.events.records import DeliveryResult
+    from workers.webhooks.sender import Sender
 
     send = Sender._send
 
-    async def record_and_send(self: Sender, entry: Any, *some: Any) -> Result:
-        await self._record_delivery(entry, Result("delivered", 200), some[-1])
+    async def record_and_send(self: Sender, entry: Any, *some: Any) -> DeliveryResult:
+        await self._record_delivery(entry, DeliveryResult("delivered", 200), some[-1])
         return await send(self, entry, *some)
 
     Sender._send = record_and_send
@@ -110,11 +111,12 @@ def _record_first() -> None:
 
 def _send_twice() -> None:
     """Sends every fifth event twice."""
-    from workers.webhooks.sender import Result, Sender
+    from gateway.events.records import DeliveryResult
+    from workers.webhooks.sender import Sender
 
     send, count = Sender._send, 0
 
-    async def send_again(self: Sender, *some: Any) -> Result:
+    async def send_again(self: Sender, *some: Any) -> DeliveryResult:
         nonlocal count
         count += 1
         if count % 5 == 0:
