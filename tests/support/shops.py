@@ -15,6 +15,7 @@ APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:0
 HOST, PREVIEW = "shop.apps.test", "shop-preview.apps.test"
 FIRST, SECOND, THIRD = "dep_1", "dep_2", "dep_3"
 AGAIN = 4  # answers in a row, after which it is clear what visitors get
+VISIT_SECONDS = 15.0  # after which a visitor gives up; no request is held for longer than 10
 
 
 class Builder:
@@ -99,7 +100,8 @@ class Visitors:
     async def _ask(self) -> None:
         while True:
             try:
-                self.answers.append(await self._engine.visit(self._host))
+                async with asyncio.timeout(VISIT_SECONDS):
+                    self.answers.append(await self._engine.visit(self._host))
             except (OSError, EOFError) as error:
                 self.answers.append((0, repr(error)))
             await asyncio.sleep(0.02)
@@ -110,7 +112,8 @@ class Visitors:
 
     async def until_refused(self) -> None:
         """Waits until all are told that the app is suspended."""
-        await wait_until(lambda: [status for status, _ in self.answers[-AGAIN:]] == [503] * AGAIN)
+        refused = [503] * AGAIN
+        await wait_until(lambda: [status for status, _ in self.answers[-AGAIN:]], holds=lambda last: last == refused)
         self.forget()
 
     def forget(self) -> None:
