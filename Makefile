@@ -95,6 +95,7 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@echo "Installing test and development tools ..."
 	@$(PIP) install 'pip>=25.1'
 	@$(PIP) install -c requirements.lock -e '.[dev,otel,s3,kubernetes]' --group dev
+	@$(BIN)/pytest --collect-only -qq >/dev/null || true  # compiles the tests once, and not in each process that runs them
 	@touch $@
 
 # Pins the newest versions that pyproject.toml allows. Run it with the oldest supported Python, which needs the most

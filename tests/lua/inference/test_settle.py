@@ -35,6 +35,14 @@ RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000, "app")
 GRACE = 600_000
 
 
+@pytest.mark.parametrize(("cost", "booked"), [(0, 0), (100, 100), (101, 100), (-1, 100)])
+def test_a_lost_reservation_is_booked_from_its_record(scripts: Scripts, cost: int, booked: int) -> None:
+    """At most at its maximum."""
+    assert scripts.end("r", cost, RECORD) == ("recovered", booked)
+    assert scripts.end("r", cost, RECORD) == ("ended", 0)
+    assert scripts.spend(DAY) == (booked, 0)
+
+
 @pytest.mark.parametrize("late", [None, 0, 3_600_000])
 def test_a_tombstone_outlives_the_time_in_which_a_record_counts(
     client: Any, scripts: Scripts, late: int | None
