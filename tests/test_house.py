@@ -81,8 +81,7 @@ def imports(path: Path) -> set[str]:
 
 # Who may know whom: a module imports those of its own row and of the earlier rows, never those of a later one.
 LAYERS = [
-    "gateway.client_wheel gateway.errors gateway.ids gateway.log gateway.cancellation gateway.settings"
-    " gateway.validation",
+    "gateway.errors gateway.ids gateway.log gateway.cancellation gateway.settings gateway.validation",
     "gateway.keys",
     "gateway.redis gateway.outbound gateway.storage gateway.pages",
     "gateway.loops",

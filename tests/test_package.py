@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.api import documentation
-from gateway.client_wheel import client_wheel
+from gateway.api.client_wheel import client_wheel
 from tests.support.dev_process import Run
 from tests.support.redis_servers import five_free_ports
 from tests.support.wheel import ROOT, build_wheel, find_pythons, install

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-import gateway
 from capsule_gateway.cli.arguments import (
     MANIFEST,
     complete_app,
@@ -25,12 +23,11 @@ from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.manifest import ensure_manifest
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, call_if_permitted, open_service, path
 from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
-from gateway.client_wheel import NOT_PACKED
+from gateway.deploys.templates import TEMPLATES, list_template_files
 
 if TYPE_CHECKING:
     from gateway.deploys.manifest import Manifest
 
-CAPSULE = Path(gateway.__file__).parents[1] / "capsule"
 PLACEHOLDER = b"__NAME__"
 AUTH_SECRET = "BETTER_AUTH_SECRET"  # noqa: S105 - the variable in which better-auth expects the secret of its sessions
 
@@ -87,21 +84,17 @@ def new(name: str, folder: Path | None, kind: Literal["full", "static"]) -> None
 def write_template(name: str, kind: Literal["full", "static"], folder: Path) -> None:
     """Writes the files of an app called `name` into the folder, which is created if needed. Raises OSError."""
     for source, target in PARTS[kind]:
-        for file, relative in _find_files(CAPSULE / source):
+        for file, relative in _find_files(TEMPLATES / source):
             copy = folder / target / relative
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(file.read_bytes().replace(PLACEHOLDER, name.encode()))
 
 
-def _find_files(top: Path) -> Iterator[tuple[Path, Path]]:
-    """Yields each file in `top` with its path there, or `top` itself if it is a file."""
+def _find_files(top: Path) -> list[tuple[Path, Path]]:
+    """Returns each file in `top` with its path there, or `top` itself if it is a file."""
     if top.is_file():
-        yield top, Path(top.name)
-        return
-    for file in sorted(top.rglob("*")):
-        relative = file.relative_to(top)
-        if file.is_file() and not NOT_PACKED & {*relative.parts}:
-            yield file, relative
+        return [(top, Path(top.name))]
+    return [(file, file.relative_to(top)) for file in list_template_files(top)]
 
 
 def _list_next_steps(folder: Path) -> list[tuple[str, str]]:

@@ -12,8 +12,8 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
 from gateway.api.assets import FOREVER, NO_CACHE, PAGES, Asset, make_asset, respond
+from gateway.api.client_wheel import client_wheel
 from gateway.api.pages import READ
-from gateway.client_wheel import client_wheel
 from gateway.services import Injected
 from gateway.settings import Settings
 

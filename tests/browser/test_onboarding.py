@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
-from gateway.client_wheel import client_wheel
+from gateway.api.client_wheel import client_wheel
 from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import EXPECTED, HURRY
 from tests.fakes import FakeAppBackend, FakeProvider

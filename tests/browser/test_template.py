@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, expect
 
-from capsule_gateway.cli.folders import CAPSULE, write_template
+from capsule_gateway.cli.folders import write_template
+from gateway.deploys.templates import TEMPLATES
 from tests.browser.axe import DESKTOP, EVERY_LOOK, assert_accessible, assert_fits
 from tests.browser.packages import require
 from tests.browser.site import Folder
@@ -344,7 +345,7 @@ async def test_the_types_of_static_hold(tmp_path: Path) -> None:
     write_template("notes", "static", tmp_path)
     strict = ["--allowJs", "--checkJs", "--strict", "--noUncheckedIndexedAccess", "--noEmit", "--types", ""]
     modern = ["--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler"]
-    check_types(*strict, *modern, tmp_path / "site" / "page.js", CAPSULE / "env.d.ts")
+    check_types(*strict, *modern, tmp_path / "site" / "page.js", TEMPLATES / "env.d.ts")
 
 
 def check_types(*arguments: str | Path) -> None:

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from capsule_gateway.cli.folders import CAPSULE, write_template
+from capsule_gateway.cli.folders import write_template
+from gateway.deploys.templates import TEMPLATES
 
 pytestmark = pytest.mark.parametrize("kind", ["full", "static"])
 
@@ -35,8 +36,8 @@ def test_the_apps_name_is_in_all_its_places(folder: Path, kind: str) -> None:
 
 def test_the_browser_module_is_the_one_of_the_package(folder: Path) -> None:
     [copy] = folder.rglob("ai.js")
-    assert {path.name for path in copy.parent.iterdir()} == {path.name for path in (CAPSULE / "lib").iterdir()}
-    assert copy.read_bytes() == (CAPSULE / "lib" / "ai.js").read_bytes()
+    assert {path.name for path in copy.parent.iterdir()} == {path.name for path in (TEMPLATES / "lib").iterdir()}
+    assert copy.read_bytes() == (TEMPLATES / "lib" / "ai.js").read_bytes()
 
 
 def test_each_imported_file_is_there(folder: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gateway.api.client_wheel import client_wheel
 from gateway.api.install import make_script
-from gateway.client_wheel import client_wheel
 from tests.fakes import FakeProvider
 from tests.support.deployment import Host, hosting, server
 from tests.support.gateway_process import Gateway

@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.deploys.templates import TEMPLATES, list_template_files
+
 DISTRIBUTION, PACKAGE = "capsule-gateway", "capsule_gateway"
-ROOT = Path(__file__).parents[1]  # of the repository, or of the installed package
+ROOT = Path(__file__).parents[2]  # of the repository, or of the installed package
 FOLDERS = {PACKAGE: ROOT / PACKAGE if (ROOT / PACKAGE).is_dir() else ROOT, "gateway": ROOT / "gateway"}
-TEMPLATES = ROOT / "capsule"
-NOT_PACKED = {"node_modules", "dist", "data", "__pycache__"}  # may be left in the source tree
 SERVICE_COMMANDS = {"backup", "dev", "doctor", "processes", "secrets"}  # run the service, or need its data
 
 # The packages that the modules import. `capsule mcp` needs more than all others together, which are an extra.
@@ -117,9 +117,7 @@ def _list_imports(node: ast.AST) -> Iterator[str]:
 
 
 def _read_templates() -> dict[str, bytes]:
-    files = [path for path in sorted(TEMPLATES.rglob("*")) if path.is_file()]
-    files = [path for path in files if not NOT_PACKED & {*path.relative_to(TEMPLATES).parts}]
-    return {_name_in_wheel(path): path.read_bytes() for path in files}
+    return {_name_in_wheel(path): path.read_bytes() for path in list_template_files(TEMPLATES)}
 
 
 # -- archive -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsule_gateway.cli.main import SERVICE_TOPIC, TOPICS
-from gateway.client_wheel import EXTRAS, REQUIRED, SERVICE_COMMANDS, client_wheel
+from gateway.api.client_wheel import EXTRAS, REQUIRED, SERVICE_COMMANDS, client_wheel
 from tests.support.wheel import ROOT
 
 
