@@ -58,9 +58,18 @@ async def test_releases_that_must_not_overlap_run_one_after_the_other(
 ) -> None:
     for engine in ("host", "cluster"):
         monkeypatch.setattr(f"tests.fakes.{engine}.END_SECONDS", 0.5)  # longer than the other one takes to begin
+    waiting = list[bool]()
+
+    async def look(call: str) -> None:
+        if call == "route":
+            waiting.append(shop.engine.is_holding())
+
     await shop.begin(overlap=False)
+    shop.engine.after = look
     assert (await shop.builder.deploy(SECOND)).ok
     await shop.until_served(FIRST, SECOND)
+    assert waiting
+    assert not any(waiting), "no request waits any longer, in the canary neither"
 
 
 # -- previews ------------------------------------------------------------------------------------------------
