@@ -138,6 +138,7 @@ PAUSE = ("pause", 1, MINUTE, "delivered", 1)
 @given(RUNS)
 @example([DOWN, UP, DOWN, UP])  # within the cooldown
 @example([DOWN, UP, ("status", 20, MINUTE, "delivered", 1), UP])  # beyond it
+@example([DOWN, ("status", 1, MINUTE, "failed", 1), UP])  # delivered, then redelivered in vain
 @example([DOWN, PAUSE, DOWN, PAUSE, UP, DOWN])
 def test_any_sequence_of_probes(runs: list[tuple[Reason | Literal["pause"], int, int, str | None, int]]) -> None:
     """With redeliveries, whose outcomes replace others."""
