@@ -74,13 +74,17 @@ def test_files_folders_and_links_come_back(data: Data) -> None:
     assert (restored / "inner" / "empty").is_dir()
 
 
-def test_odd_files_are_left_out(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As are links that leave the folder, and files beyond the limit: `workers/engine/test_data.py`."""
+def test_links_that_leave_the_folder_and_odd_files_are_left_out(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As are files beyond the limit: `workers/engine/test_data.py`."""
+    (data.files / "out").symlink_to(tmp_path / "secret")
+    (data.files / "up").symlink_to("../../secret")
     os.mkfifo(data.files / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(data.files)  # the path of a socket is short
         listener.bind("socket")
-        assert len(data.pack()) == 2
+        assert len(data.pack()) == 4
     assert data.names() == []
 
 
