@@ -17,7 +17,7 @@ run: $(VENV)/run.stamp
 # machines have cores, because many tests wait; the long ones also keep the cores busy.
 test: SELECTED := -n 6 -m "not long"
 test-all: SELECTED := -n 4
-test test-all: $(VENV)/dev.stamp
+test test-all: $(VENV)/tests.stamp
 	$(BIN)/pytest --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS)
 
 # Builds and serves the projects of every framework, with their packages from npm and PyPI.
@@ -95,7 +95,11 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@echo "Installing test and development tools ..."
 	@$(PIP) install 'pip>=25.1'
 	@$(PIP) install -c requirements.lock -e '.[dev,otel,s3,kubernetes]' --group dev
-	@$(BIN)/pytest --collect-only -qq >/dev/null || true  # compiles the tests once, and not in each process that runs them
+	@touch $@
+
+# Compiles the tests once. Otherwise, each process that runs them would.
+$(VENV)/tests.stamp: $(VENV)/dev.stamp
+	@$(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
 # Pins the newest versions that pyproject.toml allows. Run it with the oldest supported Python, which needs the most
