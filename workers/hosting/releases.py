@@ -37,6 +37,7 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import run_process
+from gateway.loops import until
 from workers.engine.app_data import is_long_gone, try_to_lock
 from workers.sandbox.keeper import STOP_SOON_SUFFIX
 from workers.sandbox.removal import remove_folder
@@ -392,10 +393,13 @@ def _isolated(path: Path) -> Iterator[None]:
 async def exclusive_lock(path: Path) -> AsyncIterator[None]:
     """Waits for the lock file, and holds it. The kernel frees it when the process ends, even if it is killed."""
     with path.open("a") as file:
-        if not try_to_lock(file.fileno()):
+
+        async def lock() -> bool:
+            return try_to_lock(file.fileno())
+
+        if not await lock():
             logger.info("worker.standing_by", lock=path.name)
-            while not try_to_lock(file.fileno()):  # noqa: ASYNC110
-                await asyncio.sleep(LOCK_RETRY_SECONDS)
+            await until(lock, LOCK_RETRY_SECONDS)
         yield
 
 
