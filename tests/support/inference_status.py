@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from gateway.keys import answers_of_provider_key
-from gateway.settings import DEFAULT_PROVIDER
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 
@@ -29,12 +27,6 @@ async def status(gw: Gateway) -> tuple[str, bool]:
 
 async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = PATIENCE_SECONDS) -> None:
     await wait_until(lambda: status(gw), timeout, holds=lambda found: found == expected)
-
-
-def forget_answers(gw: Gateway, provider: str = DEFAULT_PROVIDER) -> None:
-    """Lets the next account be alone at the provider: former tests' accounts have just had answers there."""
-    with gw.redis.client() as client:
-        client.delete(answers_of_provider_key(provider))
 
 
 class Usable:
