@@ -160,18 +160,18 @@ def valkey() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def emptying(valkey: RedisServer) -> Iterator[redis.Redis]:
+def valkey_client(valkey: RedisServer) -> Iterator[redis.Redis]:
     """The client that empties the server for each test. To connect takes ten times as long."""
     with valkey.client() as client:
         yield client
 
 
 @pytest.fixture
-def redis_url(valkey: RedisServer, emptying: redis.Redis) -> Iterator[str]:
+def redis_url(valkey: RedisServer, valkey_client: redis.Redis) -> Iterator[str]:
     """Yields the URL of an empty database. Keys left in it must expire or be listed in `tests/support/key_leaks.py`."""
-    emptying.flushall()
+    valkey_client.flushall()
     yield valkey.url
-    assert_no_leak(emptying)
+    assert_no_leak(valkey_client)
 
 
 @pytest_asyncio.fixture

@@ -168,7 +168,7 @@ class AccountTrail:
                 logger.warning("trail.superfluous", account=access.account.id, error=code_of(error.__cause__))
 
     @asynccontextmanager
-    async def recording(
+    async def record(
         self, access: Access, action: str, target: str, *refusals: type[Exception]
     ) -> AsyncGenerator[None]:
         """Wraps a change, which leaves no entry if it is refused: by an error below 500, or one of `refusals`."""

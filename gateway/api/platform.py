@@ -618,7 +618,7 @@ async def suspend_app(
     found = await require_app(app, registry)
     _note_before(request, found.suspension)
     await list_suspended(store, found.account, found.id)
-    await registry.change_app(found, _set(suspension))
+    await registry.change_app(found, _with_suspension(suspension))
     await deploys.cancel_unfinished(found.account, found.id, CANCELED)
     return suspension
 
@@ -632,7 +632,7 @@ async def resume_app(
     The app stays suspended while its account is.
     """
     _note_before(request, any_app.suspension)
-    await registry.change_app(any_app, _set(None))
+    await registry.change_app(any_app, _with_suspension(None))
     await unlist_suspended(store, any_app.account, any_app.id)
 
 
@@ -652,7 +652,7 @@ async def suspend_account(
     suspension = make_suspension(data)
     _note_before(request, any_account.operators_suspension)
     await list_suspended(store, any_account.id)
-    await registry.change_account(any_account.id, _set(suspension))
+    await registry.change_account(any_account.id, _with_suspension(suspension))
     await deploys.cancel_unfinished(any_account.id, None, CANCELED)
     return suspension
 
@@ -677,7 +677,7 @@ async def resume_account(
     Apps that are suspended themselves stay suspended.
     """
     _note_before(request, any_account.operators_suspension)
-    _, account = await registry.change_account(any_account.id, _set(None))
+    _, account = await registry.change_account(any_account.id, _with_suspension(None))
     if account.deletion is None:
         await unlist_suspended(store, any_account.id)
 
@@ -689,8 +689,8 @@ def make_suspension(data: NewSuspension) -> Suspension:
     return Suspension(reason, now_iso())
 
 
-def _set(suspension: Suspension | None) -> Callable[[R], R]:
-    """Returns the change of the record of an app or an account."""
+def _with_suspension(suspension: Suspension | None) -> Callable[[R], R]:
+    """Returns the change that gives the record of an app or an account this suspension."""
     return partial(msgspec.structs.replace, suspension=suspension)
 
 

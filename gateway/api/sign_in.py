@@ -295,7 +295,7 @@ async def _answering(
     if account is None or account.deletion is not None:
         raise NotFound("There is no such invitation; it may have ended.")
     access = Access(account, person.email, "session", role=invitation.role, email=person.email)
-    async with trail.recording(access, action, person.email):
+    async with trail.record(access, action, person.email):
         yield
 
 

@@ -172,17 +172,17 @@ class AgentTool:
         arguments = self.actions[name].read(given, f"action '{name}'" if others else "")
         try:
             change = self._permit(f"{self.name} {name}" if others else self.name, arguments)
-            async with self._recording(change, arguments):
+            async with self._record(change, arguments):
                 return await self.actions[name].call(self, {**arguments})
         except ServiceError as error:
             raise ToolError(f"{error.message} ({error.code})") from None
 
-    def _recording(self, change: Call | None, arguments: Mapping[str, Any]) -> AbstractAsyncContextManager[None]:
+    def _record(self, change: Call | None, arguments: Mapping[str, Any]) -> AbstractAsyncContextManager[None]:
         """Returns what records a change in the account's trail, unless it is refused."""
         if change is None:
             return nullcontext()
         target = str(next((arguments[name] for name in TARGETS if arguments.get(name)), ""))
-        return self.services.account_trail.recording(self.access, change.name, target, ToolError)
+        return self.services.account_trail.record(self.access, change.name, target, ToolError)
 
     @classmethod
     def make(cls, services: Services) -> Tool:

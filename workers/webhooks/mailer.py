@@ -95,18 +95,22 @@ async def count_mail(store: Store, shares: Sequence[DailyShare]) -> int:
 
 
 class Mailer:
-    """Sends the notices of the queue. `attempt`, `retries` and `first_pause` are seconds."""
+    """Sends the notices of the queue.
+
+    `attempt_seconds`: of one attempt. `retry_seconds`: after a notice was queued; a later attempt is the last one.
+    `first_pause`: seconds after the first attempt.
+    """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        attempt: float = ATTEMPT_SECONDS,
-        retries: float = RETRY_SECONDS,
+        attempt_seconds: float = ATTEMPT_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
         first_pause: float = FIRST_PAUSE_SECONDS,
     ) -> None:
         self._settings = settings
-        self._attempt, self._retries, self._first_pause = attempt, retries, first_pause
+        self._attempt_seconds, self._retry_seconds, self._first_pause = attempt_seconds, retry_seconds, first_pause
         self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._patient_store = patient(self._store, waiting="notice.waiting")
         self._vault = Vault(settings.encryption_key)
@@ -115,7 +119,7 @@ class Mailer:
         self._running = RunningTasks()
         self._space_freed, self._stopping = asyncio.Event(), asyncio.Event()
         # An attempt ends before another worker may claim its notice.
-        claim_idle = settings.webhook_claim_idle + attempt
+        claim_idle = settings.webhook_claim_idle + attempt_seconds
         self._consumer = Consumer(self._store, STREAM, GROUP, claim_idle, self._accept, self._wait_for_space)
 
     async def run(self) -> None:
@@ -125,7 +129,9 @@ class Mailer:
         finally:
             self._stopping.set()
             if self._running:
-                await asyncio.wait(self._running.values(), timeout=self._attempt + QUIT_SECONDS + 2 * COMMAND_SECONDS)
+                await asyncio.wait(
+                    self._running.values(), timeout=self._attempt_seconds + QUIT_SECONDS + 2 * COMMAND_SECONDS
+                )
             await self._running.cancel()
             try:
                 async with asyncio.timeout(COMMAND_SECONDS):
@@ -180,7 +186,7 @@ class Mailer:
                 reason = await self._try(Notice(entry, subscriber, account.name, is_last))
             if not reason:
                 return await self._record(entry, "sent")
-            if time.time() - int(entry.id.partition("-")[0]) / 1000 > self._retries:
+            if time.time() - int(entry.id.partition("-")[0]) / 1000 > self._retry_seconds:
                 return await self._record(entry, "failed", reason)
             logger.warning("notice.not_sent", entry=entry.id, account=entry.fields["account"], reason=reason)
             await until_set(self._stopping, pause)
@@ -219,7 +225,7 @@ class Mailer:
     async def _try(self, notice: Notice) -> str:
         """Makes one attempt. Returns '' if the server has the message, or else the reason why not."""
         try:
-            async with connect(self._settings, self._tls, self._attempt) as client:
+            async with connect(self._settings, self._tls, self._attempt_seconds) as client:
                 await self._send(client, notice)
         except NotSent as error:
             return str(error)

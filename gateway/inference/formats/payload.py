@@ -122,7 +122,7 @@ def join_text(history: str, number: int, content: str | list[Part], field: str =
 
 
 def find_fault(history: str, kind: type, fields: Any, error: Exception) -> ServiceError:
-    """Returns the fault of the first part of a refused body that is not text, else of what this kind lacks."""
+    """Returns why a body is refused: for its first part that is not text, or else for the decoder's error."""
     messages = fields.get(history) if isinstance(fields, dict) else None
     for number, message in enumerate(messages if isinstance(messages, list) else []):
         content = message.get("content") if isinstance(message, dict) else None

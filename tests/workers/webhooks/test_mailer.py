@@ -145,7 +145,7 @@ async def test_a_server_that_hangs_delays_no_delivery(own: Queue, receiver: Fake
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
         await join(own, account.id, BOB)
         with captured(mailer) as log:
-            async with mail(own, server, quick={"attempt": 0.5, "retries": 2}):
+            async with mail(own, server, quick={"attempt_seconds": 0.5, "retry_seconds": 2}):
                 events, began = [await account.emit(FAILED) for _ in range(10)], time.monotonic()
                 for event in events:
                     assert await account.outcome(event, 10) == ("delivered", 204)
