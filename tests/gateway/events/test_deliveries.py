@@ -41,7 +41,7 @@ async def test_a_delivery_with_its_request_and_response(holder: Holder, worker: 
     event_id = await delivered(holder, receiver, answer(422, {"why": "é"}, {"X-Trace": "t1"}))
     shown = await detail(holder, event_id)
     [row] = await holder.log()
-    assert {name: shown[name] for name in row} == row
+    assert shown.items() >= row.items()
     assert shown["url"] == receiver.url(holder.path)
     (exchange,) = receiver.got(holder.path)
     assert shown["request"]["body"].encode() == exchange.body, "the very bytes"
@@ -133,16 +133,10 @@ def fill(holder: Holder, count: int) -> None:
     with holder.account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
         for number in range(count):
-            fields = {
-                "id": f"evt_{number // 2}",
-                "type": ("app.crashed", "deploy.failed")[number % 2],
-                "app": ("shop", "notes")[number // 2 % 2],
-                "at": now,
-                "durationMs": 5,
-                "outcome": ("delivered", "failed", "dropped")[number % 3],
-                "status": "",
-                "error": "",
-            }
+            fields = {"id": f"evt_{number // 2}", "at": now, "durationMs": 5, "status": "", "error": ""}
+            fields["type"] = ("app.crashed", "deploy.failed")[number % 2]
+            fields["app"] = ("shop", "notes")[number // 2 % 2]
+            fields["outcome"] = ("delivered", "failed", "dropped")[number % 3]
             client.xadd(key, fields, id=f"{now}-{number + 1}")
         client.expire(key, 600)
 
@@ -155,11 +149,8 @@ async def test_pages_and_filters(holder: Holder) -> None:
         paged += page
     assert paged == whole
     assert len(whole) == 230
-    after = await holder.log("?limit=1000&before=evt_100")
-    assert after == whole[whole.index(next(row for row in whole if row["id"] == "evt_99")) :], (
-        "after its oldest delivery"
-    )
-
+    assert [row["id"] for row in whole[28:30]] == ["evt_100"] * 2
+    assert await holder.log("?limit=1000&before=evt_100") == whole[30:], "after its oldest delivery"
     for chosen in (
         {"type": "app.crashed"},
         {"app": "notes"},
@@ -177,10 +168,6 @@ async def test_pages_and_filters(holder: Holder) -> None:
     for query in ("before=evt_unknown", "type=app.bored", "outcome=lost", "since=lately", "since=1h&until=2h"):
         response = await holder.call("GET", f"{DELIVERIES}?{query}")
         assert query.partition("=")[0] in refused(response, 400, "REQUEST_MALFORMED")["message"]
-
-
-async def test_a_header_that_is_too_long_is_left_out() -> None:
-    assert summarize_answer([("a", "x" * 2000), ("b", "y")], b"", []) == ("", "")
 
 
 SECRET = "whsec_ab/cd+ef/0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcde="
@@ -216,6 +203,8 @@ async def test_a_secret_is_left_out_wherever_the_body_is_cut_off() -> None:
             assert "whsec_ab" not in kept, at
 
 
-async def test_escapes_without_a_secret_are_kept() -> None:
+async def test_what_is_kept_without_a_secret() -> None:
+    """Escapes are kept, and a header that is too long is left out."""
+    assert summarize_answer([("a", "x" * 2000), ("b", "y")], b"", []) == ("", "")
     body = r"a\/b %2F &#47; whsec_ \n"
     assert summarize_answer([], body.encode(), [SECRET]) == ("", body)

@@ -1,37 +1,28 @@
-"""All events whose newest delivery failed are sent again, since a time, once a minute."""
+"""All events whose newest delivery failed are queued again; so are test events. No worker takes them here."""
 
 import asyncio
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
-from gateway.accounts.vault import Vault
-from gateway.errors import BackboneUnavailable
-from gateway.events import scripts
-from gateway.events.webhooks import Webhooks
+from gateway.events.webhooks import REQUESTS_PER_MINUTE
 from gateway.ids import new_id, now_iso, time_of
-from gateway.keys import redelivered_key
+from gateway.keys import events_window_key, redelivered_key
 from tests.fakes.receiver import FakeReceiver
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
-from tests.support.stores import opened
-from tests.support.webhook_holder import DELIVERIES, Holder, read_queue, write_deliveries
+from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder, read_queue, write_deliveries
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 REDELIVER = f"{DELIVERIES}/redeliver"
 LONG_AGO = "2020-01-01"
 
 
-def forget(holder: Holder) -> None:
-    """Ends the minute in which the account cannot repeat its request."""
+async def redeliver(holder: Holder, since: str = LONG_AGO) -> int:
+    """Returns the number of queued events. The account need not wait for a minute."""
     with holder.account.gateway.redis.client() as client:
         client.delete(redelivered_key(holder.id))
-
-
-async def redeliver(holder: Holder, since: str = LONG_AGO) -> int:
-    forget(holder)
     response = await holder.call("POST", REDELIVER, {"since": since, "outcome": "failed"})
     assert response.status_code == 202, response.text
     assert response.json().keys() == {"count"}
@@ -85,43 +76,17 @@ async def test_once_a_minute(holder: Holder, gw: Gateway, twin: Gateway, receive
     body = {"since": LONG_AGO, "outcome": "failed"}
     calls = (holder.account.call("POST", REDELIVER, body, at=process) for process in (gw, twin) * 3)
     answers = await asyncio.gather(*calls)
-    assert Counter(answer.status_code for answer in answers) == {202: 1, 429: 5}
-    for answer_ in answers:
-        if answer_.status_code == 429:
-            assert "once per minute" in refused(answer_, 429, "RATE_LIMITED")["message"]
-            assert 55 <= int(answer_.headers["Retry-After"]) <= 60
+    assert Counter(each.status_code for each in answers) == {202: 1, 429: 5}
+    for each in answers:
+        if each.status_code == 429:
+            assert "once per minute" in refused(each, 429, "RATE_LIMITED")["message"]
+            assert 55 <= int(each.headers["Retry-After"]) <= 60
     assert queued(holder) == ["evt_1"]
     other = Holder(await gw.account(), receiver)
     assert await redeliver(other) == 0, "each account has a minute of its own"
 
 
-async def test_an_interrupted_redelivery_can_be_repeated(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events that are already queued are not queued again."""
-    events = [f"evt_{n:03}" for n in range(120)]
-    write_deliveries(holder.account, *((event, "failed") for event in events))
-    batches: list[int] = []
-
-    async def break_after_two(*args: Any) -> int:
-        if len(batches) == 2:
-            raise BackboneUnavailable
-        batches.append(await redeliver_batch(*args))
-        return batches[-1]
-
-    redeliver_batch = scripts.redeliver_events
-    monkeypatch.setattr(scripts, "redeliver_events", break_after_two)
-    async with opened(holder.account.gateway.redis.url) as store:
-        webhooks = Webhooks(store, Vault(""), allow_private=True)
-        with pytest.raises(BackboneUnavailable) as broke:
-            await webhooks.redeliver_failed(holder.id, "1970-01-01")
-    assert "try again in a minute to queue the rest" in broke.value.message
-    assert broke.value.retry_after == 60
-    assert batches == [50, 50]
-    assert queued(holder) == events[:100]
-    assert await redeliver(holder) == 20
-    assert queued(holder) == events
-
-
-async def test_malformed(holder: Holder) -> None:
+async def test_a_malformed_redelivery(holder: Holder) -> None:
     long, late = "1" * 5_000, "9999-12-31T23:59:59-23:59\r\nX-Evil: 1"
     for body, field in (
         *(({"outcome": "failed", "since": since}, "since") for since in ("yesterday", "", 1782979200, late, long)),
@@ -135,3 +100,26 @@ async def test_malformed(holder: Holder) -> None:
         assert not client.exists(redelivered_key(holder.id)), "it does not count"
     for since in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-W30-1"):
         assert await redeliver(holder, since) == 0
+
+
+# -- the limit of test events and redeliveries. tests/lua/events has more about its window -------------------
+
+
+async def test_of_many_concurrent_requests_thirty_pass(gw: Gateway, twin: Gateway) -> None:
+    """Samples and redeliveries share the limit, over all processes. Other accounts have their own."""
+    account = await gw.account()
+    write_deliveries(account, ("evt_logged", "failed"))
+    sample = (f"{WEBHOOK}/test", {"type": "app.crashed"})
+    requests = (sample, (f"{DELIVERIES}/evt_logged/redeliver", None))
+    calls = [account.call("POST", *request, at=at) for _ in range(10) for request in requests for at in (gw, twin)]
+    answers = await asyncio.gather(*calls)
+    assert Counter(each.status_code for each in answers) == {202: 30, 429: 10}
+    assert len(read_queue(account)) == REQUESTS_PER_MINUTE == 30
+    for each in answers:
+        if each.status_code == 429:
+            refused(each, 429, "RATE_LIMITED")
+            assert 55 <= int(each.headers["Retry-After"]) <= 60
+    with gw.redis.client() as client:
+        assert client.llen(events_window_key(account.id)) == 30, "a refused request does not count"
+        assert 0 < client.ttl(events_window_key(account.id)) <= 60
+    assert (await (await gw.account()).call("POST", *sample)).status_code == 202
