@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import SessionStore
 from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
-from gateway.errors import LastOwner, NotFound, RequestMalformed, Unauthorized
+from gateway.errors import InvitationLimitReached, LastOwner, NotFound, RequestMalformed, Unauthorized
 from gateway.events.notices import NoticeChoices, Notices
 from gateway.keys import account_key, invitations_key, invited_by_key, memberships_key
 from gateway.operations.memberships import Memberships
@@ -62,7 +62,7 @@ def email_of(visitor: Visitor) -> str:
     return f"{visitor.name}@example.com"
 
 
-async def put(account: Account, email: str, role: str = "viewer") -> dict[str, Any]:
+async def put(account: Account | Visitor, email: str, role: str = "viewer") -> dict[str, Any]:
     """Invites the address, or changes its role."""
     answer = await account.call("PUT", f"/account/members/{email}", {"role": role})
     assert answer.status_code == 200, answer.text
@@ -81,6 +81,14 @@ async def read_session(visitor: Visitor) -> dict[str, Any]:
     return answer.json()
 
 
+async def remove(account: Account, email: str) -> None:
+    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+
+
+async def list_states(account: Account) -> dict[str, str]:
+    return {each["email"]: each["state"] for each in (await account.get("/account/members")).json()}
+
+
 def at_invitation(account: Account) -> str:
     return f"/dashboard/session/invitations/{account.id}"
 
@@ -95,14 +103,9 @@ async def test_members_are_invited_changed_and_removed(account: Account, ada: Vi
     assert {each["email"]: each["role"] for each in listed} == {email: "owner", bob.lower(): "developer"}
     assert view in listed
     assert listed == sorted(listed, key=lambda each: each["email"])
-    assert {each["email"]: (each["state"], each["endsAt"]) for each in listed}[email] == ("member", None)
     for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
         refused(await ada.call(method, f"/account/members/{email.upper()}", body), 409, "LAST_OWNER")
-        for odd in (
-            "nobody",
-            "ü@b.example",
-            *(f"a{odd}b@b.example" for odd in ("/", "%2F", "%3F", "%0A", "%00", "%20")),
-        ):
+        for odd in ("nobody", "ü@b.example", *(f"a{odd}b@b.example" for odd in ("/", "%2F", "%0A", "%00"))):
             refused(await ada.call(method, f"/account/members/{odd}", body), 400, "REQUEST_MALFORMED")
     assert (await ada.call("DELETE", f"/account/members/{bob.upper()}")).status_code == 204
     refused(await ada.call("DELETE", f"/account/members/{bob}"), 404, "NOT_FOUND")
@@ -129,7 +132,7 @@ async def test_a_role_holds_at_once_in_every_process(
     await put(account, email, "viewer")
     for at in (gw, twin):
         await wait_until(lambda at=at: is_refused(403, at), 1)
-    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    await remove(account, email)
     for at in (gw, twin):
         await wait_until(lambda at=at: is_refused(401, at), 1)
     # A session that ended does not come back with the membership.
@@ -195,7 +198,7 @@ async def test_members_may_leave(gw: Gateway, account: Account, ada: Visitor) ->
         refused(await visitor.call("PUT", f"/account/members/{email}", {"role": "owner"}), 403, "NOT_PERMITTED")
         assert (await visitor.call("DELETE", f"/account/members/{email.upper()}")).status_code == 204
         refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
-    assert [each["email"] for each in (await account.get("/account/members")).json()] == [email_of(ada)]
+    assert await list_states(account) == {email_of(ada): "member"}
     [newest, *_] = (await account.get("/account/audit")).json()
     assert (newest["action"], newest["who"]) == ("remove_member", email)
 
@@ -225,8 +228,7 @@ async def test_nobody_is_a_member_until_they_accept(account: Account, ada: Visit
     assert (await bob.call("GET", "/account")).json()["id"] == account.id
     found = await read_session(bob)
     assert (found["account"], found["role"], found["invitations"]) == (account.id, "viewer", [])
-    listed = {each["email"]: each["state"] for each in (await account.get("/account/members")).json()}
-    assert listed == {email: "member", email_of(ada): "member"}
+    assert await list_states(account) == {email: "member", email_of(ada): "member"}
     trail = [(each["action"], each["who"], each["target"]) for each in (await account.get("/account/audit")).json()]
     assert trail[0] == ("accept_invitation", email, email)
     assert ("set_member", email_of(ada), email.upper()) in trail
@@ -239,14 +241,14 @@ async def test_an_invitation_is_declined_or_canceled(account: Account, bob: Visi
     assert (await read_session(bob))["invitations"][0]["by"] == "API key"
     assert (await bob.call("DELETE", at_invitation(account))).status_code == 204
     await put(account, email)
-    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    await remove(account, email)
     before = (await account.get("/account/audit")).json()
     changes = [(each["action"], each["count"]) for each in before][:3]
     assert changes == [("remove_member", 1), ("decline_invitation", 1), ("set_member", 2)]
     for method in ("PUT", "DELETE"):
         refused(await bob.call(method, at_invitation(account)), 404, "NOT_FOUND")
     assert (await account.get("/account/audit")).json() == before, "a stranger's answer leaves no trace"
-    assert (await account.get("/account/members")).json() == []
+    assert await list_states(account) == {}
     assert (await read_session(bob))["invitations"] == []
     with account.gateway.redis.client() as client:
         assert not client.exists(invitations_key(account.id), invited_by_key(digest(email)))
@@ -273,18 +275,6 @@ async def test_only_the_person_who_is_invited_answers(account: Account, ada: Vis
 
 
 @session
-async def test_invitations_of_an_account_are_limited(account: Account, bob: Visitor) -> None:
-    for number in range(MAX_INVITATIONS):
-        await put(account, f"{number}@example.com")
-    answer = await account.call("PUT", f"/account/members/{email_of(bob)}", {"role": "viewer"})
-    refused(answer, 409, "INVITATION_LIMIT_REACHED")
-    assert (await read_session(bob))["invitations"] == []
-    assert (await put(account, "0@example.com", "owner"))["role"] == "owner"
-    assert (await account.call("DELETE", "/account/members/0@example.com")).status_code == 204
-    assert (await put(account, email_of(bob)))["state"] == "invited"
-
-
-@session
 @pytest.mark.parametrize(
     "end", ["the owner leaves", "the owner is demoted", "the key is revoked", "operators revoke it"]
 )
@@ -294,16 +284,16 @@ async def test_invitations_end_with_the_owner_or_key_that_made_them(
     """And with the sessions of the key, or who has stolen it would become an owner after it is revoked."""
     stolen, email, thief = await account.add_key("stolen"), email_of(ada), email_of(bob)
     await join(account, f"chief-{email}", "owner")
-    invites: dict[str, Any] = {"owner": ada, "other": account, "key": stolen, "session of the key": Visitor(gw)}
-    async with invites["session of the key"].http:
-        await invites["session of the key"].log_in(stolen.key)
-        for number, by in enumerate(invites.values()):
+    session_of_key = Visitor(gw)
+    async with session_of_key.http:
+        await session_of_key.log_in(stolen.key)
+        inviting: list[Any] = [ada, account, stolen, session_of_key]
+        for number, by in enumerate(inviting):
             answer = await by.call("PUT", f"/account/members/{number}-{thief}", {"role": "owner"})
             assert answer.status_code == 200
-        by = ada if "owner" in end else stolen
-        assert (await by.call("PUT", f"/account/members/{thief}", {"role": "owner"})).status_code == 200
+    await put(ada if "owner" in end else stolen, thief, "owner")
     if end == "the owner leaves":
-        assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+        await remove(account, email)
     elif end == "the owner is demoted":
         await put(account, email, "developer")
     elif end == "the key is revoked":
@@ -311,7 +301,7 @@ async def test_invitations_end_with_the_owner_or_key_that_made_them(
     else:
         await gw.platform("DELETE", f"accounts/{account.id}/keys/{stolen.key_id}")
     refused(await bob.call("PUT", at_invitation(account)), 404, "NOT_FOUND")
-    listed = {each["email"] for each in (await account.get("/account/members")).json() if each["state"] == "invited"}
+    listed = {email for email, state in (await list_states(account)).items() if state == "invited"}
     assert listed == {f"{number}-{thief}" for number in ((1, 2, 3) if "owner" in end else (0, 1))}
 
 
@@ -359,7 +349,7 @@ async def test_a_removal_ends_the_sessions_for_this_account_alone(gw: Gateway, a
         ada.become(email, chosen)
         tokens[chosen] = ada.token
     await join(account, "other@example.com", "owner")
-    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    await remove(account, email)
     for chosen, token in tokens.items():
         status = 401 if chosen == account.id else 200
         ada.http.cookies.set(ACCOUNT, token, domain="127.0.0.1", path="/")
@@ -406,66 +396,10 @@ async def one(store: Store) -> Store:
 async def test_of_two_owners_who_leave_at_once_one_stays(members: Members) -> None:
     for email in ("a@example.com", "b@example.com"):
         await members.put("acc_1", email, "owner")
-    await members.put("acc_1", "a/b@example.com", "owner")
-    assert await members.remove("acc_1", "a/b@example.com"), "an address that is not accepted any more"
     leaving = (members.remove("acc_1", f"{name}@example.com") for name in "ab")
     results = await asyncio.gather(*leaving, return_exceptions=True)
     assert sorted(map(str, results), key=len) == ["True", str(LastOwner())]
     assert len(await members.list_members("acc_1")) == 1
-
-
-@pytest.mark.parametrize("last", ["the removal", "the addition"])
-async def test_a_member_who_is_added_and_removed_at_once_finds_the_account(one: Store, last: str) -> None:
-    email, adding, removing = "a@example.com", Members(one, RecordCache(one)), Members(one, RecordCache(one))
-    await adding.put("acc_1", "owner@example.com", "owner")
-    await adding.put("acc_1", email, "viewer")
-
-    async def add() -> None:
-        await adding.put("acc_1", email, "viewer")
-
-    async def remove() -> None:
-        await removing.remove("acc_1", email)
-
-    # The other change runs between the two writes of the last one.
-    if last == "the removal":
-        run_first(removing, "_unlist_account", add)
-        await remove()
-    else:
-        run_first(adding, "_change", remove)
-        await add()
-    assert email in [each.email for each in await Members(one, RecordCache(one)).list_members("acc_1")]
-    assert await one.get(memberships_key(digest(email))) == "acc_1"
-
-
-def run_first(members: Members, step: str, other: Callable[[], Awaitable[None]]) -> None:
-    original = getattr(members, step)
-
-    async def run_both(*args: Any) -> Any:
-        await other()
-        return await original(*args)
-
-    setattr(members, step, run_both)
-
-
-async def test_an_invitation_that_is_canceled_meanwhile_makes_nobody_a_member(one: Store) -> None:
-    email, answering, canceling = "a@example.com", Members(one, RecordCache(one)), Members(one, RecordCache(one))
-    await answering.set_role("acc_1", email, "viewer", "API key")
-    original, done = one.get, False
-
-    async def get(key: str) -> str | None:
-        """Cancels it in the middle of the step that reads both records."""
-        nonlocal done
-        text = await original(key)
-        if key == invitations_key("acc_1") and not done:
-            done = True
-            assert await canceling.remove("acc_1", email)
-        return text
-
-    one.get = get  # type: ignore[method-assign]
-    with pytest.raises(NotFound):
-        await answering.accept("acc_1", email)
-    assert await answering.list_members("acc_1") == []
-    assert await one.list_keys() == {account_key("acc_1")}
 
 
 @pytest.mark.parametrize("moment", ["while the key invites", "before an interruption"])
@@ -491,6 +425,7 @@ async def test_an_invitation_of_a_key_that_is_revoked_meanwhile_ends(one: Store,
 
 
 async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> None:
+    """The next change forgets it, and the record goes with the last one."""
     email = "a@example.com"
     await members.set_role("acc_1", "owner@example.com", "viewer", "API key")
     await Members(one, RecordCache(one), invitation_seconds=1).set_role("acc_1", email, "viewer", "API key")
@@ -499,25 +434,12 @@ async def test_an_invitation_ends_by_itself(one: Store, members: Members) -> Non
     await wait_until(lambda: members.list_members("acc_1"), 3, holds=lambda listed: len(listed) == 1)  # the owner's
     with pytest.raises(NotFound):
         await members.accept("acc_1", email)
-    # The next change forgets it, and the record goes with the last one.
     await members.remove("acc_1", "owner@example.com")
     await wait_until(one.list_keys, 3, holds=lambda names: names == {account_key("acc_1")})
 
 
-async def test_the_accounts_that_are_found_for_an_address_are_limited(one: Store) -> None:
-    """An invitation that is not found counts all the same, because the account's record decides."""
-    members = Members(one, RecordCache(one), max_invited_by=3)
-    await add_accounts(one, *(f"acc_{number}" for number in range(5)))
-    for number in range(5):
-        await members.set_role(f"acc_{number}", "a@example.com", "viewer", "API key")
-        await asyncio.sleep(0.002)
-    assert await one.client.zcard(invited_by_key(digest("a@example.com"))) == 3
-    await members.accept("acc_0", "a@example.com")
-    assert await members.find_role("acc_0", "a@example.com") == "viewer"
-
-
 async def test_the_limits(one: Store, members: Members) -> None:
-    await add_accounts(one, "acc_2", *(f"acc_{number}_" for number in range(MAX_ACCOUNTS)))
+    await add_accounts(one, "acc_2", "acc_3", *(f"acc_{number}_" for number in range(MAX_ACCOUNTS)))
     for number in range(MAX_MEMBERS):
         await members.put("acc_1", f"{number}@example.com", "viewer")
     with pytest.raises(RequestMalformed, match="100 members"):
@@ -535,3 +457,10 @@ async def test_the_limits(one: Store, members: Members) -> None:
         await members.accept("acc_2", "busy@example.com")
     assert (await members.require_invitation("acc_2", "busy@example.com")).role == "viewer"
     assert await members.find_role("acc_2", "busy@example.com") is None
+    for number in range(MAX_INVITATIONS):
+        await members.set_role("acc_3", f"{number}@example.com", "viewer", "API key")
+    with pytest.raises(InvitationLimitReached):
+        await members.set_role("acc_3", "more@example.com", "viewer", "API key")
+    await members.set_role("acc_3", "0@example.com", "owner", "API key")
+    await members.remove("acc_3", "0@example.com")
+    await members.set_role("acc_3", "more@example.com", "viewer", "API key")
