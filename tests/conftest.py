@@ -46,7 +46,6 @@ LONG = (  # tests that `make test` leaves out
     "gateway/inference/test_availability_outages",
     "gateway/inference/test_handler_backbone",
     "gateway/inference/test_upstream",
-    "gateway/operations/test_layout_versions",
     "gateway/operations/test_leaving.py::test_nothing_is_left",
     "gateway/server/test_lifespan",
     "gateway/server/test_serve",

@@ -41,12 +41,6 @@ async def test_a_claim_without_its_record_lapses(local: Registry) -> None:
     assert await local.store.get(domain_key("new.example.com")) is None
 
 
-async def test_a_claim_that_redis_lost_counts_as_the_apps(local: Registry) -> None:
-    await local.put_app(with_domain("first"), None)
-    await compare_and_set(local.store, domain_key("www.example.com"), "")
-    assert await local.domains.list_lost([with_domain("first")]) == set()
-
-
 async def test_an_app_claims_each_of_its_verified_domains(local: Registry) -> None:
     names = ["a.example.com", "b.example.com", "c.example.com"]
     a, b, c = [Domain(name, verified=True) for name in names]

@@ -169,14 +169,3 @@ async def test_bodies_that_are_on_their_way_are_limited(size: int | None, limit:
     ended.set()
     await asyncio.wait(sending)
     await send("one", size)
-
-
-async def test_idle_lanes_and_callers_are_dropped() -> None:
-    paces = Pacing()
-    lanes = [(f"acc_{number}", "key") for number in range(pacing.MAX_LANES + 10)]
-    for account, caller in (*lanes, *(("ana", f"{number}") for number in range(100))):
-        state: dict[str, Any] = {}
-        await admit(paces, account, state, caller=caller)
-        leave_lane(state)
-    assert len(paces._lanes) < 20
-    assert len(state[METER]._lane._callers) < 20

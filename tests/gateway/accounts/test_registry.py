@@ -8,17 +8,19 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
+from gateway.accounts.app_limits import APP_LIMITS
 from gateway.accounts.records import App, AppLimits, JwksAuth, SecretAuth
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound
+from gateway.inference.spend.limits import LimitsView, WidestLimits
 from gateway.keys import app_key
 from gateway.redis.scripts import CHANGES_CHANNEL
+from gateway.telemetry.usage import LIMIT_NAMES
 from tests.support.key_leaks import find_keys
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import ACCOUNT_KEYS, KEY, an_app, wait_for_change
-from tests.support.selection import with_more_in_test_all
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -32,6 +34,7 @@ async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, valkey: Redi
     with valkey.client() as client:
         assert find_keys(client, api_key[4:]) == {}
         digests = [name.decode().removeprefix("key:") for name in client.keys("key:*")]
+        assert [client.ttl(f"key:{each}") for each in digests] == [-1]
     for wrong in ("", api_key[:-1], api_key + "A", api_key.upper(), *digests, "é", "*"):
         assert await local.api_keys.identify(wrong) is None
 
@@ -54,6 +57,12 @@ async def test_a_damaged_record_affects_no_other_app(local: Registry) -> None:
 
 
 # -- limits of an app ------------------------------------------------------------------------------------------
+
+
+def test_a_limit_has_one_name_in_its_record_the_api_and_the_log_of_requests() -> None:
+    for struct in (AppLimits, LimitsView, WidestLimits):
+        assert [field.name for field in msgspec.structs.fields(struct)] == list(APP_LIMITS)
+    assert ("cap", *APP_LIMITS) == LIMIT_NAMES  # after the account's cap
 
 
 SHOP = App(id="shop", name="shop", account="acc_one", createdAt="")
@@ -207,22 +216,3 @@ async def test_an_interrupted_renaming_can_be_repeated(
     assert await local.list_apps("acc_one") == [renamed]
     await local.delete_app(renamed)
     assert {*await raw.keys("*")} == ACCOUNT_KEYS
-
-
-@with_more_in_test_all("rounds", 3, 10)
-async def test_two_concurrent_renames_to_one_name(
-    local: Registry, peer: Registry, raw: redis.asyncio.Redis, rounds: int
-) -> None:
-    """One succeeds, and the other app keeps its name."""
-    for _ in range(rounds):
-        await put(local, "one", "one", "acc_one")
-        await put(local, "two", "two", "acc_two")
-        both = put(local, "one", "same", "acc_one"), put(peer, "two", "same", "acc_two")
-        await asyncio.gather(*both, return_exceptions=True)
-        one, two = await local.find_app("one"), await local.find_app("two")
-        assert one is not None
-        assert two is not None
-        assert (one.id, two.id) == ("one", "two")
-        for app in (one, two):
-            await local.delete_app(app)
-        assert {*await raw.keys("*")} == ACCOUNT_KEYS

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
-from tests.support.polling import PATIENCE_SECONDS, wait_until
+from tests.support.polling import wait_until
 from tests.support.prices import max_cost
 from tests.support.responses import answered
 
@@ -30,25 +29,6 @@ async def test_caps_are_shared(gw: Gateway, twin: Gateway, backend: FakeAppBacke
     gate.set()
     codes = [r.status_code for r in await asyncio.gather(*asks)]
     assert (codes.count(200), codes.count(402)) == (fitting, 8 - fitting)
-
-
-async def wait_for_status(app: App, twin: Gateway, token: str, status: int) -> None:
-    async def both() -> bool:
-        return [(await a.ask("x", token=token)).status_code for a in (app, app.at(twin))] == [status] * 2
-
-    await wait_until(both, PATIENCE_SECONDS, 0.2)
-
-
-async def test_another_auth(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
-    """It applies to cached tokens that were verified with the old one."""
-    app = await gw.app(backend)
-    token = app.token()
-    await wait_for_status(app, twin, token, 200)
-    async with FakeAppBackend() as newer:
-        body: dict[str, Any] = {"account": app.account.id, "auth": {"kind": "jwks", "url": newer.jwks_url}}
-        assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code == 200
-        await wait_for_status(app, twin, token, 401)
-        await wait_for_status(app, twin, newer.token(), 200)
 
 
 async def test_the_hot_path_takes_two_round_trips(app: App) -> None:

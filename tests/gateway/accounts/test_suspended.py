@@ -1,4 +1,4 @@
-"""The list of suspended apps and accounts that hosts follow, on one server and in a cluster."""
+"""The list of suspended apps and accounts that hosts follow."""
 
 import pytest
 from msgspec.structs import replace
@@ -9,11 +9,11 @@ from gateway.accounts.suspended import SuspendedList, list_suspended, unlist_sus
 from gateway.errors import BackboneUnavailable
 from gateway.keys import PARTITION_TAGS
 from gateway.redis.client import Store
-from tests.support.redis_servers import cluster, free_port
+from tests.support.redis_servers import free_port
 from tests.support.stores import opened
 
 
-async def check_changes(store: Store) -> None:
+async def test_hosts_read_what_has_changed(store: Store) -> None:
     accounts = [f"acc_{n}" for n in range(40)]  # in all partitions
     listed = SuspendedList(store)
     await listed.read_changes()
@@ -34,16 +34,6 @@ async def check_changes(store: Store) -> None:
     await unlist_suspended(store, accounts[0])
     await listed.read_changes()
     assert not any((account, "shop") in listed for account in accounts)
-
-
-async def test_hosts_read_what_has_changed(store: Store) -> None:
-    await check_changes(store)
-
-
-async def test_in_a_cluster() -> None:
-    with cluster() as url:
-        async with opened(url) as store:
-            await check_changes(store)
 
 
 async def test_an_app_that_moves_is_listed_for_its_new_account(local: Registry) -> None:

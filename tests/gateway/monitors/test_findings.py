@@ -1,6 +1,5 @@
 """Findings: which are open, and which the account is notified of, by the rule itself and over HTTP."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -167,12 +166,9 @@ async def test_a_scan_of_a_live_app(app: App) -> None:
 async def test_a_malformed_scan_changes_nothing(app: App) -> None:
     await send_accepted(app, {"findings": [RED]})
     for scan in ({"findings": [RED, {**RED, "cve": None}]}, {"nothing": []}, {"matches": [{}]}, []):
-        error = refused(await send(app, scan), 400, "REQUEST_MALFORMED")
-        assert error is None or error
+        refused(await send(app, scan), 400, "REQUEST_MALFORMED")
     many = [{**RED, "cve": f"CVE-{n}"} for n in range(findings.MAX_OPEN + 1)]
-    response = await send(app, {"findings": many})
-    refused(response, 400, "REQUEST_MALFORMED")
-    assert "5000" in response.text
+    assert "5000" in refused(await send(app, {"findings": many}), 400, "REQUEST_MALFORMED")["message"]
     assert (await shown(app))["openFindings"] == {"red": 1, "yellow": 0}
     assert await send_accepted(app, {"findings": [RED]}) == (0, 1, 0)
 
@@ -195,22 +191,11 @@ async def test_a_large_scan(app: App) -> None:
 
 
 @wire
-async def test_concurrent_scans_notify_once(app: App, twin: Gateway) -> None:
-    await go_live(app)
-    everywhere = [app, app.at(twin)] * 3
-    answers = await asyncio.gather(*(send(each, {"findings": [RED]}) for each in everywhere))
-    assert {answer.status_code for answer in answers} == {200}
-    assert sum(answer.json()["new"] for answer in answers) == 1
-    assert len(await queued_data(app)) == 1
-
-
-@wire
 async def test_an_app_before_and_after_its_inspection(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, plan="starter")
     row = await shown(app)
-    assert row["status"] == "never-live"
-    assert (row["health"], row["healthSince"], row["certificateExpiresAt"]) == ("unknown", None, None)
-    assert row["openFindings"] == {"red": 0, "yellow": 0}
+    assert (row["status"], row["health"], row["healthSince"]) == ("never-live", "unknown", None)
+    assert (row["certificateExpiresAt"], row["openFindings"]) == (None, {"red": 0, "yellow": 0})
     await go_live(app)
     tag = partition_tag(app.account.id)
     state = health.AppHealth(status="unhealthy", since=NOW * 1000, failures=4)
@@ -221,5 +206,4 @@ async def test_an_app_before_and_after_its_inspection(gw: Gateway, backend: Fake
     assert (row["status"], row["health"], row["healthSince"]) == ("live", "unhealthy", "2026-07-02T08:00:00.000Z")
     assert row["certificateExpiresAt"] == "2026-07-02T08:00:00.007Z"
     await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
-    row = await shown(app)
-    assert (row["health"], row["healthSince"]) == ("unknown", None), "it is no longer probed"
+    assert (await shown(app))["health"] == "unknown", "it is no longer probed"

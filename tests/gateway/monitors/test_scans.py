@@ -53,14 +53,6 @@ def test_osv_scanner() -> None:
     assert scan.ignored == 1
 
 
-def test_osv_scanner_without_groups() -> None:
-    scan = scan_fixture("osv")
-    for found in scan["results"][0]["packages"]:
-        del found["groups"]
-    assert [each.cve for each in read(scan).reported] == ["CVE-2026-3001", "GHSA-gggg-hhhh-iiii"]
-    assert [each.severity for each in read(scan).reported] == ["critical", "medium"]
-
-
 def test_the_bands_of_a_score() -> None:
     scan = scan_fixture("osv")
     for severity, scores in {

@@ -1,6 +1,5 @@
 """Pages list each account and app once, and searches read a limited number of records."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -14,8 +13,6 @@ from gateway.keys import accounts_key, partition_tag, spenders_key
 from gateway.operations.directory import Directory
 from gateway.redis.client import Store
 from gateway.settings import Plan
-from tests.support.redis_servers import cluster
-from tests.support.stores import opened
 
 
 @pytest.fixture
@@ -27,31 +24,17 @@ def app(name: str, account: str, **fields: object) -> App:
     return App(id=name, name=name, account=account, createdAt="2026-07-02T10:00:00.000Z", **fields)  # type: ignore[arg-type]
 
 
-async def all_ids(directory: Directory, what: str, limit: int, search: str = "") -> list[str]:
+async def all_ids(directory: Directory, what: str, limit: int, search: str = "", **chosen: Any) -> list[str]:
     """Returns the ids of all pages."""
     found, cursor = [], None
     while True:
-        if what == "accounts":
-            accounts = await directory.list_accounts(search, limit, cursor)
-            found += [account.id for account in accounts.rows]
-            cursor = accounts.next
-        else:
-            apps = await directory.list_apps(search, limit, cursor)
-            found += [each.id for each, _ in apps.rows]
-            cursor = apps.next
-        if cursor is None:
+        page: Any = await getattr(directory, f"list_{what}")(search, limit, cursor, **chosen)
+        found += [each.id for each in page.rows] if what == "accounts" else [each.id for each, _ in page.rows]
+        if (cursor := page.next) is None:
             return found
 
 
-@pytest.fixture
-async def clustered() -> AsyncIterator[Registry]:
-    with cluster("valkey") as url:
-        async with opened(url) as store:
-            yield Registry(store, Vault(""))
-
-
-async def test_lists(clustered: Registry) -> None:
-    registry = clustered
+async def test_lists(registry: Registry) -> None:
     accounts = [(await registry.create_account(f"Käthe {n}", "max"))[0] for n in range(23)]
     names = [f"shop-{n:02d}" for n in range(23)]
     for name, account in zip(names, accounts, strict=True):
@@ -98,20 +81,11 @@ async def test_accounts_are_filtered_and_sorted_by_their_spend(registry: Registr
     await registry.store.client.expire(key, 60)
     for size in (1, 2, 200):
         directory = Directory(registry, ids_per_read=size)
-
-        async def listed(limit: int = 1, **chosen: Any) -> list[str]:
-            found, before = list[str](), None
-            while True:
-                page = await directory.list_accounts("", limit, before, **chosen)  # noqa: B023
-                found += [account.id for account in page.rows]
-                if (before := page.next) is None:
-                    return found
-
         highest_first = [accounts[0], *sorted(accounts[1:3], reverse=True)]
         for limit in (1, 2, 100):
-            assert await listed(limit, sort="spend") == highest_first
-        assert await listed(sort="spend", plan="max", suspended=False) == [accounts[2]]
-        assert await listed(plan="free") == sorted([accounts[0], accounts[3]], reverse=True)
-        assert await listed(suspended=True) == [accounts[1]]
-        assert await listed(suspended=False, plan="max") == [accounts[2]]
+            assert await all_ids(directory, "accounts", limit, sort="spend") == highest_first
+        assert await all_ids(directory, "accounts", 1, sort="spend", plan="max", suspended=False) == [accounts[2]]
+        assert await all_ids(directory, "accounts", 1, plan="free") == sorted([accounts[0], accounts[3]], reverse=True)
+        assert await all_ids(directory, "accounts", 1, suspended=True) == [accounts[1]]
+        assert await all_ids(directory, "accounts", 1, suspended=False, plan="max") == [accounts[2]]
     assert (await Directory(registry).list_accounts("", 1, "acc_unknown", sort="spend")).rows == []

@@ -62,53 +62,43 @@ async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) ->
 
 async def test_queues_and_workers_of_all_partitions() -> None:
     with cluster("redis") as url:
-        await queues_and_workers(url)
-
-
-async def queues_and_workers(url: str) -> None:
-    async with open_gateway(url) as gateway:
-        accounts = [f"acc_{n}" for n in range(40)]
-        for account in accounts:
-            await crash(gateway, account)
-        client, now = gateway.store.client, await gateway.overview._read_clock() + 5000
-        backlog = await read_backlog(gateway.store, now)
-        assert (backlog.webhooks.waiting, backlog.webhooks.pending, backlog.workers) == (40, 0, [])
-        assert 5000 <= backlog.webhooks.oldestMs < 15_000
-        # Two workers read; one of them dies with pending entries.
-        for tag in PARTITION_TAGS:
-            await client.xgroup_create(f"{tag}:events", "webhooks", "0", mkstream=True)
-            await client.xgroup_create(f"{tag}:builds", "deploys", "0", mkstream=True)
-            await client.xgroup_createconsumer(f"{tag}:builds", "deploys", "builder")
-            await client.xgroup_createconsumer(f"{tag}:events", "webhooks", "long gone")
-            for name in ("one", "two"):
-                await client.xreadgroup("webhooks", name, {f"{tag}:events": ">"}, count=1)
-        await client.set("worker:webhooks:one", "token", ex=12)
-        await client.set("worker:deploys:builder", "token", ex=15)
-        await client.set("worker:monitors:one", "token", ex=15)
-        await client.sadd("{ops}:workers", "monitors:one", "monitors:dead")
-        await client.expire("{ops}:workers", 60)
-        await client.hincrby(f"{PARTITION_TAGS[3]}:outcomes", "delivered", 2)
-        await client.hincrby(f"{PARTITION_TAGS[9]}:outcomes", "delivered", 3)
-        backlog = await read_backlog(gateway.store, now)
-        assert backlog.webhooks.waiting == 40
-        assert [(worker.group, worker.name) for worker in backlog.workers] == [
-            ("deploys", "builder"),
-            ("monitors", "one"),
-            ("webhooks", "one"),
-            ("webhooks", "two"),
-        ]
-        builder, _, one, two = backlog.workers
-        assert (builder.pending, one.pending + two.pending) == (0, backlog.webhooks.pending)
-        assert 0 <= builder.heartbeatMs < 2000
-        assert 3000 <= one.heartbeatMs < 5000
-        assert two.heartbeatMs is None
-        assert two.pending > 0
-        assert backlog.count_workers_alive(Settings()) == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
-        assert await client.smembers("{ops}:workers") == {"monitors:one"}, "dead workers are removed"
-        assert backlog.outcomes == {"delivered": 5}
-        snapshot = await take_snapshot(gateway)
-        assert snapshot["webhooks"]["waiting"] == 40
-        assert snapshot["redis"]["clients"] >= 1
+        async with open_gateway(url) as gateway:
+            for n in range(40):
+                await crash(gateway, f"acc_{n}")
+            client, now = gateway.store.client, await gateway.overview._read_clock() + 5000
+            backlog = await read_backlog(gateway.store, now)
+            assert (backlog.webhooks.waiting, backlog.webhooks.pending, backlog.workers) == (40, 0, [])
+            assert 5000 <= backlog.webhooks.oldestMs < 15_000
+            # Two workers read; one of them dies with pending entries.
+            for tag in PARTITION_TAGS:
+                await client.xgroup_create(f"{tag}:events", "webhooks", "0", mkstream=True)
+                await client.xgroup_create(f"{tag}:builds", "deploys", "0", mkstream=True)
+                await client.xgroup_createconsumer(f"{tag}:builds", "deploys", "builder")
+                await client.xgroup_createconsumer(f"{tag}:events", "webhooks", "long gone")
+                for name in ("one", "two"):
+                    await client.xreadgroup("webhooks", name, {f"{tag}:events": ">"}, count=1)
+            for worker, seconds in (("webhooks:one", 12), ("deploys:builder", 15), ("monitors:one", 15)):
+                await client.set(f"worker:{worker}", "token", ex=seconds)
+            await client.sadd("{ops}:workers", "monitors:one", "monitors:dead")
+            await client.expire("{ops}:workers", 60)
+            for tag, delivered in ((PARTITION_TAGS[3], 2), (PARTITION_TAGS[9], 3)):
+                await client.hincrby(f"{tag}:outcomes", "delivered", delivered)
+            backlog = await read_backlog(gateway.store, now)
+            workers = [f"{worker.group} {worker.name}" for worker in backlog.workers]
+            assert workers == ["deploys builder", "monitors one", "webhooks one", "webhooks two"]
+            builder, _, one, two = backlog.workers
+            assert (builder.pending, one.pending + two.pending) == (0, backlog.webhooks.pending)
+            assert 0 <= builder.heartbeatMs < 2000
+            assert 3000 <= one.heartbeatMs < 5000
+            assert two.heartbeatMs is None
+            assert two.pending > 0
+            alive = backlog.count_workers_alive(Settings())
+            assert alive == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
+            assert await client.smembers("{ops}:workers") == {"monitors:one"}, "dead workers are removed"
+            assert backlog.outcomes == {"delivered": 5}
+            snapshot = await take_snapshot(gateway)
+            assert snapshot["webhooks"]["waiting"] == 40
+            assert snapshot["redis"]["clients"] >= 1
 
 
 def gauge(gateway: Services, name: str, **labels: str) -> float | None:
@@ -116,9 +106,17 @@ def gauge(gateway: Services, name: str, **labels: str) -> float | None:
 
 
 async def test_the_gauges(gateway: Services) -> None:
+    """Counts of all time are no zeros before they are read, because the first count would look like an increase."""
+    outcomes, ended = ("delivered", "failed", "dropped"), ("live", "failed", "canceled")
+    assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [None] * 3
+    await gateway.store.client.hset(f"{PARTITION_TAGS[3]}:outcomes", mapping={"failed": 7, "failed:timeout": 7})
+    await gateway.store.client.hset(f"{PARTITION_TAGS[3]}:builds:ended", mapping={"live": 5})
     await crash(gateway, "acc", 3)
     await asyncio.sleep(0.01)
     await gateway.overview.refresh_gauges()
+    assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [0, 7, 0]
+    assert [gauge(gateway, "gateway_deploys_ended", state=each) for each in ended] == [5, 0, 0]
+    assert gauge(gateway, "gateway_apps_unhealthy") == 0
     assert gauge(gateway, "gateway_webhook_queue_events") == 3
     assert 0 < (gauge(gateway, "gateway_webhook_queue_oldest_seconds") or 0) < 5
     assert gauge(gateway, "gateway_deploy_queue_deploys") == 0
@@ -164,28 +162,10 @@ async def test_only_enabled_providers_are_up_or_down(gateway: Services) -> None:
     assert shown() == []
 
 
-async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Services) -> None:
-    """A process that starts reads counts of all time. A zero before them would look like an increase."""
-    outcomes = ("delivered", "failed", "dropped")
-    assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [None, None, None]
-    tag = PARTITION_TAGS[3]
-    await gateway.store.client.hset(f"{tag}:outcomes", mapping={"failed": 7, "failed:timeout": 7})
-    await gateway.store.client.hset(f"{tag}:builds:ended", mapping={"live": 5})
-    await gateway.overview.refresh_gauges()
-    assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [0, 7, 0]
-    ended = [gauge(gateway, "gateway_deploys_ended", state=each) for each in ("live", "failed", "canceled")]
-    assert ended == [5, 0, 0]
-    assert gauge(gateway, "gateway_apps_unhealthy") == 0
-
-
 async def test_models_have_their_own_figures(gateway: Services) -> None:
-    for model, code, ttft_ms in (
-        ("gpt-oss-120b", "", 180.0),
-        ("gpt-oss-120b", "", 180.0),
-        ("gpt-oss-120b", "", None),
-        ("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None),
-        ("llama-3.3-70b-instruct", "CLIENT_GONE", 2500.0),
-    ):
+    requests = [("gpt-oss-120b", "", ttft_ms) for ttft_ms in (180.0, 180.0, None)]
+    requests += [("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None)]
+    for model, code, ttft_ms in (*requests, ("llama-3.3-70b-instruct", "CLIENT_GONE", 2500.0)):
         gateway.counters.count_request("acc", request_line(model=model, code=code, ttft_ms=ttft_ms), admitted=True)
     await gateway.counters.flush()
     oss, llama = (await take_snapshot(gateway))["models"]

@@ -1,7 +1,6 @@
 """A Redis that accepts no writes, in whole or in part, is noticed and reported, and no settlement is lost."""
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -110,17 +109,6 @@ async def test_replicas_that_are_away(own: RedisServer) -> None:
         with pytest.raises(BackboneUnavailable, match="fewer replicas of Redis confirm writes"):
             await watch.health.check()
         assert watch.up() == 0
-
-
-async def test_a_disk_that_is_full(own: RedisServer) -> None:
-    async with watched(own.url) as watch:
-        with own.client() as client:
-            client.config_set("save", "1 1")
-            shutil.rmtree(client.config_get("dir")["dir"])
-            client.bgsave()
-            await wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
-            with pytest.raises(BackboneUnavailable, match=r"cannot save its data to disk \(MISCONF\)"):
-                await watch.health.check()
 
 
 async def test_a_fault_is_noticed_within_seconds_without_a_request(own: RedisServer) -> None:

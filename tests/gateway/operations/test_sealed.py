@@ -14,7 +14,6 @@ from gateway.deploys.serving import Wanted
 from gateway.events.webhooks import Receiver, Webhooks
 from gateway.ids import now_iso
 from gateway.keys import deploy_key, environment_key, kind_of, previous_secret_key, serving_key, webhook_key
-from gateway.operations import sealed
 from gateway.operations.sealed import SEALED, SealedCounts, count_sealed, find_unopened, reseal_all
 from gateway.redis.client import Store
 
@@ -118,23 +117,6 @@ async def test_during_a_deploy(store: Store) -> None:
     assert Vault(NEW).open(wanted.releases["dep_1"].environment) == '{"COLOR":"green"}'
 
 
-async def test_a_record_that_changes_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, both = await fill(store, Vault(OLD)), Vault(f"{NEW},{OLD}")
-    before = await store.get(webhook_key(app.account)) or ""
-    replace, missed = sealed._replace, list[str]()
-
-    async def miss(store: Store, record: sealed.Sealed, after: str) -> bool:
-        if not missed and kind_of(record.key) == "webhook":
-            missed.append(record.key)
-            await store.client.set(record.key, before.replace("127.0.0.1:9", "127.0.0.1:8"))
-        return await replace(store, record, after)
-
-    monkeypatch.setattr(sealed, "_replace", miss)
-    assert await reseal_all(store, both) == VALUES
-    assert "127.0.0.1:8" in (await store.get(webhook_key(app.account)) or "")
-    assert (await count_sealed(store, both)).keys[OF_OLD] == 0
-
-
 async def test_records_without_values_and_broken_ones(store: Store) -> None:
     registry = Registry(store, Vault(""))
     account, _ = await registry.create_account("A", "maker")
@@ -145,14 +127,6 @@ async def test_records_without_values_and_broken_ones(store: Store) -> None:
         assert (await count_sealed(store, Vault(keys))).total == 0
     assert await reseal_all(store, Vault(NEW)) == 0
     assert await store.get("app:broken") == "{"
-
-
-async def test_more_records_than_are_read_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "BATCH_RECORDS", 2)
-    for number in range(3):
-        await fill(store, Vault(OLD), f"shop-{number}")
-    assert await reseal_all(store, Vault(f"{NEW},{OLD}")) == 3 * VALUES
-    assert (await count_sealed(store, Vault(NEW))).unopened == {}
 
 
 async def test_a_process_says_once_that_its_key_is_the_wrong_one(store: Store) -> None:
