@@ -1,4 +1,4 @@
-"""Registries of two processes on one Redis, and a new account of the folder's gateway."""
+"""A process's registry, and a new account of the folder's gateway."""
 
 from collections.abc import AsyncIterator
 
@@ -19,12 +19,6 @@ async def account(gw: Gateway) -> Account:
 
 @pytest.fixture
 async def local(redis_url: str) -> AsyncIterator[Registry]:
-    async with process(redis_url) as registry:
-        yield registry
-
-
-@pytest.fixture
-async def peer(redis_url: str) -> AsyncIterator[Registry]:
     async with process(redis_url) as registry:
         yield registry
 

@@ -1,26 +1,15 @@
-"""Every route of an account, agent tool and command has a row in the table, and a caller without one is refused."""
+"""Every route of an account and agent tool has a row in the table, and a caller without one is refused."""
 
-from collections.abc import Iterator
-
-import click
 import pytest
 from litestar.routes import HTTPRoute
 
-from capsule_gateway.cli.main import main
-from gateway.accounts.access import CALLS, ROLES, SCOPES, TOOL_CALLS, Access, Call, Right, split
+from gateway.accounts.access import CALLS, ROLES, SCOPES, TOOL_CALLS, Access, Call, Right
 from gateway.accounts.records import Account, App
 from gateway.app import Front
 from gateway.errors import NotPermitted
 from gateway.mcp.server import TOOLS
 from gateway.services import Services
 from gateway.settings import Settings
-
-# Commands that call no route of an account: they run the service or work on this machine, or are for operators.
-LOCAL = "completion, dev, init, logout, mcp, new, serve, worker"
-OPERATORS = (
-    "accounts *, backup, doctor, restore, secrets check, secrets reencrypt, apps put, apps resume, apps suspend, audit,"
-    " inference"
-)
 
 ACCOUNT = Account(id="acc_1", name="One", plan="free", createdAt="")
 NOTES = App(id="app-1", name="notes", account="acc_1", createdAt="")
@@ -43,25 +32,6 @@ def test_every_action_of_an_agent_tool_has_a_row() -> None:
         f"{tool.name} {action}" if len(tool.actions) > 1 else tool.name for tool in TOOLS for action in tool.actions
     }
     assert actions == TOOL_CALLS.keys()
-
-
-def test_every_command_has_a_row() -> None:
-    listed = {command for call in CALLS.values() for command in split(call.commands)}
-    others = {*split(LOCAL), *split(OPERATORS)}
-    commands = {*find_commands(main)}
-    of_operators = {each for each in commands if each.startswith(("accounts ", "prices ", "providers "))}
-    assert commands - of_operators == (listed | others) - {"accounts *"}
-
-
-def find_commands(command: click.Command, name: str = "") -> Iterator[str]:
-    if not isinstance(command, click.Group) or command.invoke_without_command:
-        yield name
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            assert found is not None
-            yield from find_commands(found, f"{name} {each}".strip())
 
 
 def test_only_reading_is_open_to_readers() -> None:

@@ -3,19 +3,16 @@
 import pytest
 import redis.asyncio
 
-from gateway.accounts import app_changes
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken
-from gateway.keys import app_changes_key, app_lock_key, app_window_key, deleted_apps_key, partition_tag, spend_key
+from gateway.errors import AppLimitReached, BackboneUnavailable
+from gateway.keys import app_changes_key, app_window_key, deleted_apps_key, partition_tag, spend_key
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from tests.support.registries import ACCOUNT_KEYS, KEY
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
-
-LOCK = app_lock_key("acc_one")
 
 
 def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App:
@@ -42,18 +39,6 @@ async def test_a_creation_that_fails_leaves_nothing(
     await changes.delete_app(an_app(2))
     assert {*await raw.keys("*:account:*")} == ACCOUNT_KEYS
     assert await raw.keys("alias:*") == await raw.keys("app:*") == []
-
-
-async def test_a_dead_processs_lock_expires(local: Registry, raw: redis.asyncio.Redis) -> None:
-    await raw.set(LOCK, "another", ex=app_changes.LOCK_SECONDS)
-    changes = AppChanges(local, wait_seconds=0.1)
-    with pytest.raises(BackboneUnavailable):
-        await changes.create_app(an_app(), limit=1)
-    assert await raw.get(LOCK) == "another", "only its holder can remove it"
-    await changes.create_app(an_app(2, "acc_two"), limit=1)
-    await raw.delete(LOCK)
-    with pytest.raises(NameTaken):
-        await changes.create_app(an_app(), limit=1)
 
 
 async def test_a_new_app_inherits_the_rate_window_of_a_deleted_one(local: Registry, raw: redis.asyncio.Redis) -> None:

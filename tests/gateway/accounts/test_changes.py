@@ -9,7 +9,7 @@ from typing import Any
 import httpx_sse
 import pytest
 
-from gateway.accounts.changes import COMMENT_SECONDS, STREAM_SECONDS, TOPICS, Changes
+from gateway.accounts.changes import COMMENT_SECONDS, STREAM_SECONDS, Changes
 from gateway.accounts.viewers import CHANGES
 from gateway.errors import BackboneUnavailable
 from tests.fakes import FakeAppBackend
@@ -177,22 +177,6 @@ async def test_all_viewers_share_a_read_and_without_viewers_there_is_none() -> N
 
 
 @virtual_time
-async def test_a_slow_viewer_gets_each_topic_once() -> None:
-    changes, store = make()
-    viewer = changes.stream_events("acc_1", lambda: False)
-    await anext(viewer)
-    for n in range(4):
-        store.names |= {"keys": [n], "hooks": [n]}
-        read = len(store.reads)
-        await wait_until(lambda read=read: len(store.reads) >= read + 2)
-    assert await anext(viewer) == b"event: hooks\ndata: hooks\n\nevent: keys\ndata: keys\n\n"
-    waiting = asyncio.ensure_future(anext(viewer))
-    await asyncio.sleep(COMMENT_SECONDS)
-    assert not waiting.done()
-    waiting.cancel()
-
-
-@virtual_time
 async def test_a_quiet_stream_has_comments_and_ends() -> None:
     changes, _ = make()
     ready, *comments = [event async for event in changes.stream_events("acc_1", lambda: False)]
@@ -204,22 +188,12 @@ async def test_a_quiet_stream_has_comments_and_ends() -> None:
 @virtual_time
 async def test_a_fault_ends_all_streams_of_the_account() -> None:
     changes, store = make()
-    viewers = [changes.stream_events("acc_1", lambda: False) for _ in range(3)]
-    for viewer in viewers:
-        await anext(viewer)
-    store.away = True
-    for viewer in viewers:
-        assert await asyncio.wait_for(anext(viewer, None), 2) is None
-    assert [event async for event in changes.stream_events("acc_1", lambda: False)] == []
-    store.away = False
-    again = changes.stream_events("acc_1", lambda: False)
-    assert await anext(again) == b"event: ready\ndata: ready\n\n"
-    await again.aclose()
-
-
-@session
-async def test_the_topics_are_documented() -> None:
-    from gateway.api.account import stream_changes
-
-    for topic in TOPICS:
-        assert f"`{topic}`" in (stream_changes.fn.__doc__ or "")
+    for _ in range(2):  # and then there are new ones
+        viewers = [changes.stream_events("acc_1", lambda: False) for _ in range(3)]
+        for viewer in viewers:
+            assert await anext(viewer) == b"event: ready\ndata: ready\n\n"
+        store.away = True
+        for viewer in viewers:
+            assert await asyncio.wait_for(anext(viewer, None), 2) is None
+        assert [event async for event in changes.stream_events("acc_1", lambda: False)] == []
+        store.away = False

@@ -9,7 +9,7 @@ import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import App, Domain, replace_domains
+from gateway.accounts.records import Domain, replace_domains
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import Availability
@@ -69,18 +69,6 @@ async def test_a_process_sees_its_own_change_at_once(local: Registry, proxy: Pro
         await slow.delete_app(second)
         assert await slow.app("store") is None
         proxy.let_go()
-
-
-async def test_the_number_of_copies_is_limited(local: Registry) -> None:
-    """Names that do not exist have none."""
-    cache = RecordCache(local.store, max_copies=3)
-    for n in range(6):
-        await local.put_app(an_app(f"app-{n}"), None)
-    for n in (*range(6), *range(6)):
-        assert (await cache.read(app_key(f"app-{n}"), App)) == an_app(f"app-{n}")
-        assert await cache.read(app_key(f"no-{n}"), App) is None
-        assert len(cache._copies) <= 3
-    assert not [key for key in cache._copies if "no-" in key]
 
 
 # -- staying current ---------------------------------------------------------------------------------------------
@@ -149,24 +137,6 @@ async def test_no_old_record_stays(local: Registry, proxy: Proxy) -> None:
         await asyncio.gather(*readers)
         for registry in (peer, elsewhere):
             assert await registry.app("shop") == app
-
-
-async def test_subscribers_reload_after_changes_and_whenever_the_subscription_begins(
-    local: Registry, proxy: Proxy
-) -> None:
-    async with process(proxy.url) as peer:
-        read: list[str | None] = []
-
-        async def reload() -> None:
-            read.append(await peer.store.get("inference"))
-
-        peer.cache.subscribe("inference", reload)
-        await compare_and_set(local.store, "inference", "1")
-        await wait_until(lambda: read == ["1"], timeout=1)
-        proxy.go_down()
-        await compare_and_set(local.store, "inference", "2")
-        proxy.down = False
-        await wait_until(lambda: read == ["1", "2"], timeout=3)
 
 
 async def test_a_switch_that_cannot_be_read_drops_no_copies(

@@ -10,7 +10,7 @@ import pytest
 from gateway.accounts import trail
 from gateway.accounts.access import CALLS, Access
 from gateway.accounts.records import Account as AccountRecord
-from gateway.accounts.trail import AccountTrail, TrailFilter, find_part, hide_secret
+from gateway.accounts.trail import AccountTrail, find_part, hide_secret
 from gateway.redis.client import Store
 from tests.support.accounts import Account, App
 from tests.support.agents import call, over_http
@@ -34,6 +34,7 @@ async def changes(account: Account) -> list[tuple[str, str, str]]:
 
 @session
 async def test_changes_by_a_key(app: App) -> None:
+    """What is refused or changes nothing leaves no entry."""
     account = app.account
     made = await account.add_key("ci")
     new = (await account.call("POST", "/account/apps", {"name": f"new-{app.name}"})).json()
@@ -54,23 +55,14 @@ async def test_changes_by_a_key(app: App) -> None:
     text = json.dumps(found)
     for value in ("a secret value", "SECRET", "A new name", made.key):
         assert value not in text
-
-
-@session
-async def test_what_is_refused_or_changes_nothing_leaves_no_entry(app: App) -> None:
-    account = app.account
-    before = await entries(account)
     for method, path, body in (
         ("POST", "/account/keys", {"name": ""}),
         ("DELETE", "/account/keys/key_none", None),
         ("PUT", "/account/apps/nothing/env", {"A": "b"}),
-        ("PUT", "/account/webhook", {"url": "ftp://x"}),
     ):
         assert (await account.call(method, path, body)).status_code in (400, 404)
     await account.call("POST", f"/account/apps/{app.name}/token-check", {"token": "x"})
-    for path in ("/account", "/account/apps", "/account/audit"):
-        await account.call("GET", path)
-    assert await entries(account) == before
+    assert await entries(account) == found
 
 
 @session
@@ -159,17 +151,10 @@ async def kept(store: Store) -> AccountTrail:
 
 
 async def test_many_actors_push_out_neither_rights_nor_operators(kept: AccountTrail) -> None:
-    """And one actor fills a fifth of a part."""
     await kept.add_operators_change("acc_1", "chief", "change_account", "")
     for action in (*RIGHTS, "accept_invitation"):
         await kept.begin(ACCESS, action, "")
     before = await kept.list("acc_1", 200)
-    await kept.begin(ACCESS, "publish", "notes")
-    for n in range(100):
-        await kept.begin(CI, "publish", f"app-{n}")
-    found = await kept.list("acc_1", 200)
-    assert [each.target for each in found if each.who == CI.who] == [f"app-{n}" for n in range(99, 79, -1)]
-    assert len(found) == len(before) + 1 + 20
     for n in range(150):
         await kept.begin(msgspec.structs.replace(CI, who=f"ci (key_{n})"), "publish", f"app-{n}")
     found = await kept.list("acc_1", 200)
@@ -182,28 +167,10 @@ def test_which_changes_are_kept_apart() -> None:
     assert apart == RIGHTS
 
 
-async def test_a_filter_finds_what_is_far_back(kept: AccountTrail) -> None:
-    await kept.begin(ACCESS, "publish", "first")
-    await kept.begin(ACCESS, "promote", "dep_1")
-    for n in range(20):
-        await kept.begin(CI, "publish", f"app-{n}")
-        await kept.begin(CI, "create_key", f"key_{n}")
-    chosen = TrailFilter(action="publish")
-    page = await kept.list("acc_1", 15, None, chosen)
-    page += await kept.list("acc_1", 15, page[-1].id, chosen)
-    assert [each.target for each in page] == [*(f"app-{n}" for n in range(19, -1, -1)), "first"]
-    for actor in (ACCESS.who, "key_1"):
-        found = await kept.list("acc_1", 15, None, TrailFilter(actor))
-        assert [each.target for each in found] == ["dep_1", "first"]
-    assert await kept.list("acc_1", 15, None, TrailFilter("key_1", "create_key")) == []
-
-
 async def test_a_fault_of_redis_stops_no_change(proxy: Any) -> None:
     async with opened(proxy.url) as store:
         kept = AccountTrail(store)
         written = await kept.begin(ACCESS, "publish", "notes")
-        for key in await store.list_keys("*:audit:*"):
-            assert 0 < await store.client.ttl(key) <= trail.KEPT_SECONDS
         await asyncio.sleep(0.01)
         expired = AccountTrail(store, limits=trail.LIMITS._replace(kept=0))
         assert await expired.list("acc_1", 200) == []

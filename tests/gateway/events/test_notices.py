@@ -30,16 +30,6 @@ def notices(store: Store) -> Notices:
     return Notices(store)
 
 
-async def test_each_person_chooses_for_themselves(notices: Notices) -> None:
-    assert await notices.read_choices(ACCOUNT, ADA) == NoticeChoices()
-    await notices.choose(ACCOUNT, ADA, NoticeChoices(budget=True, finding=True))
-    await notices.choose(ACCOUNT, ADA, NoticeChoices(budget=True))
-    await notices.choose(ACCOUNT, BOB, ALL)
-    assert await notices.read_choices(ACCOUNT, ADA) == NoticeChoices(budget=True)
-    assert await notices.read_choices(ACCOUNT, BOB) == ALL
-    assert await notices.read_choices(OTHER, BOB) == NoticeChoices()
-
-
 async def test_nothing_is_left_of_who_wants_none(notices: Notices, store: Store) -> None:
     for address in (ADA, BOB):
         await notices.choose(ACCOUNT, address, ALL)

@@ -5,19 +5,17 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.events.webhooks import DATA_BYTES
-from gateway.keys import bodies_key, certificate_key, health_key, partition_tag, site_key
-from gateway.monitors import findings, health
+from gateway.keys import bodies_key, site_key
+from gateway.monitors import findings
 from gateway.monitors.findings import OpenFinding, merge_scan
 from gateway.monitors.scans import ReportedFinding, Scan
-from tests.fakes import FakeAppBackend
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
+from tests.support.webhook_holder import read_queue
 
 NOW = 1_782_979_200  # 2026-07-02T08:00:00Z
 DEADLINES = {"red": 7, "yellow": 30}
@@ -113,25 +111,24 @@ async def send_accepted(app: App, scan: Any) -> tuple[int, int, int]:
     return body["new"], body["known"], body["ignored"]
 
 
-async def go_live(app: App) -> None:
-    async with redis.asyncio.Redis.from_url(app.gateway.redis.url) as client:
-        await client.hset(site_key(app.account.id, app.name), "live", "dep_1")
+def go_live(app: App) -> None:
+    with app.gateway.redis.client() as client:
+        client.hset(site_key(app.account.id, app.name), "live", "dep_1")
 
 
-async def queued_data(app: App) -> list[dict[str, Any]]:
+def read_queued_data(app: App) -> list[dict[str, Any]]:
     """Returns the data of the account's events that wait for delivery."""
-    async with redis.asyncio.Redis.from_url(app.gateway.redis.url, decode_responses=True) as client:
-        entries = await client.xrange(f"{partition_tag(app.account.id)}:events")
-        bodies = await client.hgetall(bodies_key(app.account.id))
-    mine = [fields for _, fields in entries if fields["account"] == app.account.id]
-    assert {fields["type"] for fields in mine} <= {"security.finding"}
-    return [json.loads(bodies[fields["id"]]) for fields in mine]
+    queue = read_queue(app.account)
+    assert {event["type"] for event in queue} <= {"security.finding"}
+    with app.gateway.redis.client() as client:
+        return [json.loads(client.hget(bodies_key(app.account.id), event["id"])) for event in queue]
 
 
-async def shown(app: App) -> dict[str, Any]:
-    """Returns the app's row of the account's page."""
+async def count_open(app: App) -> dict[str, int]:
+    """Returns what the account's page shows of the app."""
     (row,) = (await app.account.get("/account/apps")).json()
-    return row
+    found: dict[str, int] = row["openFindings"]
+    return found
 
 
 RED = {"cve": "CVE-1", "component": "lib@1", "severity": "critical", "fixedIn": "2"}
@@ -141,25 +138,20 @@ wire = pytest.mark.asyncio(loop_scope="session")
 @wire
 async def test_a_scan_of_a_live_app(app: App) -> None:
     assert await send_accepted(app, {"findings": [RED]}) == (1, 0, 0)
-    assert await queued_data(app) == [], "the app is not live"
-    await go_live(app)
+    assert read_queued_data(app) == [], "the app is not live"
+    go_live(app)
     yellow = {"cve": "CVE-2", "component": "lib@1", "severity": "low", "fixedIn": None}
     assert await send_accepted(app, {"findings": [RED, yellow, RED]}) == (1, 1, 1)
-    (data,) = await queued_data(app)
-    deadline = data["findings"][0]["deadlineAt"]
-    assert data == {
-        "appId": app.name,
-        "appName": app.name,
-        "tier": "red",
-        "findings": [{**RED, "tier": "red", "deadlineAt": deadline}],
-    }
-    assert (await shown(app))["openFindings"] == {"red": 1, "yellow": 1}
+    (data,) = read_queued_data(app)
+    finding = {**RED, "tier": "red", "deadlineAt": data["findings"][0]["deadlineAt"]}
+    assert data == {"appId": app.name, "appName": app.name, "tier": "red", "findings": [finding]}
+    assert await count_open(app) == {"red": 1, "yellow": 1}
     assert await send_accepted(app, {"findings": [yellow, RED]}) == (0, 2, 0)
-    assert len(await queued_data(app)) == 1
+    assert len(read_queued_data(app)) == 1
     assert await send_accepted(app, {"findings": []}) == (0, 0, 0)
-    assert (await shown(app))["openFindings"] == {"red": 0, "yellow": 0}
+    assert await count_open(app) == {"red": 0, "yellow": 0}
     assert await send_accepted(app, {"findings": [RED]}) == (1, 0, 0)
-    assert len(await queued_data(app)) == 2
+    assert len(read_queued_data(app)) == 2
 
 
 @wire
@@ -169,41 +161,22 @@ async def test_a_malformed_scan_changes_nothing(app: App) -> None:
         refused(await send(app, scan), 400, "REQUEST_MALFORMED")
     many = [{**RED, "cve": f"CVE-{n}"} for n in range(findings.MAX_OPEN + 1)]
     assert "5000" in refused(await send(app, {"findings": many}), 400, "REQUEST_MALFORMED")["message"]
-    assert (await shown(app))["openFindings"] == {"red": 1, "yellow": 0}
+    assert await count_open(app) == {"red": 1, "yellow": 0}
     assert await send_accepted(app, {"findings": [RED]}) == (0, 1, 0)
 
 
 @wire
 async def test_a_large_scan(app: App) -> None:
     """A scan may be larger than other bodies (1 MiB), and its events are split."""
-    await go_live(app)
+    go_live(app)
     many = [
         {"cve": f"CVE-{n}", "component": f"{'c' * 250}-{n}", "severity": "high", "fixedIn": "2"}
         for n in range(findings.MAX_OPEN)
     ]
     assert len(msgspec.json.encode(many)) > 1_048_576
     assert await send_accepted(app, {"findings": many}) == (findings.MAX_OPEN, 0, 0)
-    data = await queued_data(app)
+    data = read_queued_data(app)
     assert sum(len(each["findings"]) for each in data) == findings.MAX_OPEN
     assert max(len(msgspec.json.encode(each)) for each in data) <= DATA_BYTES
     assert await send_accepted(app, {"findings": many}) == (0, findings.MAX_OPEN, 0)
-    assert len(await queued_data(app)) == len(data)
-
-
-@wire
-async def test_an_app_before_and_after_its_inspection(gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend, plan="starter")
-    row = await shown(app)
-    assert (row["status"], row["health"], row["healthSince"]) == ("never-live", "unknown", None)
-    assert (row["certificateExpiresAt"], row["openFindings"]) == (None, {"red": 0, "yellow": 0})
-    await go_live(app)
-    tag = partition_tag(app.account.id)
-    state = health.AppHealth(status="unhealthy", since=NOW * 1000, failures=4)
-    async with redis.asyncio.Redis.from_url(gw.redis.url) as client:
-        await client.hset(health_key(tag, app.name), "state", msgspec.json.encode(state))
-        await client.hset(certificate_key(tag, app.name), "expiresAt", NOW * 1000 + 7)
-    row = await shown(app)
-    assert (row["status"], row["health"], row["healthSince"]) == ("live", "unhealthy", "2026-07-02T08:00:00.000Z")
-    assert row["certificateExpiresAt"] == "2026-07-02T08:00:00.007Z"
-    await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
-    assert (await shown(app))["health"] == "unknown", "it is no longer probed"
+    assert len(read_queued_data(app)) == len(data)

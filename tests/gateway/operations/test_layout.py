@@ -13,7 +13,6 @@ from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.keys import (
     LAYOUT_KEY,
-    LAYOUT_LOCK_KEY,
     LAYOUT_MINOR_KEY,
     PARTITION_TAGS,
     account_key,
@@ -66,13 +65,14 @@ async def names(store: Store) -> list[str]:
 
 async def test_data_without_a_number_get_one(store: Store, redis_url: str, tmp_path: Path) -> None:
     settings = Settings(redis_url=redis_url, data_dir=str(tmp_path / "data"))
+    await store.client.hset("{sites}:hosts", "host", "1")  # which the first step removes
     await prepare_data(settings)
+    assert await store.list_keys() == {LAYOUT_KEY, LAYOUT_MINOR_KEY}
     with captured(layout) as lines:
         await prepare_data(settings)
     assert await store.get(LAYOUT_KEY) == str(LAYOUT)
     assert (tmp_path / "data" / "layout").read_text() == f"{LAYOUT}\n"
     assert not lines
-    assert await store.get(LAYOUT_LOCK_KEY) is None
 
 
 async def test_processes_that_start_together(redis_url: str, store: Store) -> None:
@@ -100,13 +100,6 @@ async def test_a_step_that_fails(store: Store) -> None:
     assert await store.get(LAYOUT_KEY) == "2"
     await upgrade_redis(store, steps("a", "b"))
     assert await names(store) == ["a", "b"]
-
-
-async def test_a_wait_has_a_bound(store: Store) -> None:
-    await store.client.set(LAYOUT_LOCK_KEY, "another", px=5000)
-    with pytest.raises(LayoutFault, match=r"^The data are of layout 1, and this version knows 2: another process "):
-        await upgrade_redis(store, steps("a"), wait_seconds=0.1)
-    assert await store.get(LAYOUT_LOCK_KEY) == "another"
 
 
 async def test_minor_steps_have_a_number_of_their_own(store: Store) -> None:
@@ -161,18 +154,6 @@ async def test_a_redis_that_has_lost_its_data(store: Store, redis_url: str, tmp_
         await store.client.zadd(accounts_key(PARTITION_TAGS[3]), {"acc_1": 0})
         await prepare_data(settings)
         assert not lines
-
-
-async def test_what_several_hosts_had_is_removed(store: Store) -> None:
-    """The first step, on data of layout 1."""
-    kept = "{p00}:serving:app"
-    for key in ("{sites}:hosts", "{sites}:leases", *(f"{tag}:claims" for tag in PARTITION_TAGS), kept):
-        await store.client.hset(key, "app", "{}")
-    await store.client.set(LAYOUT_KEY, 1)
-    await upgrade_redis(store)
-    assert sorted(await store.list_keys()) == [LAYOUT_KEY, LAYOUT_MINOR_KEY, kept]
-    assert await store.get(LAYOUT_KEY) == "2"
-    await store.client.delete(kept)
 
 
 async def make_records_from_before(store: Store) -> list[Account]:

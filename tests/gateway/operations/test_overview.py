@@ -45,18 +45,11 @@ async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) ->
     await gateway.store.client.sadd("{ops}:processes", "dead-1")
     snapshot = await take_snapshot(gateway)
     assert [process["id"] for process in snapshot["gateways"]] == [gateway.counters._id], "a dead process is not shown"
-    assert await gateway.store.client.scard("{ops}:processes") == 1
-    spend = snapshot["spend"]
+    spend, cap = snapshot["spend"], Settings().daily_caps["free"]
     assert spend["total"] == 55_000
     assert [row["name"] for row in spend["top"]] == [f"Account {n}" for n in range(9, 1, -1)]
-    assert spend["top"][0] == {
-        "account": accounts[9].id,
-        "name": "Account 9",
-        "plan": "free",
-        "cap": Settings().daily_caps["free"],
-        "settled": 63,
-        "reserved": 5,
-    }
+    highest = {"account": accounts[9].id, "name": "Account 9", "plan": "free", "cap": cap}
+    assert spend["top"][0] == highest | {"settled": 63, "reserved": 5}
     assert await gateway.store.client.ttl(spenders_key(day)) > 0
 
 
@@ -148,31 +141,13 @@ async def test_the_gauges(gateway: Services) -> None:
 
 
 async def test_only_enabled_providers_are_up_or_down(gateway: Services) -> None:
-    def shown() -> list[str]:
-        return re.findall(r"^gateway_provider_up\{.*$", gateway.metrics.render().decode(), re.MULTILINE)
-
-    await gateway.overview._refresh_all_gauges()
-    assert shown() == ['gateway_provider_up{provider="default"} 1.0']
-    await gateway.availability.change_switch(providers={"default": False})
-    await gateway.overview._refresh_all_gauges()
-    assert shown() == []
+    shown = []
+    for enabled in (True, False):
+        await gateway.availability.change_switch(providers={"default": enabled})
+        await gateway.overview._refresh_all_gauges()
+        shown += re.findall(r"^gateway_provider_up\{.*$", gateway.metrics.render().decode(), re.MULTILINE)
+    assert shown == ['gateway_provider_up{provider="default"} 1.0']
     assert gauge(gateway, "gateway_inference_available") == 0
-    gateway.availability._doubt_switch()
-    await gateway.overview._refresh_all_gauges()
-    assert shown() == []
-
-
-async def test_models_have_their_own_figures(gateway: Services) -> None:
-    requests = [("gpt-oss-120b", "", ttft_ms) for ttft_ms in (180.0, 180.0, None)]
-    requests += [("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None)]
-    for model, code, ttft_ms in (*requests, ("llama-3.3-70b-instruct", "CLIENT_GONE", 2500.0)):
-        gateway.counters.count_request("acc", request_line(model=model, code=code, ttft_ms=ttft_ms), admitted=True)
-    await gateway.counters.flush()
-    oss, llama = (await take_snapshot(gateway))["models"]
-    assert (oss["model"], oss["requests"], oss["errors"]) == ("gpt-oss-120b", 3, 0)
-    assert 150 < oss["firstToken"]["p50"] <= 200
-    assert (llama["requests"], llama["errors"]) == (2, 1)
-    assert 2000 < llama["firstToken"]["p50"] <= 3000
 
 
 async def test_an_account_above_its_cap_is_noticed(gateway: Services) -> None:
@@ -213,13 +188,12 @@ async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken() 
     for seen in range(1, 4):
         events = set(await asyncio.gather(*(anext(viewer) for viewer in viewers)))
         assert events == {b'data: {"n":%d}\n\n' % seen}
-    late = feed.stream_events()
-    assert await anext(late) == b'data: {"n":3}\n\n'  # at once, without waiting for the next
-    for viewer in [*viewers, late]:
+    viewers.append(feed.stream_events())
+    assert await anext(viewers[-1]) == b'data: {"n":3}\n\n'  # at once, without waiting for the next
+    for viewer in viewers:
         await viewer.aclose()
-    taken = overview.taken
     await asyncio.sleep(2 * SNAPSHOT_SECONDS)
-    assert (feed.viewers, overview.taken) == (0, taken)
+    assert (feed.viewers, overview.taken) == (0, 3)
     again = feed.stream_events()
-    assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)
+    assert await anext(again) == b'data: {"n":4}\n\n'
     await again.aclose()

@@ -64,32 +64,28 @@ def run(server: RedisServer, command: str) -> None:
 async def test_each_kind_of_call_while_redis_accepts_no_writes(own: RedisServer) -> None:
     for code, (broken, mended) in STATES.items():
         run(own, "FLUSHALL")
-        await check_each_kind_of_call(own, code, broken, mended)
-
-
-async def check_each_kind_of_call(own: RedisServer, code: str, broken: str, mended: str) -> None:
-    async with watched(own.url) as watch, admission_process(own.url) as gateway:
-        books = Books(gateway.store.client)
-        running, overdue = await gateway.reserve(1000), await gateway.reserve(300)
-        await books.client.zadd(f"{partition_tag('acc_one')}:leases", {overdue.id: 1})
-        assert (await watch.health.check(), watch.up()) == ("", 1)
-        run(own, broken)
-        with pytest.raises(BackboneUnavailable, match=rf"New requests are refused: .*\({code}\)\.$"):
-            await watch.health.check()
-        assert watch.up() == 0
-        with pytest.raises(BackboneUnavailable):
-            await gateway.admit(1000)
-        with pytest.raises(BackboneUnavailable):
-            await compare_and_set(gateway.store, "app:shop", "{}")
-        await gateway.settle(running, 7)
-        assert await settle_overdue(gateway.store) == (1 if code == "OOM" else 0)
-        if code == "OOM":  # money moves while the memory is full
+        async with watched(own.url) as watch, admission_process(own.url) as gateway:
+            books = Books(gateway.store.client)
+            running, overdue = await gateway.reserve(1000), await gateway.reserve(300)
+            await books.client.zadd(f"{partition_tag('acc_one')}:leases", {overdue.id: 1})
+            assert (await watch.health.check(), watch.up()) == ("", 1)
+            run(own, broken)
+            with pytest.raises(BackboneUnavailable, match=rf"New requests are refused: .*\({code}\)\.$"):
+                await watch.health.check()
+            assert watch.up() == 0
+            with pytest.raises(BackboneUnavailable):
+                await gateway.admit(1000)
+            with pytest.raises(BackboneUnavailable):
+                await compare_and_set(gateway.store, "app:shop", "{}")
+            await gateway.settle(running, 7)
+            assert await settle_overdue(gateway.store) == (1 if code == "OOM" else 0)
+            if code == "OOM":  # money moves while the memory is full
+                assert await books.spend() == (307, 0)
+            run(own, mended)
+            assert (await watch.health.check(), watch.up()) == ("", 1)
+            await settle_overdue(gateway.store)
+            await wait_until(books.closed)
             assert await books.spend() == (307, 0)
-        run(own, mended)
-        assert (await watch.health.check(), watch.up()) == ("", 1)
-        await settle_overdue(gateway.store)
-        await wait_until(books.closed)
-        assert await books.spend() == (307, 0)
 
 
 async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisServer) -> None:

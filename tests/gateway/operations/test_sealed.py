@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.accounts.records import App, JwksAuth, ReplacedFields, Repository, SecretAuth
+from gateway.accounts.records import App, ReplacedFields, Repository, SecretAuth
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.environment import Environments
@@ -103,30 +103,6 @@ async def test_all_are_sealed_with_the_first_key(store: Store) -> None:
     with pytest.raises(NoEncryptionKey):  # a rollback seals the present variables
         new.open(wanted.releases["dep_1"].environment)
     assert wanted.token != before.token  # so the host takes the step again, and with it the variables
-
-
-async def test_during_a_deploy(store: Store) -> None:
-    """Both releases may still be served. The builder waits for the answer to its step."""
-    app = await fill(store, Vault(OLD))
-    before = msgspec.structs.replace(await read_wanted(store, app), step="canary")
-    await store.client.hset(serving_key(app.account, app.id), "live", as_json(before))
-    await store.client.hset(deploy_key(app.account, "dep_2"), "state", "canary")
-    assert await reseal_all(store, Vault(f"{NEW},{OLD}")) == VALUES + 1
-    wanted = await read_wanted(store, app)
-    assert wanted.token == before.token
-    assert Vault(NEW).open(wanted.releases["dep_1"].environment) == '{"COLOR":"green"}'
-
-
-async def test_records_without_values_and_broken_ones(store: Store) -> None:
-    registry = Registry(store, Vault(""))
-    account, _ = await registry.create_account("A", "maker")
-    await registry.put_app(App(id="a", name="a", account=account.id, auth=JwksAuth(), createdAt=now_iso()), None)
-    await store.client.set("app:broken", "{")
-    await store.client.hset(serving_key(account.id, "a"), "live", "broken")
-    for keys in ("", NEW):
-        assert (await count_sealed(store, Vault(keys))).total == 0
-    assert await reseal_all(store, Vault(NEW)) == 0
-    assert await store.get("app:broken") == "{"
 
 
 async def test_a_process_says_once_that_its_key_is_the_wrong_one(store: Store) -> None:

@@ -40,13 +40,3 @@ def test_what_a_killed_process_has_left(tmp_path: Path) -> None:
         assert left.exists()
     with temporary_folder(tmp_path, "work-"):
         assert not left.exists()
-
-
-def test_links_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "lock").touch()
-    (tmp_path / "work-link").symlink_to(tmp_path / "elsewhere")
-    with temporary_folder(tmp_path, "work-") as first, temporary_folder(tmp_path, "work-") as second:
-        assert first != second
-        assert first.exists()
-    assert (tmp_path / "elsewhere" / "lock").exists()

@@ -32,19 +32,11 @@ def test_a_faulty_key_does_not_affect_the_others(fault: str) -> None:
     assert not part or read_key(msgspec.Raw(part)) is None
 
 
-@pytest.mark.parametrize(
-    ("alg", "allowed"),
-    [
-        ("EdDSA", ("Ed25519", "EdDSA")),
-        ("Ed25519", ("Ed25519", "EdDSA")),
-        (None, ("Ed25519", "EdDSA")),
-        ("Ed448", None),
-        ("ES256", None),
-    ],
-)
-def test_the_two_names_of_an_edwards_key_are_one_algorithm(alg: str | None, allowed: tuple[str, ...] | None) -> None:
-    (key,) = read([ED | {"alg": alg}])
-    assert (key and key.algorithms) == allowed
+def test_the_two_names_of_an_edwards_key_are_one_algorithm() -> None:
+    for key in read([ED | {"alg": alg} for alg in ("EdDSA", "Ed25519", None)]):
+        assert key is not None
+        assert key.algorithms == ("Ed25519", "EdDSA")
+    assert read([ED | {"alg": alg} for alg in ("Ed448", "ES256")]) == [None, None]
 
 
 @pytest.mark.parametrize("good", [EC, RSA, ED])

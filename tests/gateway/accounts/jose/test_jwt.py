@@ -114,11 +114,8 @@ def test_no_other_algorithm(alg: str) -> None:
     ),
     st.sampled_from(["header", "payload", "signature", "between"]),
 )
-@example(b"QQ", "payload")
 @example(b64(b'{"exp":9999999999} ')[:-1] + b"B", "payload")  # bits beyond the last byte
 @example(b64(b'{"exp":9999999999}') + b"=", "payload")
-@example(b64(b'{"exp":9999999999} ') + b"==", "payload")
-@example(b"QQ=", "payload")
 @example(b"A", "signature")
 @example(b"QQ\n", "header")
 @example(b"", "header")
@@ -150,8 +147,6 @@ OBJECTS = [
     b'{"exp":9999999999,"a":' + b'{"a":' * 2_000 + b"1" + b"}" * 2_001,
     b'{"a":' * 100_000,
     b"[]",
-    b'"text"',
-    b"5",
     b"null",
     b"{} {}",
     b"{",
