@@ -35,6 +35,13 @@ async def test_an_api_key_is_kept_only_as_its_hash(local: Registry, valkey: Redi
         assert await local.api_keys.identify(wrong) is None
 
 
+async def test_two_first_sign_ins_at_once_create_one_account(local: Registry) -> None:
+    signing_in = (local.register_person("ada@example.com", 10) for _ in range(3))
+    results = await asyncio.gather(*signing_in, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in results) == ["Account", "SignInFailed", "SignInFailed"]
+    assert len(await local.members.list_accounts("ada@example.com")) == 1
+
+
 @pytest.mark.parametrize("name", ["", "..", "shop:x", "a" * 64, "*", "shop\n"])
 async def test_an_invalid_name_is_never_looked_up(redis_url: str, name: str) -> None:
     async with opened("redis://127.0.0.1:1/0") as store:
@@ -75,6 +82,9 @@ async def test_concurrent_changes_are_all_made(local: Registry) -> None:
     puts = [local.put_app(replace(SHOP, customDomain=f"d{n}.example.com"), SHOP) for n in range(3)]
     await asyncio.gather(*[set_limits(local, **{n: v}) for n, v in zip(names, values, strict=True)], *puts)
     assert await limits(local) == AppLimits(*values)
+    renamed = await local.put_app(replace(SHOP, name="store"), SHOP)
+    assert renamed.limits == AppLimits(*values)
+    await local.put_app(SHOP, renamed)
     await set_limits(local, **dict.fromkeys(names))
     assert await limits(local) is None
     await local.delete_app(SHOP)

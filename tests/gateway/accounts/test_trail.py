@@ -10,7 +10,7 @@ import pytest
 from gateway.accounts import trail
 from gateway.accounts.access import CALLS, Access
 from gateway.accounts.records import Account as AccountRecord
-from gateway.accounts.trail import AccountTrail, find_part, hide_secret
+from gateway.accounts.trail import AccountTrail, TrailFilter, find_part, hide_secret
 from gateway.redis.client import Store
 from tests.support.accounts import Account, App
 from tests.support.agents import call, over_http
@@ -160,6 +160,8 @@ async def test_many_actors_push_out_neither_rights_nor_operators(kept: AccountTr
     found = await kept.list("acc_1", 200)
     assert len(found) == 112
     assert [each for each in found if each.action != "publish"] == before
+    [oldest] = await kept.list("acc_1", 15, None, TrailFilter("chief"))
+    assert oldest.action == "change_account", "a filter reads on until it has enough"
 
 
 def test_which_changes_are_kept_apart() -> None:
