@@ -10,13 +10,9 @@ from gateway.accounts.vault import Vault
 from gateway.errors import AppLimitReached, BackboneUnavailable
 from gateway.keys import app_changes_key, app_window_key, deleted_apps_key, partition_tag, spend_key
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
-from tests.support.registries import ACCOUNT_KEYS, KEY
+from tests.support.registries import ACCOUNT_KEYS, KEY, an_app
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
-
-
-def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App:
-    return App(id=f"app-{number}", name=name, account=account, createdAt="2026-07-02T10:00:00.000Z")
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -28,15 +24,15 @@ async def test_a_creation_that_fails_leaves_nothing(
         await compare_and_set(store, "loads", "")
         proxy.lose_request, proxy.spared = CHANGES_CHANNEL.encode(), step
         with pytest.raises(BackboneUnavailable):
-            await AppChanges(Registry(store, Vault(KEY))).create_app(an_app(), limit=1)
+            await AppChanges(Registry(store, Vault(KEY))).create_app(an_app(id="app-1"), limit=1)
     assert proxy.lose_request is None
-    changes = AppChanges(local)
+    changes, second = AppChanges(local), an_app(id="app-2")
     assert set(await raw.keys("*")) <= {app_changes_key("acc_one")} | ACCOUNT_KEYS
-    await changes.create_app(an_app(2), limit=1)
-    assert await local.find_app("app-2") == await local.find_app("shop") == an_app(2)
+    await changes.create_app(second, limit=1)
+    assert await local.find_app("app-2") == await local.find_app("shop") == second
     with pytest.raises(AppLimitReached):
-        await changes.create_app(an_app(3, name="other"), limit=1)
-    await changes.delete_app(an_app(2))
+        await changes.create_app(an_app("other"), limit=1)
+    await changes.delete_app(second)
     assert {*await raw.keys("*:account:*")} == ACCOUNT_KEYS
     assert await raw.keys("alias:*") == await raw.keys("app:*") == []
 
@@ -49,7 +45,7 @@ async def test_a_new_app_inherits_the_rate_window_of_a_deleted_one(local: Regist
         found: list[str] = await raw.lrange(app_window_key(tag, app.id), 0, -1)  # type: ignore[misc]
         return found
 
-    one, two, three, four = (an_app(number, name=f"shop-{number}") for number in range(1, 5))
+    one, two, three, four = (an_app(f"shop-{number}") for number in range(1, 5))
     for app in (one, two):
         await changes.create_app(app, limit=2)
     await raw.rpush(app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]

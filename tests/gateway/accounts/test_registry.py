@@ -62,7 +62,7 @@ async def test_a_damaged_record_affects_no_other_app(local: Registry) -> None:
 # -- limits of an app ------------------------------------------------------------------------------------------
 
 
-SHOP = App(id="shop", name="shop", account="acc_one", createdAt="")
+SHOP = an_app()
 
 
 async def set_limits(registry: Registry, **limits: object) -> AppLimits:

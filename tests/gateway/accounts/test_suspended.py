@@ -3,13 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from gateway.accounts.records import App, Suspension
+from gateway.accounts.records import Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import SuspendedList, list_suspended, unlist_suspended
 from gateway.errors import BackboneUnavailable
 from gateway.keys import PARTITION_TAGS
 from gateway.redis.client import Store
 from tests.support.redis_servers import free_port
+from tests.support.registries import an_app
 from tests.support.stores import opened
 
 
@@ -37,7 +38,7 @@ async def test_hosts_read_what_has_changed(store: Store) -> None:
 
 
 async def test_an_app_that_moves_is_listed_for_its_new_account(local: Registry) -> None:
-    app = App(id="shop", name="shop", account="acc_one", createdAt="")
+    app = an_app()
     await local.put_app(app, None)
     await list_suspended(local.store, "acc_one", "shop")
     suspension = Suspension("test", "2026-07-02T10:00:00.000Z")

@@ -165,15 +165,6 @@ async def test_a_crash_arrives(gw: Gateway, app: App, worker: Worker, receiver: 
         assert (row["app"], row["outcome"]) == (app.name, "delivered")
 
 
-async def test_a_malformed_crash(app: App) -> None:
-    for body, field in (
-        *(({}, "reason"), ({"reason": "bored"}, "reason"), ({"reason": "oom", "why": ""}, "why")),
-        ({"reason": "oom", "exitCode": 1.5}, "exitCode"),
-    ):
-        response = await app.gateway.platform("POST", f"apps/{app.name}/crashes", body)
-        assert field in refused(response, 400, "REQUEST_MALFORMED")["message"]
-
-
 # -- after a rotation both secrets sign, each as a Standard Webhooks library verifies it ----------------------
 
 

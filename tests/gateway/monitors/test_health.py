@@ -48,10 +48,6 @@ class Machine:
                 types.append(event.type)
         return types
 
-    def outcome(self, outcome: str | None) -> None:
-        """Sets the outcome of the last app.unhealthy."""
-        self.outcomes[[i for i, event in self.notified if isinstance(event, AppUnhealthy)][-1]] = outcome
-
 
 def test_an_outage_from_its_third_failure_to_its_recovery() -> None:
     app = Machine()
@@ -69,7 +65,7 @@ def test_an_outage_from_its_third_failure_to_its_recovery() -> None:
     assert health.status_and_since(app.health) == ("unhealthy", first)
     assert app.probe("tls", "", "") == [], "its recovery waits for the outcome"
     assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:10:00.000Z")
-    app.outcome("delivered")
+    app.outcomes[app.notified[0][0]] = "delivered"
     assert app.probe("") == ["app.recovered"]
     recovered = AppRecovered(url=URL, downSince=first, downMs=4 * MINUTE)
     assert app.notified[-1][1] == recovered, "until it answered, not until the outcome"

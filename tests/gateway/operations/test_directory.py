@@ -5,23 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.accounts.records import App, Suspension
+from gateway.accounts.records import Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.ids import now_iso
-from gateway.keys import accounts_key, partition_tag, spenders_key
+from gateway.keys import spenders_key
 from gateway.operations.directory import Directory
 from gateway.redis.client import Store
 from gateway.settings import Plan
+from tests.support.registries import an_app
 
 
 @pytest.fixture
 def registry(store: Store) -> Registry:
     return Registry(store, Vault(""))
-
-
-def app(name: str, account: str, **fields: object) -> App:
-    return App(id=name, name=name, account=account, createdAt="2026-07-02T10:00:00.000Z", **fields)  # type: ignore[arg-type]
 
 
 async def all_ids(directory: Directory, what: str, limit: int, search: str = "", **chosen: Any) -> list[str]:
@@ -38,7 +35,7 @@ async def test_lists(registry: Registry) -> None:
     accounts = [(await registry.create_account(f"Käthe {n}", "max"))[0] for n in range(23)]
     names = [f"shop-{n:02d}" for n in range(23)]
     for name, account in zip(names, accounts, strict=True):
-        await registry.put_app(app(name, account.id), None)
+        await registry.put_app(an_app(name, account.id), None)
     newest_first = sorted((account.id for account in accounts), reverse=True)
     directory = Directory(registry)
     for limit in (1, 5, 23, 100):
@@ -59,15 +56,8 @@ async def test_lists(registry: Registry) -> None:
     await registry.delete_app(taken)
     moved = await registry.find_app("shop-04")
     assert moved is not None
-    await registry.put_app(app("shop-04", accounts[0].id), moved)
+    await registry.put_app(an_app("shop-04", accounts[0].id), moved)
     assert await all_ids(directory, "apps", 4) == [name for name in names if name != "shop-03"]
-
-
-async def test_an_account_without_a_record_is_left_out(registry: Registry) -> None:
-    """A process may die after it lists an account, and before it writes the record."""
-    tag = partition_tag("acc_gone")
-    await registry.store.client.zadd(accounts_key(tag), {"acc_gone": 0})
-    assert await all_ids(Directory(registry), "accounts", 10) == []
 
 
 async def test_accounts_are_filtered_and_sorted_by_their_spend(registry: Registry) -> None:

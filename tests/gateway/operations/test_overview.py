@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import re
 import time
 from typing import Any
 
@@ -138,16 +137,6 @@ async def test_the_gauges(gateway: Services) -> None:
     assert clock["minute"].startswith(clock["hour"])
     assert clock["hour"].startswith(clock["day"])
     assert 0 < await gateway.store.client.ttl("{ops}:clock") <= 60
-
-
-async def test_only_enabled_providers_are_up_or_down(gateway: Services) -> None:
-    shown = []
-    for enabled in (True, False):
-        await gateway.availability.change_switch(providers={"default": enabled})
-        await gateway.overview._refresh_all_gauges()
-        shown += re.findall(r"^gateway_provider_up\{.*$", gateway.metrics.render().decode(), re.MULTILINE)
-    assert shown == ['gateway_provider_up{provider="default"} 1.0']
-    assert gauge(gateway, "gateway_inference_available") == 0
 
 
 async def test_an_account_above_its_cap_is_noticed(gateway: Services) -> None:
