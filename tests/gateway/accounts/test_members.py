@@ -16,7 +16,6 @@ from gateway.accounts.members import (
     MAX_ACCOUNTS,
     MAX_INVITATIONS,
     MAX_MEMBERS,
-    SHOWN_INVITATIONS,
     Members,
 )
 from gateway.accounts.record_cache import RecordCache
@@ -26,7 +25,7 @@ from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
 from gateway.errors import InvitationLimitReached, LastOwner, NotFound, RequestMalformed, Unauthorized
 from gateway.events.notices import NoticeChoices, Notices
-from gateway.keys import account_key, invitations_key, invited_by_key, memberships_key
+from gateway.keys import account_key, invitations_key, invited_by_key
 from gateway.operations.memberships import Memberships
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -350,26 +349,6 @@ async def test_a_removal_ends_the_sessions_for_this_account_alone(gw: Gateway, a
         assert (await ada.call("GET", "/dashboard/session")).status_code == status, chosen
         if chosen != account.id:
             assert {each["id"] for each in (await read_session(ada))["accounts"]} == {other.id, third.id}
-
-
-@session
-async def test_strangers_invitations_leave_an_address_alone(gw: Gateway, bob: Visitor) -> None:
-    """They use up no membership, choose no account, and hide no wanted invitation."""
-    email, wanted = email_of(bob), await gw.account()
-    await put(wanted, email, "developer")
-    async with opened(gw.redis.url) as store:
-        members = Registry(store, Vault("")).members
-        strangers = [f"acc_stranger_{number}" for number in range(MAX_ACCOUNTS + SHOWN_INVITATIONS)]
-        await add_accounts(store, *strangers)
-        for stranger in strangers:
-            await members.set_role(stranger, email, "owner", "API key")
-        assert await store.get(memberships_key(digest(email))) is None
-        refused(await bob.call("GET", "/account"), 409, "ACCOUNT_NOT_CHOSEN")
-        assert (await bob.call("PUT", at_invitation(wanted))).status_code == 200
-        assert (await bob.call("GET", "/account")).json()["id"] == wanted.id
-        for stranger in strangers:
-            await members.remove_all(stranger)
-            await store.client.delete(account_key(stranger))
 
 
 # -- the records -----------------------------------------------------------------------------------------------

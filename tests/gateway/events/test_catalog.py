@@ -53,14 +53,6 @@ def is_of(value: Any, kind: Any) -> bool:
     return value is None if kind is None else type(value) is kind
 
 
-def test_a_real_event_has_no_sample_field_and_maybe_no_plan() -> None:
-    crash = data(catalog.AppCrashed(reason="oom", exitCode=None, at=TIME))
-    assert crash == {"appId": "app_1", "appName": "shop", "reason": "oom", "exitCode": None, "at": TIME}
-    deploy = catalog.DeploySucceeded(deployId="d", url="https://é.example/\u2028", durationMs=1, kind="live")
-    named = {"appId": "app_1", "appName": "shop", "deployId": "d", "url": "https://é.example/\u2028"}
-    assert data(deploy) == named | {"durationMs": 1, "kind": "live"}
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
