@@ -126,7 +126,7 @@ async def test_a_key_may_revoke_itself_unless_it_is_the_last_one(account: Accoun
     refused(await account.get(KEYS), 401, "UNAUTHORIZED")
     for wrong in (own, strange["id"], "key_none", "%2e%2e", "*", "a%20b"):
         refused(await revoke(other, wrong), 404, "NOT_FOUND")
-    assert await list_keys(stranger) == [strange]
+    assert [key["id"] for key in await list_keys(stranger)] == [strange["id"]]
     assert "another" in refused(await revoke(other, other.key_id), 409, "LAST_KEY")["message"]
     assert [key["id"] for key in await list_keys(other)] == [other.key_id]
 
