@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
@@ -462,15 +461,6 @@ def stored() -> Stored:
 
 def flushed(stored: Stored) -> DeployLog:
     return DeployLog(cast("DeployLogs", stored), DEPLOY, flush_seconds=0.01)
-
-
-async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 100.05, 101.5])
-    monkeypatch.setattr(builder, "time", SimpleNamespace(time=lambda: next(clock)))
-    lines = flushed(stored)
-    for line in ("one", "two", "three"):
-        lines.write_line(line)
-    assert [line.time for line in read_lines("".join(lines._lines))] == [100_000, 100_000, 101_500]
 
 
 async def test_lines_are_flushed_regularly_and_at_the_end_and_wait_for_redis_in_order(stored: Stored) -> None:

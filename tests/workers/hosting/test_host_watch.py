@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from gateway import loops
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
@@ -129,17 +128,6 @@ async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.Mon
         monkeypatch.setattr(shutil, "disk_usage", lambda _: unknown)
         assert (await machine.report()).disk_free == 1.0
     assert [line["event"] for line in lines] == ["disk.low", "disk.low.ended"]
-
-
-async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
-        async with run_in_background(machine.watch.run()):
-            with captured(loops) as lines:
-                await wait_until(lambda: len(lines) > 1)
-            assert {line["event"] for line in lines} == {"sites.not_watched"}
-            patch.undo()
-            await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
 
 
 async def test_a_dead_hosts_report_is_forgotten(machine: Machine) -> None:

@@ -39,8 +39,6 @@ RULES = """
 /lost                /nowhere.html     404
 /say/"quo`ted"       /a"b{{.}}`c       301
 /ü                   /ö                301
-/first/*             /one              301
-/first/page          /two              301
 /app/*               /index.html       200
 """
 RULES_FOR_HEADERS = """
@@ -107,7 +105,6 @@ async def hosting() -> AsyncIterator[Hosting]:
         ("/top/%2fevil.example", 301, "/%2fevil.example"),
         ('/say/"quo`ted"', 301, "/a%22b%7B%7B.%7D%7D%60c"),
         ("/%c3%bc", 301, "/%C3%B6"),
-        ("/first/page", 301, "/one"),
     ],
 )
 async def test_redirects(hosting: Hosting, path: str, status: int, location: str) -> None:
