@@ -62,8 +62,6 @@ LONG = (  # tests that `make test` leaves out
     "workers/engine/test_data",
     "workers/hosting/test_data",
     "workers/hosting/test_sites",
-    "workers/hosting/test_sleep",
-    "workers/hosting/test_suspensions",
     "workers/hosting/test_watchdog",
     "workers/kubernetes/test_pod",
     "workers/sandbox/",

@@ -8,28 +8,34 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
 from tests.support.deployment import Host, account_on, host_on, hosting
 from tests.support.fixtures import folder_fixture
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.redis_servers import free_port
 
 OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.engine.reconciler.TIDY_SECONDS": 0.3}
 CANARY = {"GATEWAY_CANARY": "0.2"}
+APPS_PORT = free_port()  # of the apps of `own`, where the gateway reaches them
 
 
 @folder_fixture
-async def idle(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
-    async with FakeProvider() as provider, hosting(provider, tmp_path_factory.mktemp("idle"), **CANARY) as host:
-        yield host
+async def idle(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    settings = {**CANARY, "GATEWAY_APPS_URL": f"http://{{host}}:{APPS_PORT}"}
+    folder = tmp_path_factory.mktemp("idle")
+    constants = {"gateway.inference.auth.key_sets.FETCH_INTERVAL_SECONDS": 0.1}  # each start of an app makes a key
+    async with FakeProvider() as provider, gateway_with_redis(provider, folder, constants, **settings) as gateway:
+        yield gateway
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(idle: Host) -> AsyncIterator[Host]:
+async def own(idle: Gateway) -> AsyncIterator[Host]:
     """An empty deployment, whose workers the test starts."""
     try:
-        async with host_on(idle.gateway, idle.receiver, free_port()) as host:
+        async with FakeReceiver() as receiver, host_on(idle, receiver, APPS_PORT) as host:
             yield host
     finally:
-        idle.gateway.empty()
+        idle.empty()
 
 
 @folder_fixture

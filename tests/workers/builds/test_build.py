@@ -1,6 +1,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from workers.builds import build
 from workers.builds.build import collect_output
 from workers.builds.registries import BASE_ENVIRONMENT
 from workers.builds.source import DeployError
+from workers.hosting import links
 from workers.sandbox.sandbox import SandboxLimits
 
 ADDRESS = "https://api.example.com/capsule/demo/ai"
@@ -23,9 +25,9 @@ def made(room: Room) -> Path:
     return source
 
 
-async def run(room: Room, command: str, ai_url: str | None = None, **limits: int) -> None:
-    most = SandboxLimits(**{"seconds": 20, **limits})
-    await build.run_build_command(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, most)
+async def run(room: Room, command: str, ai_url: str | None = None, **more: Any) -> None:
+    more = {"limits": SandboxLimits(seconds=20), **more}
+    await build.run_build_command(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, **more)
 
 
 def empty(room: Room, made: Path) -> None:
@@ -63,13 +65,9 @@ async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path
 
 
 async def test_the_mode_of_node_is_for_the_start_command(room: Room, made: Path) -> None:
-    command, variables = (
-        "echo ${NODE_ENV-unset}; NODE_ENV=test; echo $NODE_ENV $MODE",
-        {"NODE_ENV": "production", "MODE": "x"},
-    )
-    await build.run_build_command(
-        room.sandbox, room.uid, room.build, command, None, room.lines.append, variables=variables
-    )
+    command = "echo ${NODE_ENV-unset}; NODE_ENV=test; echo $NODE_ENV $MODE"
+    variables = {"NODE_ENV": "production", "MODE": "x"}
+    await run(room, command, variables=variables)
     assert room.lines[1:] == ["NODE_ENV is for the start command: the build sets its own", "unset", "test x"]
 
 
@@ -84,13 +82,6 @@ async def test_files_of_a_server_beside_a_page_are_left_out(room: Room, made: Pa
     assert found == {f"files/{name}" for name in (*public, "docs/server.js", "server.ts/note")}
 
 
-@pytest.mark.parametrize(("output", "runs"), [("dist", False), (".", True)])
-async def test_an_output_and_a_start_command_keep_all_files(room: Room, made: Path, output: str, runs: bool) -> None:
-    await run(room, f"mkdir -p {output}; touch {output}/server.js")
-    assert collect_output(made, output, room.top / "release", room.uid, runs=runs) == []
-    assert (room.top / "release" / ("app" if runs else "files") / "server.js").exists()
-
-
 async def test_a_build_makes_a_release_or_fails(room: Room, made: Path) -> None:
     (made / "page.txt").write_text("hello")
     await run(
@@ -100,8 +91,9 @@ async def test_a_build_makes_a_release_or_fails(room: Room, made: Path) -> None:
     assert (taken(room) / "index.html").read_text() == "HELLO"
     with pytest.raises(DeployError, match=r"^the build command ended with status 3$"):
         await run(room, "exit 3")
+    fill = "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done"
     with pytest.raises(DeployError, match=r"^the build command wrote more than 20 MiB$"):
-        await run(room, "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done", disk=20 << 20)
+        await run(room, fill, limits=SandboxLimits(disk=20 << 20))
 
 
 # -- the output ----------------------------------------------------------------------------------------------
@@ -110,18 +102,18 @@ async def test_a_build_makes_a_release_or_fails(room: Room, made: Path) -> None:
 async def test_the_release_belongs_to_the_worker_and_has_plain_modes(room: Room, made: Path) -> None:
     await run(
         room,
-        "mkdir -p dist/a dist/.git; cd dist; echo x > page; echo y > run; chmod 6711 run; chmod 0 page;"
-        " ln page again; ln -s ../page a/up; chmod 2700 a; touch -d 2001-01-01 run",
+        "mkdir -p dist/a dist/.git; cd dist; echo x > page; touch server.js; echo y > run; chmod 6711 run;"
+        " chmod 0 page; ln page again; ln -s ../page a/up; chmod 2700 a; touch -d 2001-01-01 run",
     )
     files = taken(room)
-    assert sorted(path.name for path in files.iterdir()) == ["a", "again", "page", "run"]
+    assert sorted(path.name for path in files.iterdir()) == ["a", "again", "page", "run", "server.js"]
     for path, mode in ((files, 0o755), (files / "a", 0o755), (files / "page", 0o644), (files / "run", 0o755)):
         status = path.stat()
         assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (mode, os.geteuid(), os.getegid())
     assert (files / "run").stat().st_mtime > 1_700_000_000
 
 
-def test_an_output_that_is_missing_or_outside_the_source(room: Room, made: Path) -> None:
+def test_an_output_that_is_missing_outside_the_source_or_behind_a_link_is_refused(room: Room, made: Path) -> None:
     (made / "page").touch()
     for output in ("dist", "dist/inner", "page"):
         with pytest.raises(DeployError, match=f"did not create the folder '{output}'"):
@@ -129,12 +121,8 @@ def test_an_output_that_is_missing_or_outside_the_source(room: Room, made: Path)
     for output in ("/etc", "../other", "a/../../b", "a\0b"):
         with pytest.raises(DeployError, match="not inside the source"):
             taken(room, output)
-
-
-def test_a_source_folder_replaced_by_a_link_is_refused(room: Room) -> None:
-    other = room.top / "builds" / "other"
-    other.mkdir(mode=0o700)
-    (room.build / "source").symlink_to(other)
+    made.rename(other := room.top / "builds" / "other")
+    made.symlink_to(other)
     with pytest.raises(DeployError, match="did not create the folder"):
         taken(room, ".")
     assert other.stat().st_mode & 0o777 == 0o700
@@ -215,8 +203,9 @@ async def test_moving_the_output_to_the_release_leads_no_link_out_of_it(room: Ro
 
 
 async def test_an_app_with_a_start_command_may_contain_any_link(room: Room, made: Path) -> None:
-    await run(room, "ln -s /usr/bin/python3 python; ln -s ../.. up")
+    await run(room, "ln -s /usr/bin/python3 python; ln -s ../.. up; touch server.js")
     app = taken(room, ".", runs=True)
+    assert (app / "server.js").exists()
     assert os.readlink(app / "python") == "/usr/bin/python3"
     assert app.stat().st_uid == os.geteuid()
 
@@ -260,3 +249,15 @@ async def test_a_long_chain_of_links_is_refused(room: Room, made: Path) -> None:
             os.lchown(link, room.uid, room.uid)
     with pytest.raises(DeployError, match="which leaves the source"):
         taken(room)
+
+
+def test_a_link_to_what_cannot_be_opened_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe, and everything on a system without openat2."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "page").touch()
+    for name in ("pipe", "page"):
+        (tmp_path / "link").symlink_to(name)
+        assert not links.replace_link(os.fspath(tmp_path / "link"), os.fspath(tmp_path), os.geteuid())
+        assert (tmp_path / "link").is_symlink()
+        (tmp_path / "link").unlink()
+        monkeypatch.setattr(links, "OPENAT2", 100_000)

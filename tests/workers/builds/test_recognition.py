@@ -85,17 +85,6 @@ async def test_a_source_that_is_served_as_it_is(host: Host) -> None:
     assert failed["error"].startswith("build: There is no index.html at the top"), failed["error"]
 
 
-async def test_the_output_of_a_recognized_start_command(host: Host) -> None:
-    app = await host.app()
-    serve = "require('http').createServer((_, answer) => answer.end()).listen(process.env.PORT)"
-    package = '{"scripts": {"start": "node server.js"}}'
-    files = {"package.json": package, "server.js": f"console.log('listening'); {serve}"}
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", deploy["log"]
-    answer = await host.account.call("GET", f"/account/apps/{app}/logs")
-    assert "listening" in answer.text.splitlines()
-
-
 # Without a deployment
 
 

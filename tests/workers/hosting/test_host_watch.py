@@ -1,9 +1,11 @@
-"""A host reports its missing releases and its disk."""
+"""A host reports its missing releases and its disk, and holds its place as the engine that serves the apps."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,16 +13,17 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from gateway import loops
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import run_in_background
+from gateway.deploys import serving
 from gateway.deploys.release import Release
-from gateway.deploys.serving import HostReport, Records, Wanted
-from gateway.keys import REPORTS_KEY
+from gateway.deploys.serving import Holder, HostReport, Records, Wanted
+from gateway.keys import APPS_FOLDER_KEY, ENGINE_KEY, REPORTS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from tests.support.background import in_background
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import DOMAIN, Hosting
 from tests.support.logs import captured
@@ -30,9 +33,9 @@ from workers.engine import reconciler
 from workers.engine.names import find_app, find_apps
 from workers.engine.reconciler import Reconciler
 from workers.engine.steps import ReleaseSteps
-from workers.hosting import host_watch
+from workers.hosting import hold_engine, host_watch
 from workers.hosting.driver import HostDriver
-from workers.hosting.hold_engine import HostHold
+from workers.hosting.hold_engine import HostHold, ServedElsewhere
 from workers.hosting.host_watch import HostWatch, read_certificate_left
 from workers.sandbox.removal import remove_folder
 
@@ -110,26 +113,6 @@ async def test_missing_releases_are_one_line_until_they_are_back(
             assert [line["event"] for line in lines] == ["sites.releases_missing", "sites.releases_missing.ended"]
 
 
-async def test_a_step_that_is_repeated_during_a_look_stays_missing(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await machine.serve("one")
-    await machine.reconciler.catch_up()
-    await machine.until_applied()
-    remove_folder(machine.release("one"))
-    assert await machine.reconciler.find_missing() == [], "a swap may be in progress"
-    read = machine.records.read
-
-    async def read_and_repeat(*of: str) -> Any:
-        machine.reconciler._seen = {}
-        await machine.reconciler._sync()
-        return await read(*of)
-
-    monkeypatch.setattr(machine.records, "read", read_and_repeat)
-    for _ in range(3):
-        assert [wanted.app for wanted in await machine.reconciler.find_missing()] == ["one"]
-
-
 async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Caddy's first start, there is no certificate."""
     assert await read_certificate_left(machine.hosting.folder, "api.example.com") is None
@@ -147,18 +130,68 @@ async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.Mon
     assert [line["event"] for line in lines] == ["disk.low", "disk.low.ended"]
 
 
-async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
-        async with run_in_background(machine.watch.run()):
-            with captured(loops) as lines:
-                await wait_until(lambda: len(lines) > 1)
-            assert {line["event"] for line in lines} == {"sites.not_watched"}
-            patch.undo()
-            await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
-
-
 async def test_a_dead_hosts_report_is_forgotten(machine: Machine) -> None:
     report = await machine.report()
     assert await Records(machine.store).read_reports(report.at + 91_000) == []
     assert await machine.store.client.hlen(REPORTS_KEY) == 0
+
+
+CLUSTER = Holder("worker", "a Kubernetes cluster (namespace apps)")
+
+
+def hold_of(store: Store, host: str, *, shared: bool = True) -> HostHold:
+    records = Records(store, "" if shared else host)
+    return HostHold(records, Path("/data") / host, host, renewal_seconds=0.02, folder_poll_seconds=0.02)
+
+
+async def test_one_host_serves_at_a_time(store: Store) -> None:
+    first, again, other = (hold_of(store, host) for host in ("a", "a", "b"))
+    await first.take()
+    await again.take()  # the next worker on the same folder does not wait until the hold ends
+    with pytest.raises(ServedElsewhere, match=r"served by the host \S+ \(data folder /data/a\).*docs/kubernetes.md"):
+        await other.take()
+    assert await Records(store).has_engine()
+    await again.leave()
+    assert not await Records(store).has_engine()
+    await other.take()
+    with pytest.raises(ServedElsewhere, match="/data/b"):
+        await first.take()
+    await first.leave()  # it is not its own
+    assert await Records(store).has_engine()
+    await other.leave()
+
+
+async def test_a_host_is_told_when_a_cluster_has_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HOLD_SECONDS", 0.2)
+    hold = hold_of(store, "a")
+    await hold.take()
+    async with in_background(hold.keep()) as keeping:
+        await asyncio.sleep(0.5)
+        assert not keeping.done(), "it keeps the place"
+        await store.client.set(ENGINE_KEY, msgspec.json.encode(CLUSTER), px=5_000)  # as if it had stood still
+        await wait_until(keeping.done)
+        with pytest.raises(ServedElsewhere, match="a Kubernetes cluster"):
+            keeping.result()
+
+
+async def test_a_host_without_the_apps_waits_until_they_are_gone(store: Store) -> None:
+    had, empty = (hold_of(store, host, shared=False) for host in ("a", "b"))
+    await had.take()
+    with pytest.raises(ServedElsewhere):
+        await empty.take()
+    await had.leave()
+    with captured(hold_engine) as lines:
+        await empty.take()
+        await empty.take()
+    assert [line["event"] for line in lines] == ["sites.elsewhere"]
+    assert empty.is_elsewhere
+    assert await Records(store, "b").is_elsewhere()
+    assert not await Records(store, "a").is_elsewhere()
+    assert not await Records(store).has_engine()
+    async with in_background(empty.keep()), in_background(empty.until_here()) as waiting:
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await store.client.delete(APPS_FOLDER_KEY)
+        await wait_until(waiting.done)
+    assert await Records(store).has_engine()
+    await empty.leave()

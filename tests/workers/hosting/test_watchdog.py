@@ -1,4 +1,6 @@
-"""Real start commands in the real sandbox: Node servers that describe their environment."""
+"""Real start commands in the real sandbox: Node servers that describe their environment, sleep while nobody asks them,
+and are suspended.
+"""
 
 import asyncio
 import base64
@@ -7,36 +9,39 @@ import itertools
 import os
 import secrets
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
+import pytest_asyncio
 
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
-from gateway.deploys.line_times import FORMER, split_stamp
-from tests.support.hosted_apps import Hosting
+from gateway.deploys.line_times import split_stamp
+from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store
+from tests.support.background import in_background
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
-from tests.support.sandbox import marked
-from tests.support.watched_apps import Watch
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.sandbox import marked, require_control_groups
+from tests.support.stores import change_plan, opened
+from tests.support.watched_apps import Watch, watching
 from workers.engine.health import Listening
 from workers.hosting import watchdog as watchdog_module
 from workers.hosting.release_files import write_environment
 from workers.hosting.sleep import ask_listening
-from workers.hosting.watchdog import LIMITS, AppState, Watchdog, control_path, output_path
+from workers.hosting.sleep_limits import SleepLimits
+from workers.hosting.suspensions import Suspensions
+from workers.hosting.watchdog import LIMITS, AppState, control_path, is_running, output_path
 from workers.sandbox.keeper import CADDY_USER
-from workers.sandbox.sandbox import MIB, Sandbox
-
-
-def test_links_that_are_being_made_are_not_leftovers(hosting: Hosting) -> None:
-    running = hosting.releases.running
-    (running / ".dep_1.new").symlink_to("dep_1")
-    (running / "dep_0.scratch").mkdir()
-    Watchdog(hosting.folder, Sandbox(development=True, users=Watch.users), ignore_crash)._remove_leftovers()
-    assert os.listdir(running) == [".dep_1.new"]
-
-
-async def ignore_crash(*_: object) -> None:
-    pass
+from workers.sandbox.relay import MONITOR
+from workers.sandbox.sandbox import MIB
 
 
 def read_output(hosting: Hosting, deploy_id: str) -> str:
@@ -45,7 +50,7 @@ def read_output(hosting: Hosting, deploy_id: str) -> str:
     return "".join(split_stamp(line)[1] for line in lines)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9999", "0.0.0.0:9999", "[::]:9999", "[::1]:8080", "127.0.0.2:8080"])
+@pytest.mark.parametrize("address", ["0.0.0.0:9999", "[::1]:8080"])
 async def test_the_relay_says_where_an_app_listens_instead(watch: Watch, address: str) -> None:
     host, _, port = address.rpartition(":")
     script = f"require('net').createServer().listen({port}, '{host.strip('[]')}')"
@@ -136,19 +141,6 @@ async def test_an_app_that_must_stop_soon_does_not_wait_for_open_connections(wat
     assert watch.crashes == []
 
 
-async def test_an_app_that_was_stopped_is_not_started_again(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch.publish("dep_1")
-    watch.start()
-    await watch.ask("dep_1")
-    keeper = watch.state("dep_1").keeper
-    with monkeypatch.context() as patch:
-        patch.setattr(Watchdog, "_find_releases", lambda self: self._wanted)  # the watchdog has not noticed it yet
-        watch.hosting.releases.stop("dep_1")
-        await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
-        await asyncio.sleep(1)
-    assert read_output(watch.hosting, "dep_1") == "starting\n"
-
-
 # -- apps outlive the watchdog -------------------------------------------------------------------------------
 
 
@@ -175,52 +167,14 @@ async def test_a_new_watchdog_adopts_the_running_apps(watch: Watch) -> None:
     assert await watch.ask("dep_1", "/born") != born
 
 
-async def test_a_release_that_is_stopped_and_served_again_has_not_crashed(watch: Watch) -> None:
-    watch.publish("dep_1")
-    watch.start()
-    before = await watch.ask("dep_1", "/born")
-    keeper = watch.state("dep_1").keeper
-    release = (watch.hosting.releases.running / "dep_1").resolve()
-    watch.hosting.releases.stop("dep_1")
-    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
-    watch.hosting.releases.run(release)
-    await wait_until(lambda: watch.state("dep_1").keeper not in (0, keeper), 15)
-    assert await watch.ask("dep_1", "/born") != before
-    assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
-
-
-async def test_a_release_that_is_served_again_before_its_keeper_notices_is_watched_again(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noticed, clean_up = asyncio.Event(), Watchdog._clean_up
-
-    async def notice_and_clean_up(watchdog: Watchdog, release: Path) -> None:
-        noticed.set()
-        await clean_up(watchdog, release)
-
-    monkeypatch.setattr(Watchdog, "_clean_up", notice_and_clean_up)
-    watch.publish("dep_1")
-    watch.start()
-    born = await watch.ask("dep_1", "/born")
-    keeper = watch.state("dep_1").keeper
-    release = (watch.hosting.releases.running / "dep_1").resolve()
-    os.kill(keeper, signal.SIGSTOP)
-    watch.hosting.releases.stop("dep_1")
-    await asyncio.wait_for(noticed.wait(), PATIENCE_SECONDS)
-    watch.hosting.releases.run(release)
-    os.kill(keeper, signal.SIGCONT)
-    assert await watch.ask("dep_1", "/born") == born
-    await watch.end("dep_1", "/exit")
-    await wait_until(lambda: watch.crashes, 20)
-    assert watch.crashes == [("shop", "exit", 3)]
-
-
 async def test_a_crash_without_a_watchdog_is_reported_unless_the_machine_has_ended_the_app(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`docker compose restart` kills the keepers too. The next watchdog starts the apps, and tells nobody."""
-
-    async def end_without_watchdog(*, with_machine: bool) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    for with_machine, expected in ((True, []), (False, [("shop", "exit", 3)])):
         keeper = watch.state("dep_1").keeper
         await watch.stop()
         if with_machine:
@@ -228,16 +182,9 @@ async def test_a_crash_without_a_watchdog_is_reported_unless_the_machine_has_end
             monkeypatch.setattr(watchdog_module, "identify_boot", lambda: "the next boot")
         else:
             await watch.end("dep_1", "/exit")
-        await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+        await wait_until(lambda keeper=keeper: not Path(f"/proc/{keeper}").exists(), 20)
         watch.start()
         assert await watch.ask("dep_1") == "release dep_1"
-
-    watch.publish("dep_1")
-    watch.start()
-    await watch.ask("dep_1")
-    for with_machine in (True, False):
-        await end_without_watchdog(with_machine=with_machine)
-        expected = [] if with_machine else [("shop", "exit", 3)]
         assert (watch.crashes, watch.state("dep_1").exits) == (expected, len(expected))
 
 
@@ -262,16 +209,6 @@ async def test_no_app_can_impersonate_another(watch: Watch) -> None:
     assert {path.stat().st_uid for path in sockets} == {caddy_user}
 
 
-async def test_output_is_bounded_and_the_latest_is_kept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch.publish("dep_1", "seq 400000; sleep 1.2; exec node server.js")
-    watch.start()
-    await watch.ask("dep_1")
-    path = output_path(watch.hosting.folder, "dep_1")
-    await wait_until(lambda: path.read_text().endswith("starting\n"), 20)
-    former = path.with_name(f"{path.name}{FORMER}")
-    assert path.stat().st_size + (former.stat().st_size if former.exists() else 0) <= 1 << 20
-
-
 async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: Watch, hosting: Hosting) -> None:
     secret = f"secret-{secrets.token_hex(8)}"
     watch.publish("dep_1", 'echo "it is $TOKEN"; exec node server.js')
@@ -283,3 +220,233 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
     await watch.ask("dep_1")
     await wait_until(lambda: read_output(hosting, "dep_1") == "it is ***\nstarting\n")
     assert not marked(secret)
+
+
+SLEEP_SECONDS = 0.6
+# It answers with the time of its start, and keeps streams and upgraded connections open. It takes a while to end.
+SERVER = """
+const born = String(process.hrtime.bigint())
+const server = require('http').createServer((request, response) => {
+  if (request.url === '/stream') return response.writeHead(200).flushHeaders()
+  if (request.url === '/exit') process.exit(3)
+  request.on('data', () => {}).on('end', () => response.end(born))
+})
+server.on('upgrade', (_, socket) => {
+  socket.write('HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n')
+  socket.on('error', () => {}).on('end', () => socket.end()).resume()
+})
+process.on('SIGTERM', () => { server.close(); setTimeout(process.exit, 200) })
+setTimeout(() => server.listen(process.env.PORT, '127.0.0.1'), 200)
+"""
+
+
+class Shop:
+    """An app whose visitors come through Caddy."""
+
+    def __init__(self, watch: Watch, hosting: Hosting) -> None:
+        self.watch, self.hosting = watch, hosting
+        self.client = aiohttp.ClientSession(f"http://127.0.0.1:{hosting.port}", headers={"Host": HOST})
+
+    async def ask(self, method: str = "GET", path: str = "/") -> str:
+        """Returns the answer, which must not be an error: when the app was started."""
+        async with self.client.request(method, path, data=b"x" * 1_000 if method == "POST" else None) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.text()
+
+    async def falls_asleep(self, deploy_id: str = "dep_1") -> None:
+        await wait_until(lambda: self.watch.state(deploy_id).asleep, 20)
+
+
+@pytest_asyncio.fixture
+async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        async with watching(watch := Watch(hosting), monkeypatch), hosting.served():
+            watch.sleeps_after = SLEEP_SECONDS
+            watch.publish("dep_1", server=SERVER)
+            hosting.releases.serve_as(HOST, hosting.site(hosting.deploy("dep_1")))
+            shop = Shop(watch, hosting)
+            async with shop.client:
+                yield shop
+
+
+async def test_a_preview_sleeps_by_a_limit_of_its_own(shop: Shop) -> None:
+    shop.watch.sleeps_after, shop.watch.preview_sleeps_after = None, SLEEP_SECONDS
+    shop.watch.publish("dep_2", server=SERVER, kind="preview")
+    shop.watch.start()
+    await shop.watch.ask("dep_1")
+    await shop.falls_asleep("dep_2")
+    assert not shop.watch.state("dep_1").asleep
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["sandbox", "trusted"])
+async def test_an_idle_app_costs_no_process_and_the_next_request_starts_it(shop: Shop, trusted: bool) -> None:
+    shop.watch.trusted = trusted
+    shop.watch.start()
+    first = await shop.watch.ask("dep_1")
+    state = shop.watch.state("dep_1")
+    for _ in range(2):
+        await shop.falls_asleep()
+        assert not is_running(state.keeper, state.began)
+        second = await shop.ask()
+        assert second != first
+        assert await shop.ask() == second
+        state = shop.watch.state("dep_1")
+        assert (state.asleep, state.exits, is_running(state.keeper, state.began)) == (False, 0, True)
+        first = second
+    assert shop.watch.crashes == []
+
+
+async def test_no_request_fails_at_the_moment_at_which_it_goes_to_sleep(shop: Shop) -> None:
+    shop.watch.sleeps_after = 0.2
+    shop.watch.start()
+    await shop.watch.ask("dep_1")
+
+    starts = []
+    for pause in range(20, 52, 2):  # hundredths of a second after the last answer
+        await asyncio.sleep(pause / 100)
+        starts.append(await asyncio.gather(*(shop.ask(method) for method in ("GET", "POST"))))
+    assert len({*itertools.chain(*starts)}) > 5
+    assert shop.watch.crashes == []
+
+
+@pytest.mark.parametrize("kind", ["stream", "socket"])
+async def test_an_open_connection_keeps_it_awake(shop: Shop, kind: str) -> None:
+    shop.watch.start()
+    born = await shop.watch.ask("dep_1")
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"} if kind == "socket" else {}
+    async with shop.client.get("/stream", headers=headers) as answer:
+        assert answer.status == (101 if kind == "socket" else 200)
+        await asyncio.sleep(3 * SLEEP_SECONDS)
+        assert not shop.watch.state("dep_1").asleep
+        assert await shop.ask() == born
+        answer.close()
+    await shop.falls_asleep()
+
+
+async def test_probes_neither_keep_it_awake_nor_wake_it(shop: Shop) -> None:
+    shop.watch.start()
+    await shop.watch.ask("dep_1")
+    statuses = []
+    for _ in range(60):
+        async with shop.client.get("/", headers={"User-Agent": MONITOR}) as answer:
+            statuses.append(answer.status)
+        await asyncio.sleep(0.05)
+    assert (statuses[0], statuses[-1], {*statuses}) == (200, 204, {200, 204})
+    assert shop.watch.state("dep_1").asleep
+
+
+async def test_many_requests_wait_for_the_next_watchdog_which_starts_it_once(shop: Shop) -> None:
+    shop.watch.start()
+    await shop.watch.ask("dep_1")
+    await shop.falls_asleep()
+    await shop.watch.stop()
+    waiting = [asyncio.create_task(shop.ask(method)) for method in ("GET", "POST") for _ in range(25)]
+    await asyncio.sleep(1)
+    assert not any(each.done() for each in waiting)
+    shop.watch.start()
+    [born] = set(await asyncio.gather(*waiting))
+    await shop.watch.stop()
+    await asyncio.sleep(2 * SLEEP_SECONDS)
+    assert await shop.ask() == born, "without a watchdog it stays awake"
+    shop.watch.start()
+    await shop.falls_asleep()
+    assert await shop.ask() != born
+
+
+async def test_the_plan_decides_and_the_last_one_known_counts_while_redis_is_away() -> None:
+    with RedisServer() as server:
+        async with opened(server.url) as store:
+            registry = Registry(store, Vault(""))
+            account, _ = await registry.create_account("A", "max")
+            await registry.put_app(App(id="shop", name="shop", account=account.id, createdAt=""), None)
+            limits = SleepLimits(registry, {"free": 900.0, "max": 0.0})
+            assert await limits.find("shop") is None, "0 is never"
+            assert await limits.find("other") is None
+            await change_plan(registry, account.id, "maker")
+            assert await limits.find("shop") is None, "a plan without a limit"
+            assert await limits.find("shop", is_preview=True) == 900
+            assert await limits.find("other", is_preview=True) is None
+            await change_plan(registry, account.id, "free")
+            assert await limits.find("shop") == 900
+            server.kill()
+            assert await limits.find("shop") == 900
+            assert await limits.find("other") is None
+
+
+ACCOUNT = "acc_1"  # of all apps of `Hosting`
+# A server that ignores SIGTERM, as one may that should not run.
+STUBBORN = """
+process.on('SIGTERM', () => {})
+require('http').createServer((request, response) => response.end('stubborn')).listen(process.env.PORT)
+"""
+
+
+async def test_the_pages_of_a_suspended_app_answer_503(hosting: Hosting, store: Store) -> None:
+    site = hosting.publish("dep_1", {"index.html": "shop"})
+    hosting.publish("dep_2", {"index.html": "preview"}, "shop-preview.apps.test", kind="preview")
+    hosting.publish("dep_3", {"index.html": "other"}, "other.apps.test", app_id="other")
+    names = (HOST, "shop-preview.apps.test")
+    async with hosting.served(), in_background(Suspensions(store, hosting.releases).run()):
+
+        async def statuses() -> list[int]:
+            return [(await hosting.ask("/", host=name)).status for name in names]
+
+        for subject in ("shop", ""):  # the app, and then its account
+            await list_suspended(store, ACCOUNT, subject)
+            await wait_until(statuses, holds=lambda found: found == [503, 503])
+            said = await hosting.ask("/any/page")
+            assert (said.status, said.body) == (503, b"This app is suspended.\n")
+            assert said.headers["cache-control"] == "no-store"
+            assert (await hosting.ask("/", host="other.apps.test")).status == (200 if subject else 503)
+            # A swap changes nothing, and a new site is marked too.
+            hosting.publish(f"dep_4{subject}", {"index.html": "new"})
+            assert await statuses() == [503, 503]
+            fresh = hosting.site(hosting.deploy(f"dep_5{subject}", kind="preview", branch=f"of-{subject or 'all'}"))
+            await wait_until(lambda: fresh.is_suspended)  # noqa: B023
+            await unlist_suspended(store, ACCOUNT, subject)
+            await wait_until(statuses, holds=lambda found: found == [200, 200])
+    assert not site.is_suspended
+
+
+async def test_without_redis_what_is_suspended_stays_so(hosting: Hosting, valkey: RedisServer, redis_url: str) -> None:
+    suspended = hosting.publish("dep_1", {"index.html": "shop"})
+    served = hosting.publish("dep_2", {"index.html": "other"}, "other.apps.test", app_id="other")
+    store = Store(redis_url)
+    await list_suspended(store, ACCOUNT, "shop")
+    await Suspensions(store, hosting.releases).catch_up()
+    async with opened(f"redis://127.0.0.1:{free_port()}/0") as away:
+        fresh = Suspensions(away, hosting.releases)
+        await fresh.catch_up()
+        fresh.mark(suspended)
+        assert (suspended.is_suspended, served.is_suspended) == (True, False)
+        with pytest.raises(BackboneUnavailable):
+            await list_suspended(away, ACCOUNT, "other")
+        await store.close()
+
+
+async def test_start_commands_stop_and_start_again(watch: Watch, hosting: Hosting) -> None:
+    require_control_groups()
+    watch.publish("dep_1")
+    watch.publish("dep_2", server=STUBBORN, kind="preview")
+    watch.start()
+    born = await watch.ask("dep_1", "/born")
+    assert await watch.ask("dep_2") == "stubborn"
+    states = [watch.state(each) for each in ("dep_1", "dep_2")]
+    sites = [*hosting.releases.sites()]
+    for site in sites:
+        site.set_suspended(suspended=True)
+    # The grace that other apps get is twice as long.
+    await wait_until(lambda: not any(is_running(state.keeper, state.began) for state in states), PATIENCE_SECONDS)
+    await asyncio.sleep(0.5)  # and they do not come back
+    assert [watch.state(each).socket for each in ("dep_1", "dep_2")] == ["", ""]
+    await watch.stop()
+    watch.start()
+    await asyncio.sleep(0.5)
+    assert watch.state("dep_1").socket == ""
+    for site in sites:
+        site.set_suspended(suspended=False)
+    assert await watch.ask("dep_1", "/born") != born
+    assert await watch.ask("dep_2") == "stubborn"
+    assert watch.crashes == []
+    assert [watch.state(each).exits for each in ("dep_1", "dep_2")] == [0, 0]

@@ -1,16 +1,18 @@
-"""Walks of folders that change at the same time."""
+"""Walks of folders that change at the same time, and the removal of what a customer's processes have filled."""
 
-import errno
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.folders import nest, passable_folder
 from workers.engine.app_data import AppData, give_files
 from workers.sandbox import keeper
 from workers.sandbox.folders import walk
+from workers.sandbox.removal import remove_folder
 
 OTHERS_BYTES = 10_000_000
 
@@ -69,11 +71,41 @@ def test_no_files_of_others_are_given_or_fingerprinted(
     assert AppData(tmp_path, "shop").fingerprint()
 
 
-def test_only_the_named_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Any) -> Iterator[Any]:
-        raise OSError(errno.ENAMETOOLONG, "too long")
+@pytest.mark.parametrize(("depth", "name"), [(1_200, "d"), (3_000, "d" * 200)], ids=["deep", "longer-than-a-path"])
+def test_a_deep_folder_is_removed(tmp_path: Path, depth: int, name: str) -> None:
+    try:
+        nest(tmp_path / "build", depth, name)
+        remove_folder(tmp_path / "build")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "build"], check=False)  # pytest's own cleaning recurses
 
-    monkeypatch.setattr(os, "scandir", fail)
-    assert [*walk(tmp_path)] == []
-    with pytest.raises(OSError, match="too long"):
-        [*walk(tmp_path, [errno.ENAMETOOLONG])]
+
+def test_an_ordinary_user_removes_folders_without_permissions() -> None:
+    with passable_folder() as folder:
+        folder.chmod(0o777)
+        (folder / "outside" / "kept").mkdir(parents=True)
+        if (child := os.fork()) == 0:
+            ended = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setgroups([])
+                    os.setgid(65_534)
+                    os.setuid(65_534)
+                build_closed_folders(folder / "build")
+                remove_folder(folder / "build")
+                ended = 0
+            finally:
+                os._exit(ended)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [path.name for path in folder.rglob("*")] == ["outside", "kept"], "the link is not followed"
+
+
+def build_closed_folders(build: Path) -> None:
+    folders = [build, build / "a", build / "a" / "b", build / "a" / "b" / "c", build / "z"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").touch()
+        (folder / "link").symlink_to(build.with_name("outside"))
+    for folder in reversed(folders):
+        folder.chmod(0)

@@ -1,27 +1,25 @@
+"""Control groups of version 2, tested by the files that the kernel would read. `test_keeper.py` tests the bounds."""
+
 import asyncio
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
-from workers.hosting.watchdog import is_running, start_time
-from workers.sandbox import sandbox
-from workers.sandbox.keeper import DataFolder, Keeper, find_real_path, read_number, write_number
+from workers.sandbox import cgroups
+from workers.sandbox.cgroups import Cgroup, read_available_memory
+from workers.sandbox.keeper import DataFolder, find_real_path
 from workers.sandbox.sandbox import COPIES, MIB, Outcome, SandboxLimits
-from workers.sandbox.spec import Spec
 
 # -- limits --------------------------------------------------------------------------------------------------
 
@@ -39,7 +37,6 @@ FILL = "i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done"
         ),
         (FILL, SandboxLimits(disk=20 * MIB), "it wrote more than 20 MiB"),
         ("head -c 30M /dev/zero > fast", SandboxLimits(disk=20 * MIB), "it wrote more than 20 MiB"),
-        ("exec head -c 90M /dev/zero > large", SandboxLimits(disk=20 * MIB), "it wrote more than 20 MiB"),
         ("while :; do sleep $MARK & done", SandboxLimits(processes=40), "it started more than 40 processes"),
         (
             "sleep $MARK",
@@ -115,16 +112,6 @@ async def test_no_file_escapes_the_limit(each_room: Room, attack: str) -> None:
     assert outcome.why == "disk", each_room.lines
 
 
-async def test_empty_files_do_not_hide_large_ones(room: Room) -> None:
-    """Measuring many empty files takes long, but the keeper still notices in time that a large file grows."""
-    make = "[os.mkdir(str(n)) or [os.mknod(f'{n}/{m}') for m in range(1000)] for n in range(30)]"
-    script = f"import os, time; {make}; time.sleep(2); f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20))"
-    outcome = await room.run(f'exec /usr/bin/python3 -c "{script}"', disk=300 * MIB, seconds=60)
-    used = (room.folder / "x").stat().st_blocks * 512
-    print(f"{used / MIB:.0f} MiB under 300, of which the empty ones count 30")
-    assert outcome.why == "disk"
-
-
 def test_data_are_measured_at_once_when_the_disk_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = 100
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=MIB))
@@ -139,32 +126,6 @@ def test_data_are_measured_at_once_when_the_disk_fills(tmp_path: Path, monkeypat
     assert not folder.is_full(), "it is not measured yet"
     free -= 2
     assert folder.is_full()
-
-
-def test_threads_that_write_a_number_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """A watchdog and the data's agent do, if an app starts for the first time."""
-
-    def write(numbers: range) -> None:
-        for number in numbers:
-            write_number(tmp_path / "limit", number)
-
-    with ThreadPoolExecutor(2) as threads:
-        for writing in [threads.submit(write, range(start, 2_000, 2)) for start in (0, 1)]:
-            writing.result()
-    assert [path.name for path in tmp_path.iterdir()] == ["limit"]
-    assert read_number(tmp_path / "limit") in (1_998, 1_999)
-
-
-def test_a_file_system_without_a_size_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some network file systems say that they have no blocks. A build must not end at once because of that."""
-    disk = {"f_bavail": 0, "f_frsize": 4_096, "f_files": 0, "f_ffree": 0}
-    limits = {"disk": 100 * MIB, "free": 1, "inodes": 1_000}
-    spec = {"data": "", "cgroups": "", "secrets": {}, "report": None, "output": "", "write": [str(tmp_path)]}
-    keeper = Keeper(cast(Spec, spec | {"limits": limits}))
-    for blocks, why in ((0, ""), (1_000, "full")):
-        status = SimpleNamespace(f_blocks=blocks, f_bfree=0, **disk)
-        monkeypatch.setattr(os, "statvfs", lambda _, status=status: status)
-        assert keeper._find_disk_excess([]) == why
 
 
 async def test_a_flood_of_processes_is_killed_at_once(each_room: Room) -> None:
@@ -192,32 +153,6 @@ async def test_the_processor_of_its_keeper_is_bounded(room: Room) -> None:
     groups = [Path(f"/proc/{pid}/cgroup").read_text() for pid in children]
     await cancel(running)
     assert any(f"capsule-{pid}-keeper\n" in group for pid, group in zip(children, groups, strict=True))
-    spin = "import os, time; from workers.sandbox.cgroups import *; enter_keepers_group(find_parents())\n"
-    spin += "ends = time.monotonic() + 1.5\nwhile time.monotonic() < ends: pass\nprint(sum(os.times()[:2]))"
-    spun = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", spin], text=True, timeout=20)
-    assert float(spun) < 1.1, "half of 1.5 s, and Python's start"
-
-
-@pytest.mark.parametrize(
-    ("script", "ended", "output"),
-    [
-        ("exit 7", Outcome(7), []),
-        ("kill -TERM $$", Outcome(-15), []),
-        ("PATH=/bin; exec nowhere", Outcome(127), ["sh: 1: exec: nowhere: not found"]),
-    ],
-)
-async def test_the_exit_of_the_command_is_reported(room: Room, script: str, ended: Outcome, output: list[str]) -> None:
-    assert await room.run(script) == ended
-    assert room.lines == output
-
-
-def test_a_failed_start_reports_the_reason() -> None:
-    long = f"/tmp/{'x' * 200}"  # longer than the path of a socket may be
-    spec = {"cgroups": [], "limits": {}, "trusted": False, "socket": long, "listener": None, "control": "", "data": ""}
-    spec |= {"output": "", "secrets": {}, "report": None}
-    script = f"from workers.sandbox.keeper import run; run({spec})"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
-    assert ended.stderr.splitlines()[-1] == "OSError: AF_UNIX path too long"
 
 
 # -- the end of a command ------------------------------------------------------------------------------------
@@ -260,38 +195,6 @@ async def test_a_stop_allows_a_grace_period(room: Room) -> None:
         await wait_until(lambda: room.lines == ["ready"])
     assert ending.result() == Outcome(4, "stopped")
     assert room.lines[-1] == "stopping"
-
-
-# The relay is the third process that the keeper of an app forks. As on a busy machine, it starts late.
-LATE_RELAY = """
-import os, time
-fork, forks = os.fork, 0
-def fork_late():
-    global forks
-    forks += 1
-    pid = fork()
-    if pid == 0 and forks == 3:
-        time.sleep(2)
-    return pid
-os.fork = fork_late
-"""
-
-
-async def test_an_app_that_ends_at_once_leaves_no_relay_behind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The relay then outlived the app, and the keeper waited for it forever."""
-    monkeypatch.setattr(sandbox, "_KEEPER", LATE_RELAY + sandbox._KEEPER)
-    app = {name: room.build / f"app.{name}" for name in ("link", "socket", "control", "output", "report")}
-    app["link"].symlink_to(room.folder)
-    keeper = room.sandbox.detach(
-        room.command("exit 3", SandboxLimits(), connect=[8080]), room.uid, sandbox.Detached(port=8080, **app)
-    )
-    began = start_time(keeper) or 0
-    try:
-        await wait_until(lambda: not is_running(keeper, began), 15)
-        assert json.loads(app["report"].read_text())["code"] == 3
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(os.getpgid(keeper), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("victim", ["worker", "keeper"])
@@ -341,3 +244,65 @@ def test_without_a_sandbox_the_paths_of_a_command_are_the_machines() -> None:
         "https://example.com/app": "https://example.com/app",
     }.items():
         assert find_real_path(spec, text) == real
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroups, "MOUNT", tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids")
+    (tmp_path / "cgroup.subtree_control").write_text("memory pids cpu")
+    return tmp_path
+
+
+def test_one_group_bounds_everything_and_those_of_killed_keepers_are_removed(parent: Path) -> None:
+    for former in ("capsule-4999999", "capsule-4999999-keeper", alive := f"capsule-{os.getppid()}"):
+        (parent / former).mkdir()
+    group = Cgroup([str(parent)], memory=1 << 20, processes=7, cpus=0.5)
+    folder = parent / f"capsule-{os.getpid()}"
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert {path.name for path in parent.glob("capsule-*")} == {alive, folder.name}
+    cgroups.enter_keepers_group([str(parent)])
+    assert (parent / f"{folder.name}-keeper" / "cpu.max").read_text() == "50000 100000"
+    limits = {"memory.max": "1048576", "memory.swap.max": "0", "pids.max": "7", "cpu.max": "50000 100000"}
+    assert written == limits
+    group.attach(41)
+    assert group.list_processes() == [41]
+    for memory, pids, expected in ((0, 0, ""), (0, 2, "processes"), (1, 2, "memory")):
+        (folder / "memory.events").write_text(f"low 0\noom 3\noom_kill {memory}\n")
+        (folder / "pids.events").write_text(f"max {pids}\n")
+        assert group.find_exceeded() == expected
+
+
+def test_processes_move_out_of_a_group_that_bounds_others(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container sees its own group as the root."""
+    control = parent / "cgroup.subtree_control"
+    control.write_text("")
+    (parent / "cgroup.procs").write_text("1\n23\n")
+    moved: list[str] = []
+    write_text = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        if path == control and not moved:
+            raise OSError(16, "Device or resource busy")
+        if path.name == "cgroup.procs":
+            moved.append(text)
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert cgroups._prepare(parent)
+    assert moved == ["1", "23"]
+    assert control.read_text() == "+memory +pids +cpu"
+
+
+def test_available_memory(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = parent / "meminfo"
+    monkeypatch.setattr(cgroups, "MEMORY_INFO", info)
+    assert read_available_memory() > 1 << 60, "a system without this file has no known limit"
+    info.write_text("MemTotal:  8000 kB\nMemAvailable:   5000 kB\n")
+    assert read_available_memory() == 5_000 * 1_024
+    (parent / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
+    (parent / "memory.current").write_text("5000\n")
+    (parent / "memory.max").write_text("max\n")
+    assert read_available_memory() == 5_000 * 1_024
+    (parent / "memory.max").write_text("6000\n")
+    assert read_available_memory() == 2_000

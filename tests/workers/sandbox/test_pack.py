@@ -8,10 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -113,47 +111,6 @@ def test_what_only_looks_like_a_database_is_copied_as_it_is(data: Data) -> None:
     restored = data.unpack()
     assert (restored / "app.db").read_bytes() == content
     assert (restored / "app.db-wal").read_bytes() == b"also kept"
-
-
-def test_all_locked_databases_together_are_waited_for(data: Data) -> None:
-    """Otherwise an app could hold up its snapshots, and those of others, for each database that it locks."""
-    with contextlib.ExitStack() as stack:
-        for number in range(4):
-            writer = stack.enter_context(
-                contextlib.closing(sqlite3.connect(data.files / f"{number}.db", isolation_level=None))
-            )
-            writer.execute("CREATE TABLE notes (text)")
-            writer.execute("BEGIN EXCLUSIVE")
-        with tarfile.open(data.packed, "w:gz") as tar:
-            locked = 3 * pack.ATTEMPT_SECONDS
-            packer = pack.Packer(tar, str(data.files), str(data.folder / "copy"), MOST, locked_seconds=locked)
-            began = time.monotonic()
-            packer.pack()
-    # Each database has one more attempt, whose failure is not waited for any longer.
-    assert time.monotonic() - began < 8 * pack.ATTEMPT_SECONDS
-    assert data.names() == [f"{number}.db" for number in range(4)], "they are copied as they are"
-
-
-def test_files_that_are_done_take_no_memory(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data of an app may be millions of files."""
-    remembered: list[int] = []
-
-    def count(work: Callable[..., None]) -> Callable[..., None]:
-        def work_and_count(tar: Any, *args: Any, **more: Any) -> None:
-            remembered.append(len(tar.members))
-            work(tar, *args, **more)
-
-        return work_and_count
-
-    for name in ("addfile", "extract"):
-        monkeypatch.setattr(tarfile.TarFile, name, count(getattr(tarfile.TarFile, name)))
-    for number in range(10):
-        (data.files / str(number)).touch()
-    with tarfile.open(data.packed, "w:gz") as tar:
-        pack.Packer(tar, str(data.files), str(data.folder / "copy"), MOST).pack()
-    assert len(os.listdir(data.unpack())) == 10
-    assert len(remembered) == 20
-    assert max(remembered) <= 1
 
 
 def test_a_file_that_shrinks_meanwhile_keeps_the_archive_readable(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""The relay between the visitors of an app and the app, without a sandbox around it."""
+"""The relay between the visitors of an app and the app, without a sandbox around it, and which bytes pass it."""
 
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.relays import relayed, relaying
-from workers.hosting.sleep import Idle, ask_relay, until_readable
+from workers.hosting.sleep import Idle, ask_relay
 from workers.sandbox import network, relay
+from workers.sandbox.trailers import HEAD_BYTES, LINE_BYTES, ResponseReader
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Running = Callable[..., contextlib.AbstractAsyncContextManager["App"]]
@@ -162,28 +164,6 @@ async def test_what_an_app_does_not_read_is_dropped_within_bounds(
 # -- sleep ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_idle_app_gives_its_listener_away_until_the_worker_leaves(app: Running) -> None:
-    async with app() as running:
-        _, visitor = await running.ask()
-        await running.has(1)
-        left = await ask_relay(running.control, 0.5)
-        assert left == 0.5, "a request is in progress"
-        running.connections[0][1].close()
-        visitor.close()
-        await wait_until(lambda: ask_relay(running.control, 30), holds=lambda left: 29 < left < 30)
-        await asyncio.sleep(0.3)
-        idle = await ask_relay(running.control, 0.2)
-        assert isinstance(idle, Idle)
-        assert idle.listener.getsockname() == str(running.path)
-        _, late = await running.ask()
-        await until_readable(idle.listener)
-        assert len(running.connections) == 1, "the relay accepts no connection"
-        idle.listener.close()
-        idle.relay.close()
-        await running.has(2)
-        late.close()
-
-
 async def test_a_connection_whose_visitor_has_left_keeps_no_app_awake(app: Running) -> None:
     async with app(gone_seconds=0.2) as running:
         _, visitor = await running.ask()
@@ -192,20 +172,6 @@ async def test_a_connection_whose_visitor_has_left_keeps_no_app_awake(app: Runni
         await from_app.readuntil(b"\r\n\r\n")
         await asyncio.sleep(0.5)
         assert await ask_relay(running.control, 0.2) == 0.2, "the visitor is there"
-        visitor.close()
-        idle = await wait_until(lambda: ask_relay(running.control, 0.2), holds=lambda idle: isinstance(idle, Idle))
-        idle.listener.close()
-        idle.relay.close()
-
-
-async def test_requests_of_monitors_are_not_counted(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "REQUEST", REQUEST[:-2] + b"user-agent: capsule-uptime\r\n\r\n")
-    async with app() as running:
-        await asyncio.sleep(0.3)
-        _, visitor = await running.ask()
-        await running.has(1)
-        assert await ask_relay(running.control, 0.2) == 0, "it is idle, but its answer must not be cut"
-        running.connections[0][1].close()
         visitor.close()
         idle = await wait_until(lambda: ask_relay(running.control, 0.2), holds=lambda idle: isinstance(idle, Idle))
         idle.listener.close()
@@ -235,3 +201,79 @@ async def test_requests_wait_until_an_app_that_starts_listens(tmp_path: Path) ->
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 5) == b"", "an app that has listened before is not waited for"
         writer.close()
+
+
+COOKIE = b"Set-Cookie: a=1; Domain=apps.test\r\n"
+CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-Encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
+UNCHANGED = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    b"HTTP/1.0 200 OK\n\nuntil the end\r\n0\r\n" + COOKIE,
+    b"HTTP/1.1 304\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nLink: <a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 \r\n\r\n0\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + COOKIE,
+    CHUNKS + LAST,
+    CHUNKS + b'3;name="a"\r\nabc\r\nA \r\n0123456789\r\n' + LAST,
+    CHUNKS + b"5\r\n0\r\n\r\n\r\n" + LAST,
+    b"HTTP/1.1 103 Early Hints\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS + b"1\r\na\r\n" + LAST,
+    CHUNKS + b"3\r\nab",  # cut, and not completed here
+]
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 65_536])
+def test_trailers_are_cut_off(step: int) -> None:
+    head = CHUNKS.replace(b"\r\n\r\n", b"\r\nTrailer: Set-Cookie\r\n\r\n")
+    for chunks in (b"", b"2\r\nok\r\n", b"2\r\nok\r\n1\r\n\n\r\n"):
+        for trailers in (COOKIE, b"X: 1\r\n" + COOKIE * 3, COOKIE.replace(b"\r\n", b"\n"), b" " + COOKIE):
+            for end in (b"0\r\n", b"0000 ;a=b\r\n"):
+                assert passed_on(head + chunks + end + trailers + b"\r\n" + LAST, step) == head + chunks + end + b"\r\n"
+
+
+@pytest.mark.parametrize("step", [1, 3, 65_536])
+@pytest.mark.parametrize("response", UNCHANGED, ids=range(len(UNCHANGED)))
+def test_everything_else_passes_unchanged(response: bytes, step: int) -> None:
+    assert passed_on(response, step) == response
+
+
+def test_each_byte_passes_as_soon_as_its_part_is_known() -> None:
+    response = ResponseReader()
+    assert response.pass_on(CHUNKS[:-1]) == b""
+    assert response.pass_on(CHUNKS[-1:] + b"1") == CHUNKS
+    assert response.pass_on(b"2\r\nab") == b"12\r\nab"
+    assert response.pass_on(b"c") == b"c"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"220 mail.example.com ESMTP\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n Transfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\r\n Transfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\rTransfer-Encoding: chunked\r\n\r\n",
+        CHUNKS + b"\r\n",
+        CHUNKS + b" 1\r\na\r\n",
+        CHUNKS + b"1\na\r\n",
+        CHUNKS + b"-1\r\na\r\n",
+        CHUNKS + b"1" * 16 + b"\r\n",
+        CHUNKS + b"1;" + b"a" * LINE_BYTES,
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * HEAD_BYTES,
+    ],
+    ids=range(13),
+)
+def test_what_may_be_read_in_two_ways_is_refused(response: bytes) -> None:
+    with pytest.raises(OSError, match="the app's response"):
+        passed_on(response, 65_536)
+
+
+def test_many_chunks_and_many_interim_responses_take_little_time() -> None:
+    began = time.process_time()
+    passed_on(CHUNKS + b"1\r\na\r\n" * 100_000 + LAST, 65_536)
+    passed_on(b"HTTP/1.1 103 \r\n\r\n" * 100_000, 65_536)
+    assert time.process_time() - began < 2
+
+
+def passed_on(response: bytes, step: int) -> bytes:
+    reading = ResponseReader()
+    return b"".join(reading.pass_on(response[at : at + step]) for at in range(0, len(response), step))
