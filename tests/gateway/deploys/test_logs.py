@@ -48,7 +48,6 @@ async def test_a_log_is_read_as_it_was_written(logs: StoredLogs, tmp_path: Path)
     assert (found.st_uid, found.st_gid) == (folder.st_uid, folder.st_gid), "a worker that runs as root gives it away"
     assert path.stat().st_size < len(LOG) / 20, "compressed"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "no build can read it"
-    assert sorted(each.name for each in path.parent.iterdir()) == ["dep_1.gz", "dep_2.gz"]
     await logs.write("dep_1", DAY, "again")
     assert await logs.read("dep_1", DAY) == "again"
 
@@ -67,16 +66,11 @@ def test_the_times_of_lines() -> None:
     stored = "without a time\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
     expected = [("without a time", None), ("one", 5), ("with it", 5), ("", 7), ("cut", 7)]
     assert [(line.text, line.time) for line in read_lines(stored)] == expected
-    assert read_lines("") == []
     assert read_lines("\n") == [("", None, 1)]
 
 
 def numbered(first: int, end: int) -> str:
     return "".join(stamp_line(f"line {number} é{'x' * (number % 70)}", number) for number in range(first, end))
-
-
-def texts(log: str) -> list[str]:
-    return [line.text for line in read_lines(log)]
 
 
 def test_a_long_log_keeps_its_first_and_its_last_part() -> None:
@@ -129,4 +123,5 @@ async def test_redis_keeps_a_bounded_log(store: Store, tmp_path: Path) -> None:
     await logs.append(deploy, "Failed: status 7\n")
     await logs.store(deploy)
     assert await store.get(key) is None
-    assert texts(await logs.read(msgspec.structs.replace(deploy, state="failed")))[-1] == "Failed: status 7"
+    stored = read_lines(await logs.read(msgspec.structs.replace(deploy, state="failed")))
+    assert stored[-1].text == "Failed: status 7"

