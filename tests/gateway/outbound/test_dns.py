@@ -59,17 +59,6 @@ async def test_the_next_resolver_is_asked(server: DnsServer) -> None:
     assert await resolver.find_txt(NAME) == ["text"]
 
 
-async def test_the_resolvers_of_the_machine(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    host, port = server.address.split(":")
-
-    def read(resolver: dns.resolver.BaseResolver, _: str) -> None:
-        resolver.nameservers = [dns.nameserver.Do53Nameserver(host, int(port))]
-
-    monkeypatch.setattr(dns.resolver.BaseResolver, "read_resolv_conf", read)
-    server.sets(NAME, "text")
-    assert await Resolver("").find_txt(NAME) == ["text"]
-
-
 async def test_what_cannot_be_asked(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(_: dns.resolver.BaseResolver, __: str) -> None:
         raise dns.resolver.NoResolverConfiguration
