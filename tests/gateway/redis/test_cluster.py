@@ -33,10 +33,9 @@ from gateway.keys import (
     stream_key,
 )
 from gateway.redis.client import Store
-from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import increment_counters
 from tests.support.polling import wait_until
-from tests.support.redis_servers import CLUSTER_OPTIONS, RedisServer, ReplicatedCluster, free_port
+from tests.support.redis_servers import RedisServer, ReplicatedCluster, free_port
 from tests.support.stores import opened
 
 
@@ -51,12 +50,12 @@ async def read_counts(store: Store) -> list[int]:
     return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in PARTITION_TAGS]
 
 
-def tag_on(servers: ReplicatedCluster, index: int) -> str:
-    return next(tag for tag in PARTITION_TAGS if servers.owner(slot_of(tag)) == index)
-
-
 def slot_of(tag: str) -> int:
     return key_slot(tag.strip("{}").encode())
+
+
+def tag_on(servers: ReplicatedCluster, index: int) -> str:
+    return next(tag for tag in PARTITION_TAGS if servers.owner(slot_of(tag)) == index)
 
 
 async def passes(store: Store, tag: str) -> bool:
@@ -111,15 +110,6 @@ async def test_a_seed_that_is_down_is_skipped(cluster: ReplicatedCluster) -> Non
         assert await read_counts(store) == [1] * 16
         async with store.subscription("changes") as subscription:
             assert (await subscription.get_message(timeout=10))["type"] == "subscribe"
-
-
-async def test_a_node_that_knows_few_slots_is_not_trusted(cluster: ReplicatedCluster) -> None:
-    with RedisServer("valkey", *CLUSTER_OPTIONS) as stranger:
-        with stranger.client() as client:
-            client.execute_command("CLUSTER ADDSLOTS", slot_of("{p09}"))
-        for _ in range(10):  # either node may be the first to answer
-            async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{cluster.url.rpartition(',')[2]}") as store:
-                await count_everywhere(store)
 
 
 def begin_move(source: RedisServer, target: RedisServer, slot: int) -> None:
@@ -213,75 +203,15 @@ async def test_no_script_runs_on_half_of_a_partition(cluster: ReplicatedCluster)
         assert await store.client.hgetall(ended_deploys_key("{p09}")) == {"live": "1", "failed": "1"}
 
 
-async def test_a_stream_is_read_while_its_slot_moves(cluster: ReplicatedCluster) -> None:
-    stream, slot = "{p09}:events", slot_of("{p09}")
-    source, target = ends_of_move(cluster, slot)
-    async with opened(cluster.url) as store:
-        reads = store.blocking_client()
-
-        async def read() -> list[str]:
-            """Retries as a worker does when the slot has just moved."""
-
-            async def answered() -> Any:
-                with suppress(BackboneUnavailable), map_redis_errors():
-                    return await reads.xreadgroup("readers", "one", {stream: ">"}, count=10, block=1000)
-                return None
-
-            [[_, entries]] = await wait_until(answered)
-            return [fields["n"] for _, fields in entries]
-
-        await store.client.xgroup_create(stream, "readers", mkstream=True)
-        for n, step in enumerate((begin_move, move_keys, end_move)):
-            await store.client.xadd(stream, {"n": str(n)})
-            assert await read() == [str(n)]
-            await asyncio.to_thread(step, source, target, slot)
-        await store.client.xadd(stream, {"n": "3"})
-        assert await read() == ["3"]
-        await reads.aclose()
-    await asyncio.to_thread(move, target, source, slot)
-
-
-async def test_a_slot_that_no_node_serves_for_a_while(cluster: ReplicatedCluster) -> None:
-    """Its calls fail with CLUSTERDOWN until a node serves it again."""
-    slot = slot_of("{p09}")
-    async with opened(cluster.url) as store:
-        await count_everywhere(store)
-        with cluster.primaries[cluster.owner(slot)].client() as client:
-            client.execute_command("CLUSTER DELSLOTS", slot)
-            assert not await passes(store, "{p09}")
-            client.execute_command("CLUSTER ADDSLOTS", slot)
-
-        async def recovered() -> bool:
-            return await passes(store, "{p09}")
-
-        await wait_until(recovered)
-
-
-async def test_a_frozen_primary_affects_only_its_own_partitions(cluster: ReplicatedCluster) -> None:
-    async with opened(cluster.url) as store:
-        await count_everywhere(store)
-        cluster.primaries[2].freeze()
-        try:
-            frozen = asyncio.create_task(passes(store, tag_on(cluster, 2)))
-            for _ in range(10):
-                assert await passes(store, tag_on(cluster, 1))
-            assert not await frozen
-        finally:
-            cluster.primaries[2].thaw()
-
-
 async def test_a_lost_primary_is_replaced(cluster: ReplicatedCluster) -> None:
     async with opened(cluster.url) as store:
         await count_everywhere(store)
         cluster.primaries[0].kill()
         assert not await passes(store, tag_on(cluster, 0))
+        assert await passes(store, tag_on(cluster, 1)), "the others are served meanwhile"
         await asyncio.to_thread(cluster.fail_over, 0)
 
-        async def recovered() -> bool:
-            return await passes(store, tag_on(cluster, 0))
-
-        await wait_until(recovered, 10)
-        assert await passes(store, tag_on(cluster, 1))
+        await wait_until(lambda: passes(store, tag_on(cluster, 0)), 10)
         await asyncio.to_thread(cluster.fail_back, 0)
 
 
