@@ -38,6 +38,9 @@ async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
         records, commands = DataRecords(store), DataCommands(store)
         await records.write_statuses([(account.id, app, DataStatus(10, "running", "A problem."))])
         await records.add_snapshot(account.id, app, SNAPSHOT)
+        await gw.platform("PUT", f"apps/{app}/suspension", {"reason": "test"})
+        assert (await account.get(f"/account/apps/{app}/data")).json()["state"] == "suspended"
+        await gw.platform("DELETE", f"apps/{app}/suspension")
         shown = (await account.get(f"/account/apps/{app}/data")).json()
         assert (shown["usedBytes"], shown["state"], shown["problem"]) == (10, "running", "A problem.")
         assert shown["snapshots"] == [
@@ -54,22 +57,3 @@ async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
         [deleted] = (await account.get("/account/data/deleted")).json()
         assert (deleted["app"], [each["id"] for each in deleted["snapshots"]]) == (app, ["snp_1"])
         assert (await (await gw.account()).get("/account/data/deleted")).json() == []
-
-
-async def test_the_data_of_a_suspended_app(gw: Gateway) -> None:
-    account = await gw.account()
-    app = await an_app(account)
-    async with opened(gw.redis.url) as store:
-
-        async def states() -> list[str]:
-            found = []
-            for state in ("running", "asleep", "full", "none"):
-                await DataRecords(store).write_statuses([(account.id, app, DataStatus(10, state, ""))])  # type: ignore[arg-type]
-                found.append((await account.get(f"/account/apps/{app}/data")).json()["state"])
-            return found
-
-        for suspended in (f"apps/{app}", f"accounts/{account.id}"):
-            await gw.platform("PUT", f"{suspended}/suspension", {"reason": "test"})
-            assert await states() == ["suspended", "suspended", "full", "none"]
-            await gw.platform("DELETE", f"{suspended}/suspension")
-            assert await states() == ["running", "asleep", "full", "none"]
