@@ -161,6 +161,7 @@ FAULTY_ZIPS = [
         packed((entry("link", stat.S_IFLNK | 0o777), b"/etc/passwd")),
         "the link 'link'; replace it with its file, or pack a tar.gz",
     ),
+    (packed((entry("pipe", stat.S_IFIFO | 0o644), b"")), "'pipe', which is neither a file nor a folder"),
     (encrypted(), r"'secret\.txt', which is encrypted"),
     (packed(("/etc/x", b"")), "'/etc/x', which leaves its folder"),
     (packed(("a/../../x", b"")), r"'a/\.\./\.\./x', which leaves its folder"),

@@ -16,7 +16,6 @@ api_url
 database_url
   Field required [type=missing, input_value={}, input_type=dict]
 """
-DJANGO = "django.core.exceptions.ImproperlyConfigured: Set the DATABASE_URL environment variable"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,7 @@ DJANGO = "django.core.exceptions.ImproperlyConfigured: Set the DATABASE_URL envi
         '  File "/app/main.py", line 3, in <module>\n    os.environ["DATABASE_URL"]\nKeyError: \'DATABASE_URL\'',
         "KeyError: 'API_URL'\nrestarting\n\x1b[31mKeyError: 'DATABASE_URL'\x1b[0m",
         PYDANTIC,
-        DJANGO,
+        "django.core.exceptions.ImproperlyConfigured: Set the DATABASE_URL environment variable",
         'environs.exceptions.EnvError: Environment variable "DATABASE_URL" not set',
         "Error: process.env.DATABASE_URL is undefined",
         "Error: Missing environment variable: DATABASE_URL",
