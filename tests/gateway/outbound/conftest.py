@@ -56,12 +56,6 @@ async def forever() -> None:
     await asyncio.sleep(60)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 class Recorder:
     """Answers every request with 200 and records it."""
 

@@ -101,17 +101,11 @@ async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeRece
     assert time.monotonic() - began < PATIENCE_SECONDS
 
 
-async def test_a_broken_body_ends_the_call_at_once_and_an_endless_one_soon(
-    client: Client, receiver: FakeReceiver
-) -> None:
-    for body, seconds in (
-        ([Raw(BAD_CHUNK[:-4]), 0.1, Raw(BAD_CHUNK[-4:]), HANG], outbound.DRAIN_SECONDS),
-        ([Head(200), *[b"x", 0.05] * 200], outbound.DRAIN_SECONDS + 2),
-    ):
-        receiver.plays("/events", body)
-        began = time.monotonic()
-        assert await post(client, receiver.url()) == 200
-        assert time.monotonic() - began < seconds
+async def test_an_endless_body_ends_the_call_soon(client: Client, receiver: FakeReceiver) -> None:
+    receiver.plays("/events", [Head(200), *[b"x", 0.05] * 200])
+    began = time.monotonic()
+    assert await post(client, receiver.url()) == 200
+    assert time.monotonic() - began < outbound.DRAIN_SECONDS + 2
 
 
 async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:

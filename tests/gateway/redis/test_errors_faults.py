@@ -4,7 +4,6 @@ import ssl
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from gateway.errors import BackboneUnavailable
@@ -78,10 +77,3 @@ async def test_a_password_that_is_wrong() -> None:
 )
 def test_an_error_is_known_by_its_code(text: str, code: str, reason: str) -> None:
     assert (code_of(ResponseError(text)), describe(ResponseError(text))) == (code, reason)
-
-
-def test_the_cause_below_a_wrapper_counts() -> None:
-    wrapper = RedisConnectionError("Error 111 connecting to secret-host:6379.")
-    wrapper.__context__ = ConnectionRefusedError(111, "refused")  # redis-py names no cause
-    assert code_of(wrapper) == "ConnectionError"
-    assert describe(wrapper) == "Redis is not running"
