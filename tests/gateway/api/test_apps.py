@@ -346,7 +346,6 @@ async def test_an_app_after_a_bad_week(app: App, tmp_path: Path) -> None:
 
     findings = await read(app, "/findings")
     assert [each["cve"] for each in findings] == ["CVE-2", "CVE-3", "CVE-1"]
-    assert findings[0]["fixedIn"] == "1.0.1"
     assert findings[0]["deadlineAt"] > shown["createdAt"]
     assert [each["cve"] for each in await read(app, "/findings?limit=1")] == ["CVE-2"]
     crashes = await read(app, "/crashes")
@@ -356,7 +355,6 @@ async def test_an_app_after_a_bad_week(app: App, tmp_path: Path) -> None:
     text = (await capsule("apps", "show", app.name)).out
     for words in ("An Authority", "down 3 min", "in 2 outages", "CVE-2", "1.0.1", "out of memory", "exit code 3"):
         assert words in text
-    assert (await capsule("apps", "show", app.name, "--json")).json.keys() >= {"healthDays", "findings", "crashes"}
     assert "NOT_FOUND" in await capsule.refused("apps", "show", "somebody-elses")
 
 
@@ -370,14 +368,8 @@ async def put_limits(app: App, body: Any) -> httpx.Response:
     return await app.account.call("PUT", f"/account/apps/{app.name}/limits", body)
 
 
-async def limits_of(app: App) -> dict[str, Any]:
-    response = await app.account.get(f"/account/apps/{app.name}/limits")
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 async def test_a_put_changes_the_limits_that_it_names(app: App) -> None:
-    assert await limits_of(app) == NO_LIMITS
+    assert await read(app, "/limits") == NO_LIMITS
     for body in (
         {"dailyEuro": "0.50", "requestsPerMinute": 10},
         {"userDailyEuro": "0.000000001"},
@@ -386,10 +378,10 @@ async def test_a_put_changes_the_limits_that_it_names(app: App) -> None:
         {"dailyEuro": "0"},
         NO_LIMITS,
     ):
-        expected = {**await limits_of(app), **body}
+        expected = {**await read(app, "/limits"), **body}
         response = await put_limits(app, body)
         assert (response.status_code, response.json()) == (200, expected)
-        assert await limits_of(app) == expected
+        assert await read(app, "/limits") == expected
 
 
 async def test_refused_limits(gw: Gateway, backend: FakeAppBackend) -> None:
@@ -409,7 +401,7 @@ async def test_refused_limits(gw: Gateway, backend: FakeAppBackend) -> None:
     ):
         error = refused(await put_limits(app, body), 400, "REQUEST_MALFORMED")
         assert error["message"].startswith(message), error
-    assert await limits_of(app) == NO_LIMITS
+    assert await read(app, "/limits") == NO_LIMITS
     for rate in (-1, 1_000_001, 1.5):
         fields = {"account": app.account.id, "limits": {"requestsPerMinute": rate}}
         error = refused(await gw.platform("PUT", f"apps/{app.name}", fields), 400, "REQUEST_MALFORMED")
@@ -420,7 +412,7 @@ async def test_operators_limit_the_values(gw: Gateway, backend: FakeAppBackend) 
     app = await gw.app(backend, "starter", limits={"requestsPerMinute": 3000, "userRequestsPerMinute": None})
     shown = (await gw.platform("GET", f"apps/{app.name}")).json()["limits"]
     assert shown == {"requestsPerMinute": 3000}
-    spend = (await app.account.get(f"/account/apps/{app.name}/spend")).json()
+    spend = await read(app, "/spend")
     widest = {"dailyEuro": "0.50", "userDailyEuro": "0.50", "requestsPerMinute": 3000, "userRequestsPerMinute": 20}
     assert spend["widest"] == widest
     assert (spend["settled"], spend["reserved"], spend["cap"]) == (0, 0, 500_000_000)
@@ -428,8 +420,8 @@ async def test_operators_limit_the_values(gw: Gateway, backend: FakeAppBackend) 
     refused(await put_limits(app, {"requestsPerMinute": 3001}), 400, "REQUEST_MALFORMED")
     # With a smaller plan the limits stay, and the narrower ones apply.
     await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
-    assert (await limits_of(app))["dailyEuro"] == "0.5"
-    spend = (await app.account.get(f"/account/apps/{app.name}/spend")).json()
+    assert (await read(app, "/limits"))["dailyEuro"] == "0.5"
+    spend = await read(app, "/spend")
     assert (spend["cap"], spend["widest"]["dailyEuro"]) == (50_000_000, "0.05")
 
 
@@ -453,7 +445,7 @@ async def test_an_accounts_own_cap_replaces_the_plans(gw: Gateway, backend: Fake
     answer = await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "starter"})
     assert (answer.json()["plan"], answer.json()["dailyEuro"]) == ("starter", "3.5")
     assert (await put_limits(app, {"dailyEuro": "3.5", "userDailyEuro": "3.4"})).status_code == 200
-    spend = (await account.get(f"/account/apps/{app.name}/spend")).json()
+    spend = await read(app, "/spend")
     assert (spend["cap"], spend["widest"]["dailyEuro"]) == (3_500_000_000, "3.50")
     error = refused(await put_limits(app, {"dailyEuro": "3.500000001"}), 400, "REQUEST_MALFORMED")
     assert error["message"] == "dailyEuro: the account allows at most 3.50 euro per day."

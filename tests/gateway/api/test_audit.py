@@ -108,7 +108,6 @@ async def test_a_reason_is_recorded(gw: Gateway) -> None:
     for header, reason in (
         ("Load test is over", "Load test is over"),
         ("%C3%9Cberlastung%3A%20100%25", "Überlastung: 100%"),
-        ("%C3%A9" * 500, "é" * 500),
     ):
         answer = await with_reason(gw, header)
         assert answer.status_code == 200, answer.text
@@ -118,7 +117,6 @@ async def test_a_reason_is_recorded(gw: Gateway) -> None:
         [""],
         ["%C3%A9" * 501],
         ["two%0Alines"],
-        ["%1B%5B31mred"],
         ["%E2%80%AEbackwards"],  # another direction
         ["%FF"],
         ["one", "two"],

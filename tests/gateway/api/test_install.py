@@ -29,17 +29,6 @@ async def run(home: Path, command: str, given: str = "") -> subprocess.Completed
     return await asyncio.to_thread(subprocess.run, shell, cwd=home, env=variables, input=given, **options)
 
 
-async def install(gw: Gateway, home: Path) -> subprocess.CompletedProcess[str]:
-    """Installs the command line with the line that people paste, and links what it requires."""
-    done = await run(home, f"curl -fsSL {gw.address}/install.sh | sh")
-    environment = home / ".local" / "share" / "capsule" / "environment"
-    if not done.returncode:
-        wheel = home / client_wheel().name
-        wheel.write_bytes(client_wheel().content)
-        assert not link_requirements(wheel, environment)
-    return done
-
-
 async def test_an_address_of_the_operator_is_quoted(tmp_path: Path) -> None:
     """It may have any character, and the shell must run none of it."""
     script = make_script("https://api.example.com/$(touch${IFS}ran);'`touch ran`").body.decode()
@@ -76,7 +65,10 @@ async def test_login_deploy_and_logs(host: Host, tmp_path: Path) -> None:
     """With nothing else than a shell, curl and Python: neither the service nor its packages are there."""
     home, gw = tmp_path / "home", host.gateway
     home.mkdir()
-    done = await install(gw, home)
+    done = await run(home, f"curl -fsSL {gw.address}/install.sh | sh")
+    wheel = home / client_wheel().name
+    wheel.write_bytes(client_wheel().content)
+    assert not link_requirements(wheel, home / ".local" / "share" / "capsule" / "environment")
     program = home / ".local" / "bin" / "capsule"
     assert done.stdout == f"Installed {program}.\nNext: capsule login --url {gw.address}\n", done.stderr
     assert not done.stderr

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from litestar import Litestar
 
-from gateway.api import openapi
-from gateway.app import create_app
 from gateway.deploys.manifest import manifest_schema
-from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
@@ -103,46 +99,6 @@ async def test_no_answer_of_an_account_is_stored(gw: Gateway, backend: FakeAppBa
                 assert answer.headers.get_list("cache-control") == ["no-store"], (path, answer.status_code)
                 statuses.add(answer.status_code)
     assert statuses >= {200, 401, 404}
-
-
-async def test_nor_is_the_answer_to_a_change(gw: Gateway) -> None:
-    account = await gw.account()
-    for path, body in (
-        ("/register", {"name": "Somebody"}),
-        ("/mcp", {}),
-        ("/dashboard/session", {"apiKey": "csk_none"}),
-        ("/account/nothing", {}),
-        ("/account/keys", {"name": "x" * 1_000}),
-    ):
-        answer = await account.call("POST", path, body)
-        assert answer.headers.get_list("cache-control") == ["no-store"], (path, answer.status_code)
-        if answer.status_code == 201:
-            gw.confidential.add(answer.json()["apiKey"])
-
-
-@pytest.fixture(scope="module")
-def app() -> Litestar:
-    return create_app(Settings()).litestar
-
-
-async def test_every_operation_has_a_summary_a_tag_and_a_response(app: Litestar) -> None:
-    paths = openapi.build(app)["paths"]
-    assert app.openapi_schema.to_schema()["paths"].keys() < paths.keys()
-    for path, item in paths.items():
-        for method, operation in item.items():
-            assert operation["summary"], (method, path)
-            assert len(operation["tags"]) == 1, (method, path)
-            assert any(status.startswith("2") for status in operation["responses"]), (method, path)
-
-
-async def test_a_suspension_is_documented_wherever_it_refuses(app: Litestar) -> None:
-    """Of an app, and of an account that is being deleted, which then changes only what leaving needs."""
-    paths, refused = openapi.build(app)["paths"], set[str]()
-    for path, item in paths.items():
-        refused |= {f"{m} {path}" for m, o in item.items() if "APP_SUSPENDED" in str(o["responses"].get("403"))}
-    assert refused >= {f"{m} {path}" for path in paths if path.startswith("/capsule/") for m in paths[path]}
-    assert refused >= {"post /account/keys", "put /account/apps/{app}/limits"}
-    assert not refused & {"get /account", "delete /account/keys/{key_id}", "post /account/apps/{app}/token-check"}
 
 
 async def test_the_schema_of_manifests_is_public(gw: Gateway) -> None:

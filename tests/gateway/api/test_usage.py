@@ -136,18 +136,15 @@ async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provi
     assert await ids("code=SPEND_CAP_REACHED") == [dear.headers["X-Request-Id"]]
     assert await ids(f"before={list(rows)[2]}&limit=3") == list(rows)[3:6]
     assert await ids(f"before={gone}&outcome=answered") == [in_full, whole.headers["X-Request-Id"]]
-    fourth = arrivals[3]
-    assert await ids(f"from={fourth}") == [id for id, row in rows.items() if row["at"] >= fourth]
-    assert await ids(f"to={fourth}") == [id for id, row in rows.items() if row["at"] < fourth]
+    assert await ids(f"from={arrivals[3]}") == [id for id, row in rows.items() if row["at"] >= arrivals[3]]
+    assert await ids(f"to={arrivals[3]}") == [id for id, row in rows.items() if row["at"] < arrivals[3]]
 
     async def detail(id: str) -> dict[str, Any]:
         shown = (await app.account.get(f"/account/requests/{id}")).json()
         own = {name: shown.pop(name) for name in ("reservedNanoEuro", "waitedMs", "limits")}
-        attempts = [(each["provider"], each["code"]) for each in shown.pop("attempts")]
-        assert (shown.pop("provider"), shown.pop("region"), attempts) in (
-            (None, None, []),
-            ("default", "fr-par", [("default", shown["code"])]),
-        )
+        tried = [("default", shown["code"])] if shown["provider"] else []
+        assert [(each["provider"], each["code"]) for each in shown.pop("attempts")] == tried
+        assert (shown.pop("provider"), shown.pop("region")) in ((None, None), ("default", "fr-par"))
         assert shown == rows[id]
         return own | {"limits": {limit["name"]: (limit["limit"], limit["used"]) for limit in own["limits"]}}
 
@@ -271,8 +268,6 @@ async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:
     figures = (await app.account.get("/account/requests/figures?code=TOKEN_MISSING")).json()
     assert (figures["matching"], figures["logged"], figures["codes"]) == (2, 5, {"TOKEN_MISSING": 2})
     assert figures["values"] == {"apps": [app.name], "models": ["gpt-oss-120b"], "codes": ["TOKEN_MISSING"]}
-    platform = (await app.gateway.platform("GET", f"accounts/{app.account.id}/requests/figures")).json()
-    assert platform["matching"] == 5
     headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
     response = await app.gateway.http.get("/account/requests?outcome=answered", headers=headers)
     assert response.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
