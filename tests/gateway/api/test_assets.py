@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.api import assets
-from gateway.api.assets import BundleError, Bundler, accepts_gzip
+from gateway.api.assets import BundleError, Bundler
 from tests.support.gateway_process import Gateway
 
 LIMIT = 200_000  # bytes of a page and its files, as transferred
@@ -65,13 +65,6 @@ def test_names_of_modules_do_not_collide(write: Path) -> None:
 def test_other_syntax_is_refused_with_its_line(write: Path, text: str, line: int) -> None:
     with pytest.raises(BundleError, match=rf"page\.js:{line}: "):
         bundle(write, page=text, other="export const x = 1;\n")
-
-
-def test_only_browsers_that_accept_it_get_gzip() -> None:
-    for header in ("gzip, deflate, br", "br;q=1, GZIP ; q=0.5"):
-        assert accepts_gzip(header)
-    for header in ("gzip;q=0", "identity", ""):
-        assert not accepts_gzip(header)
 
 
 # -- responses -----------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ async def test_bodies_that_are_refused(account: Account, app: str) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED"), body
     wrong = await account.call("PUT", path, {"GOOD": "x", "BAD": 5})
     assert wrong.json()["error"]["message"] == "BAD: must be text or null, not a whole number."
-    assert (await account.call("PUT", path, {"A": "x" * 65_535})).is_success
-    assert (await account.call("PUT", path, {"A": "x" * 32_000})).is_success
+    for size in (65_535, 32_000):
+        assert (await account.call("PUT", path, {"A": "x" * size})).is_success
     assert (await account.call("PUT", path, {"B": "x" * 33_600})).status_code == 400
     assert (await account.call("PUT", path, {"A": None, "B": "x" * 33_600})).is_success
     assert (await account.call("PUT", path, {f"V{n}": "x" for n in range(500)})).status_code == 400

@@ -75,7 +75,6 @@ def test_the_times_of_lines() -> None:
     stored = "without a time\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
     expected = [("without a time", None), ("one", 5), ("with it", 5), ("", 7), ("cut", 7)]
     assert [(line.text, line.time) for line in read_lines(stored)] == expected
-    assert read_lines("\n") == [("", None, 1)]
 
 
 def numbered(first: int, end: int) -> str:

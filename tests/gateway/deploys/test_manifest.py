@@ -1,7 +1,6 @@
 """The manifest: what it may contain, the position of each fault, and its effect on the app's record."""
 
 import contextlib
-import json
 import time
 
 import pytest
@@ -15,7 +14,6 @@ from gateway.deploys.manifest import (
     ManifestDev,
     ManifestError,
     apply_manifest,
-    manifest_schema,
     parse_manifest,
     seal_manifest,
     undo_manifest,
@@ -172,9 +170,3 @@ def test_a_path_is_verified_anew_after_a_rename_only_where_the_name_matters(
 ) -> None:
     app = set_fields(APP, {"auth": auth})
     assert (app.auth_digest == set_fields(app, {"name": "renamed"}).auth_digest) is same
-
-
-def test_the_schema_has_a_definition_of_each_table_and_no_null() -> None:
-    schema = manifest_schema()
-    assert "null" not in json.dumps(schema)
-    assert set(schema["properties"]) == {"name", "build", "auth", "dev"}

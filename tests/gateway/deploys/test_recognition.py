@@ -67,24 +67,21 @@ def test_django_settings_may_fill_the_allowed_hosts_later(tmp_path: Path) -> Non
         assert write(tmp_path, files).rule == "Django"
 
 
-def angular(tmp_path: Path, targets: str = "architect", builder: str = "@angular/build", **options: Any) -> Build:
-    target = {"builder": f"{builder}:{options.pop('kind', 'application')}", "options": options}
-    workspace = {"projects": {"shop": {targets: {"build": target}}, "other": {}}}
-    return write(tmp_path, {"package.json": package("@angular/build"), "angular.json": json.dumps(workspace)}).build
-
-
 @pytest.mark.parametrize(
     ("options", "output", "start"),
     [
         ({"outputPath": "www/"}, "www/browser", None),
         ({"outputPath": {"base": "www", "browser": ""}}, "www", None),
-        ({"builder": "@angular-devkit/build-angular", "kind": "browser", "outputPath": "dist/old"}, "dist/old", None),
+        ({"builder": "@angular-devkit/build-angular:browser", "outputPath": "dist/old"}, "dist/old", None),
         ({"outputMode": "server", "ssr": {"entry": "src/server.ts"}}, "dist", "node dist/shop/server/server.mjs"),
         ({"ssr": {"entry": "server.ts"}, "prerender": True}, "dist", "node dist/shop/server/server.mjs"),
     ],
 )
 def test_angular(tmp_path: Path, options: dict[str, Any], output: str, start: str | None) -> None:
-    build = angular(tmp_path, **options)
+    builder = options.get("builder", "@angular/build:application")
+    workspace = {"projects": {"shop": {"architect": {"build": {"builder": builder, "options": options}}}, "other": {}}}
+    files = {"package.json": package("@angular/build"), "angular.json": json.dumps(workspace)}
+    build = write(tmp_path, files).build
     assert (build.output, build.start) == (output, start)
 
 

@@ -1,16 +1,12 @@
 """The store with single servers and with a cluster of three."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis.crc
 
-from gateway.accounts.records import App
-from gateway.accounts.registry import Registry
-from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, SpendCapReached
 from gateway.inference.spend import scripts
 from gateway.inference.spend.limits import Limits
@@ -19,9 +15,7 @@ from gateway.redis import client as store_module
 from gateway.redis.client import LUA_FOLDER, Store, patient
 from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
-from tests.support.background import in_background
 from tests.support.logs import captured
-from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, ReplicatedCluster
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
@@ -145,34 +139,6 @@ async def test_a_patient_store_waits_for_the_server(tmp_path: Path) -> None:
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def following(url: str) -> AsyncIterator[Registry]:
-    async with opened(url) as store:
-        registry = Registry(store, Vault(""))
-        async with in_background(registry.cache.follow_changes()) as task:
-            await wait_until(lambda: registry.cache.is_current or task.done())
-            assert not task.done(), task.exception()
-            yield registry
-
-
-async def test_changes_cross_the_nodes_of_a_cluster(cluster: ReplicatedCluster) -> None:
-    async with following(cluster.url) as first, following(cluster.url) as second:
-        account, api_key = await first.create_account("One", "free")
-        assert (await second.api_keys.identify(api_key)).account == account.id
-        for n in range(12):  # names on all nodes
-            before = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="")
-            after = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="", customDomain="a.example")
-            await first.put_app(before, None)
-            assert await second.app(before.name) == before
-            await first.put_app(after, before)
-
-            async def is_current(after: App = after) -> bool:
-                return await second.app(after.name) == after
-
-            await wait_until(is_current)
-        assert len(await second.list_apps(account.id)) == 12
 
 
 async def test_leases_are_found_on_every_node(cluster: ReplicatedCluster) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -122,22 +123,34 @@ def move(source: RedisServer, target: RedisServer, slot: int) -> None:
 
 
 async def test_a_slot_moves_under_load(cluster: ReplicatedCluster) -> None:
-    """Nodes answer ASK while the keys move, and MOVED afterwards. No call fails, and each runs once."""
-    slot = slot_of("{p09}")
+    """Nodes answer ASK while the keys move, and MOVED afterwards. No call fails, and each runs once.
+
+    A stream is read as before.
+    """
+    slot, stream = slot_of("{p09}"), "{p09}:events"
     source, target = ends_of_move(cluster, slot)
     async with opened(cluster.url) as store:
-        calls = 0
+        calls, reads = 0, store.blocking_client()
 
         async def call() -> None:
             nonlocal calls
             await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
             calls += 1
 
+        async def read() -> Any:
+            with suppress(BackboneUnavailable):  # a worker tries again, too
+                return await reads.xreadgroup("readers", "one", {stream: ">"}, count=10, block=1000)
+
         await call()
+        await store.client.xgroup_create(stream, "readers", mkstream=True)
         for step in (begin_move, move_keys, end_move):
             await asyncio.to_thread(step, source, target, slot)
             await asyncio.gather(*(call() for _ in range(20)))
+            await store.client.xadd(stream, {"step": step.__name__})
+            [[_, [(_, fields)]]] = await wait_until(read)
+            assert fields == {"step": step.__name__}
         await call()
+        await reads.aclose()
         with target.client() as client:
             assert int(client.hget("{p09}:tests", "calls")) == calls == 62
     await asyncio.to_thread(move, target, source, slot)

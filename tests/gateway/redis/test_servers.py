@@ -1,15 +1,9 @@
-"""Addresses in GATEWAY_REDIS_URL, and a primary that Sentinel replaces."""
+"""Addresses in GATEWAY_REDIS_URL."""
 
-from contextlib import suppress
 from pathlib import Path
 
-from gateway.errors import BackboneUnavailable
-from gateway.redis.scripts import increment_counters
 from gateway.redis.servers import Node, parse
 from gateway.settings import load
-from tests.support.polling import wait_until
-from tests.support.redis_servers import replicated, sentinels
-from tests.support.stores import opened
 
 
 def test_the_ca_file_applies_unless_the_address_names_another(tmp_path: Path) -> None:
@@ -29,21 +23,3 @@ def test_nodes_have_default_ports_and_credentials_apply_to_all(tmp_path: Path) -
     (ca := tmp_path / "ca.pem").touch()
     servers = parse(f"rediss+cluster://me:secret@a,b?ssl_ca_certs={ca}")
     assert servers.options == {"username": "me", "password": "secret", "ssl": True, "ssl_ca_certs": str(ca)}
-
-
-async def test_sentinel_names_the_new_primary() -> None:
-    with replicated() as (primary, replica), sentinels(primary) as url:
-        async with opened(url) as store:
-
-            async def passes() -> bool:
-                with suppress(BackboneUnavailable):
-                    await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
-                    return await store.check_writes() == (1, [])
-                return False
-
-            await wait_until(passes, 10)
-            primary.kill()
-            assert not await passes()
-            await wait_until(passes, 20, 0.1)
-            with replica.client() as client:
-                assert client.hget("{p09}:tests", "calls"), "replicated before the failover, or written since"
