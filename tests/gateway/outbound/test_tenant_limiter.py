@@ -55,6 +55,17 @@ async def test_turns_that_end_go_to_those_who_wait_in_rotation() -> None:
     assert (limiter._free, limiter._held, limiter._waiting) == (2, {}, {})
 
 
+async def test_a_slot_that_comes_with_the_cancellation_is_free_again() -> None:
+    limiter = TenantLimiter(1)
+    release = await limiter.acquire("a")
+    waiting = asyncio.create_task(limiter.acquire("b"))
+    await asyncio.sleep(0)
+    release()
+    await cancel(waiting)
+    async with asyncio.timeout(1):
+        await limiter.acquire("c")
+
+
 async def test_cancellation_neither_loses_nor_duplicates_slots() -> None:
     """Tasks are canceled at random: while they wait, at the moment they are served, and while they hold a slot."""
     limiter, holding, dice = TenantLimiter(8), Counter[str](), random.Random(5)

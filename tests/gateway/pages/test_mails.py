@@ -119,7 +119,8 @@ def test_a_name_that_is_the_address_of_a_page_is_in_no_mail() -> None:
         "ftp://evil",
     ):
         assert name_account("acc_1", name) == "acc_1"
-    assert name_account("acc_1", "bücher。example") == "acc_1", "a browser reads this dot, too"
+    for name in ("evil．example", "bücher。example"):  # other dots, which browsers read as one
+        assert name_account("acc_1", name) == "acc_1"
 
 
 def test_what_customers_write_changes_no_header_and_no_tag() -> None:
