@@ -108,7 +108,7 @@ class Answers:
     [
         ([Answers(4, 1, 1), Answers(4, 1, 1)], 1),
         ([Answers(3, 1, 1), Answers(4, 2, 2)], 2),  # the first was partitioned
-        ([Answers(4, 1, 1), Answers(4, 1, 2)], 2),  # the second leads a switchover
+        ([Answers(4, 2, 2), Answers(4, 2, 1)], 1),  # the second leads a switchover
         ([Answers(4, 1, 1, dead=True), Answers(4, 2, 2)], 2),
         ([Answers(4, 1, 1, down=True), Answers(4, 1, 1, dead=True)], None),
     ],
