@@ -1,10 +1,12 @@
-"""Account holders create, change and delete their own apps, within their plan, and cannot affect others' apps."""
+"""Account holders create, show, limit, change and delete their own apps, and cannot affect others' apps."""
 
 import asyncio
 import json
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +14,13 @@ import pytest
 import pytest_asyncio
 
 from gateway.accounts.app_changes import CHANGES
-from gateway.keys import partition_tag
+from gateway.accounts.domain_observations import Certificate, write_certificates
+from gateway.ids import day_of
+from gateway.keys import certificate_key, health_days_key, health_key, partition_tag, site_key
+from gateway.monitors import history
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
+from tests.support.command_line import Tool
 from tests.support.deployment import packed
 from tests.support.deploys import an_app, report_phases
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -22,6 +28,8 @@ from tests.support.key_leaks import find_keys
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NO_SETTINGS = {"auth": {"kind": "jwks"}, "repository": None, "build": None}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -72,8 +80,7 @@ async def test_an_own_app(gw: Gateway, backend: FakeAppBackend) -> None:
     assert (view["name"], view["status"], view["customDomain"]) == (name, "never-live", None)
     assert view["url"] == f"https://{name}.apps.localhost"
     for path in (name, view["id"]):
-        settings = (await call(account, "GET", f"/{path}/settings")).json()
-        assert settings == {"auth": {"kind": "jwks"}, "repository": None, "build": None}
+        assert (await call(account, "GET", f"/{path}/settings")).json() == NO_SETTINGS
     changed = await call(account, "PATCH", f"/{name}", {"auth": {"kind": "jwks", "url": backend.jwks_url}})
     assert changed.json()["auth"] == {"kind": "jwks", "url": backend.jwks_url}
     answered(await App(account, name, backend).ask("what is a capsule?"))
@@ -115,34 +122,12 @@ async def test_a_plans_apps(gw: Gateway) -> None:
     await gw.platform("PUT", f"apps/{a_name()}", {"account": account.id})
     for _ in range(2):
         await created(account)
-    answer = await create(account, a_name())
-    assert full(answer)
-    assert "allows 3 app" in answer.json()["error"]["message"]
+    assert full(await create(account, a_name()))
     await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "max"})
     first = await created(account)
     await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "starter"})
     assert (await call(account, "DELETE", f"/{first}")).status_code == 204
     assert full(await create(account, a_name()))
-
-
-async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, twin: Gateway) -> None:
-    """A late deletion must not remove an app that was created after it, by the same account or by another one."""
-    account, other, name = await gw.account("free"), await gw.account(), a_name()
-    for owners in ([account], [account, other]):
-        calls = [call(account, "DELETE", f"/{name}", at=at) for at in (gw, twin) for _ in range(20)]
-        calls += [create(owner, name, at=at) for owner in owners for at in (gw, twin) for _ in range(20)]
-        secrets.SystemRandom().shuffle(calls)
-        if name not in await names(account):
-            await created(account, name)
-        codes = {answer.status_code for answer in await asyncio.gather(*calls)}
-        assert codes <= {201, 204, 404, 409, 429}, codes
-        found = [each.id for each in (account, other) if name in await names(each)]
-        record = await gw.platform("GET", f"apps/{name}")
-        assert found == ([record.json()["account"]] if record.status_code == 200 else [])
-        if found == [account.id]:
-            assert full(await create(account, a_name()))
-        elif found:
-            assert (await call(other, "GET", f"/{name}/settings")).status_code == 200
 
 
 async def test_the_number_of_changes_per_minute_is_limited(hosting: Gateway) -> None:
@@ -183,13 +168,12 @@ async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) 
     assert (await call(account, "GET", f"/{name}/settings")).json() == expected == answer.json()
     branch = {"repository": {"url": "https://git.example.com/a.git", "branch": "next"}}
     assert (await call(account, "PATCH", f"/{name}", branch)).json()["repository"]["hasCredentials"] is True
-    elsewhere = {"repository": {"url": "https://evil.example.com/a.git"}}
-    moved = {**elsewhere["repository"], "branch": None, "hasCredentials": False}
-    assert (await call(account, "PATCH", f"/{name}", elsewhere)).json()["repository"] == moved
+    elsewhere = {"url": "https://evil.example.com/a.git"}
+    moved = await call(account, "PATCH", f"/{name}", {"repository": elsewhere})
+    assert moved.json()["repository"] == {**elsewhere, "branch": None, "hasCredentials": False}
     cleared = await call(account, "PATCH", f"/{name}", {"auth": None, "build": None, "repository": None})
     assert cleared.json().pop("authCheck")["ok"] is False
-    settings = (await call(account, "GET", f"/{name}/settings")).json()
-    assert settings == {"auth": {"kind": "jwks"}, "repository": None, "build": None}
+    assert (await call(account, "GET", f"/{name}/settings")).json() == NO_SETTINGS
 
 
 async def test_other_fields_cannot_be_set(gw: Gateway, app: App) -> None:
@@ -220,18 +204,13 @@ async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> No
     """Each change applies to the present record, not to the one that its request read."""
     account, other = await gw.account(), await gw.account()
     name = await created(account)
-    bodies: list[dict[str, Any]] = [{"build": {"command": "make"}}, {"auth": {"kind": "jwks", "issuer": "i"}}]
-    bodies.append({"repository": {"url": "https://git.example.com/a"}})
-    answers = await asyncio.gather(
-        *[call(account, "PATCH", f"/{name}", body, at=at) for body, at in zip(bodies, (gw, twin, gw), strict=True)]
-    )
-    assert {answer.status_code for answer in answers} == {200}
+    build, auth = {"build": {"command": "make"}}, {"auth": {"kind": "jwks", "issuer": "i"}}
+    changes = [call(account, "PATCH", f"/{name}", body, at=at) for body, at in ((build, gw), (auth, twin))]
+    assert {answer.status_code for answer in await asyncio.gather(*changes)} == {200}
     settings = (await call(account, "GET", f"/{name}/settings")).json()
-    assert settings["build"]["command"] == "make"
-    assert settings["auth"]["issuer"] == "i"
-    assert settings["repository"]["url"] == "https://git.example.com/a"
+    assert (settings["build"]["command"], settings["auth"]["issuer"]) == ("make", "i")
     move = gw.platform("PUT", f"apps/{name}", {"account": other.id})
-    await asyncio.gather(move, *[call(account, "PATCH", f"/{name}", bodies[0], at=twin) for _ in range(10)])
+    await asyncio.gather(move, *[call(account, "PATCH", f"/{name}", build, at=twin) for _ in range(10)])
     assert (await gw.platform("GET", f"apps/{name}")).json()["account"] == other.id
 
 
@@ -251,9 +230,8 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway) -> None:
         for phase in ("build", "health", "canary"):
             await gw.platform("POST", f"deploys/{waiting}/phases", {"phase": phase, "ok": True})
         queued = await publish(account, name)
-        answer = (
-            await call(account, "DELETE", f"/{name}") if made == "POST" else await gw.platform("DELETE", f"apps/{name}")
-        )
+        own = made == "POST"
+        answer = await (call(account, "DELETE", f"/{name}") if own else gw.platform("DELETE", f"apps/{name}"))
         assert answer.status_code == 204, answer.text
         deploy = (await account.get(f"/account/deploys/{queued}")).json()
         assert (deploy["state"], deploy["error"]) == ("canceled", "the app was deleted")
@@ -282,9 +260,8 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
     hook = (await call(attacker, "POST", f"/{name}/hooks", {"name": "ci"})).json()["url"]
     gw.confidential.add(hook.rpartition("/")[2])
     await call(attacker, "PUT", f"/{name}/env", {"LD": "x"})
-    await call(
-        attacker, "PATCH", f"/{name}", {"build": {"command": "evil"}, "repository": {"url": "https://e.example"}}
-    )
+    evil = {"build": {"command": "evil"}, "repository": {"url": "https://e.example"}}
+    await call(attacker, "PATCH", f"/{name}", evil)
     running = await publish(attacker, name)
     await report_phases(gw, running, "build")
     assert (await call(attacker, "DELETE", f"/{name}")).status_code == 204
@@ -292,8 +269,7 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
     await report_phases(gw, running, "health", "canary")  # the attacker's deploy continues
     assert (await gw.http.post(httpx.URL(hook).path)).status_code == 404
     assert (await call(victim, "GET", f"/{name}/env")).json() == []
-    empty = {"auth": {"kind": "jwks"}, "repository": None, "build": None}
-    assert (await call(victim, "GET", f"/{name}/settings")).json() == empty
+    assert (await call(victim, "GET", f"/{name}/settings")).json() == NO_SETTINGS
     (view,) = (await call(victim, "GET", "")).json()
     assert view["status"] == "never-live"
     assert (await victim.get("/account/deploys")).json() == []
@@ -301,9 +277,6 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
     # The attacker tries again, by name and by the former id.
     for path in (name, view["id"]):
         refused(await call(attacker, "DELETE", f"/{path}"), 404, "NOT_FOUND")
-    again = await created(attacker)
-    assert (await attacker.get("/account/hooks")).json() == []
-    assert (await call(attacker, "GET", f"/{again}/env")).json() == []
 
 
 async def test_the_name_of_a_live_app_stays_reserved_for_its_account(hosting: Gateway) -> None:
@@ -318,3 +291,184 @@ async def test_the_name_of_a_live_app_stays_reserved_for_its_account(hosting: Ga
     refused(await create(other, name), 409, "NAME_TAKEN")
     assert (await gw.platform("PUT", f"apps/{name}", {"account": other.id})).status_code == 200
     assert await names(other) == [name]
+
+
+# -- details --------------------------------------------------------------------------------------------------
+
+
+DAY_MS = 86_400_000
+
+
+async def read(app: App, path: str = "") -> Any:
+    answer = await app.account.get(f"/account/apps/{app.name}{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def live_through_a_bad_week(app: App) -> None:
+    """An outage that ended, one that has not, a certificate, two crashes and three findings."""
+    tag, now = partition_tag(app.account.id), int(time.time() * 1000)
+    past = history.split_outage(now - 5 * DAY_MS, now - 5 * DAY_MS + 60_000)
+    state = {"status": "unhealthy", "since": now - 120_000}
+    with app.gateway.redis.client() as client:
+        client.hset(health_days_key(tag, app.name), mapping={**past, f"{day_of(now - 3 * DAY_MS)}:down": 0})
+        client.expire(health_days_key(tag, app.name), 600)
+        client.hset(health_key(tag, app.name), mapping={"version": 1, "state": json.dumps(state)})
+        client.hset(site_key(app.account.id, app.name), "live", "dep_1")
+        certificates = {"a.example": Certificate("f", now + DAY_MS, "An Authority")}
+        client.hset(certificate_key(tag, app.name), mapping=write_certificates(certificates))
+    for crash in ({"reason": "exit", "exitCode": 3}, {"reason": "oom"}):
+        assert (await app.gateway.platform("POST", f"apps/{app.name}/crashes", crash)).status_code == 202
+    findings = [
+        {"cve": cve, "component": "left-pad@1.0.0", "severity": severity, "fixedIn": fixed}
+        for cve, severity, fixed in (("CVE-1", "low", None), ("CVE-2", "high", "1.0.1"), ("CVE-3", "critical", "2"))
+    ]
+    answer = await app.gateway.platform("POST", f"apps/{app.name}/findings", {"findings": findings})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_an_app_after_a_bad_week(app: App, tmp_path: Path) -> None:
+    await live_through_a_bad_week(app)
+    shown = await read(app)
+    [listed] = (await app.account.get("/account/apps")).json()
+    assert {name: shown[name] for name in listed} == listed
+    assert (shown["health"], shown["liveDeploy"]) == ("unhealthy", "dep_1")
+    assert shown["openFindings"] == {"red": 2, "yellow": 1}
+    assert shown["certificate"].items() >= {"domain": "a.example", "issuer": "An Authority"}.items()
+    days = shown["healthDays"]
+    assert sum(day["outages"] for day in days[-7:-2]) == 1
+    assert sum(day["downMs"] or 0 for day in days[-7:-2]) == 60_000
+    assert days[-4] == {"day": days[-4]["day"], "downMs": 0, "outages": 0}
+    # The current outage counts until now: today and, just after midnight, also yesterday.
+    assert 120_000 <= sum(day["downMs"] or 0 for day in days[-2:]) < 600_000
+
+    findings = await read(app, "/findings")
+    assert [each["cve"] for each in findings] == ["CVE-2", "CVE-3", "CVE-1"]
+    assert findings[0]["deadlineAt"] > shown["createdAt"]
+    assert [each["cve"] for each in await read(app, "/findings?limit=1")] == ["CVE-2"]
+    crashes = await read(app, "/crashes")
+    assert [(each["reason"], each["exitCode"]) for each in crashes] == [("oom", None), ("exit", 3)]
+
+    capsule = Tool(app.gateway.address, app.account.key, tmp_path)
+    text = (await capsule("apps", "show", app.name)).out
+    for words in ("An Authority", "down 3 min", "in 2 outages", "CVE-2", "1.0.1", "out of memory", "exit code 3"):
+        assert words in text
+    assert "NOT_FOUND" in await capsule.refused("apps", "show", "somebody-elses")
+
+
+# -- limits ---------------------------------------------------------------------------------------------------
+
+
+NO_LIMITS = {"dailyEuro": None, "userDailyEuro": None, "requestsPerMinute": None, "userRequestsPerMinute": None}
+
+
+async def put_limits(app: App, body: Any) -> httpx.Response:
+    return await app.account.call("PUT", f"/account/apps/{app.name}/limits", body)
+
+
+async def test_a_put_changes_the_limits_that_it_names(app: App) -> None:
+    assert await read(app, "/limits") == NO_LIMITS
+    for body in (
+        {"dailyEuro": "0.50", "requestsPerMinute": 10},
+        {"userDailyEuro": "0.000000001"},
+        {"dailyEuro": None, "userRequestsPerMinute": 0},
+        {},
+        {"dailyEuro": "0"},
+        NO_LIMITS,
+    ):
+        expected = {**await read(app, "/limits"), **body}
+        response = await put_limits(app, body)
+        assert (response.status_code, response.json()) == (200, expected)
+        assert await read(app, "/limits") == expected
+
+
+async def test_refused_limits(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "free")
+    for body, message in (
+        ({"dailyEuro": "0.050000001"}, "dailyEuro: the plan allows at most 0.05 euro per day."),
+        ({"userDailyEuro": "1"}, "userDailyEuro: the plan allows at most 0.05 euro per day."),
+        ({"requestsPerMinute": 31}, "requestsPerMinute: from 0 to 30 "),
+        ({"userRequestsPerMinute": 21}, "userRequestsPerMinute: from 0 to 20 "),
+        ({"requestsPerMinute": -1}, "requestsPerMinute: must be at least 0"),
+        ({"dailyEuro": 0.01}, "dailyEuro: "),
+        *(
+            ({"dailyEuro": text}, "dailyEuro: an amount in euro as text")
+            for text in ("", "-0.01", "1e-3", "0.0000000001", " 0.01", "00.01", "NaN", "٠", "0.01\n")
+        ),
+        ({"perDay": "0.01"}, "body: "),
+    ):
+        error = refused(await put_limits(app, body), 400, "REQUEST_MALFORMED")
+        assert error["message"].startswith(message), error
+    assert await read(app, "/limits") == NO_LIMITS
+    for rate in (-1, 1_000_001, 1.5):
+        fields = {"account": app.account.id, "limits": {"requestsPerMinute": rate}}
+        error = refused(await gw.platform("PUT", f"apps/{app.name}", fields), 400, "REQUEST_MALFORMED")
+        assert error["message"].startswith("limits.requestsPerMinute: ")
+
+
+async def test_operators_limit_the_values(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "starter", limits={"requestsPerMinute": 3000, "userRequestsPerMinute": None})
+    shown = (await gw.platform("GET", f"apps/{app.name}")).json()["limits"]
+    assert shown == {"requestsPerMinute": 3000}
+    spend = await read(app, "/spend")
+    widest = {"dailyEuro": "0.50", "userDailyEuro": "0.50", "requestsPerMinute": 3000, "userRequestsPerMinute": 20}
+    assert spend["widest"] == widest
+    assert (spend["settled"], spend["reserved"], spend["cap"]) == (0, 0, 500_000_000)
+    assert (await put_limits(app, {"requestsPerMinute": 3000, "dailyEuro": "0.5"})).status_code == 200
+    refused(await put_limits(app, {"requestsPerMinute": 3001}), 400, "REQUEST_MALFORMED")
+    # With a smaller plan the limits stay, and the narrower ones apply.
+    await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
+    assert (await read(app, "/limits"))["dailyEuro"] == "0.5"
+    spend = await read(app, "/spend")
+    assert (spend["cap"], spend["widest"]["dailyEuro"]) == (50_000_000, "0.05")
+
+
+# -- an account's own cap ------------------------------------------------------------------------------------
+
+
+async def cap(account: Account, value: str | None) -> dict[str, Any]:
+    answer = await account.gateway.platform("PATCH", f"accounts/{account.id}", {"dailyEuro": value})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_an_accounts_own_cap_replaces_the_plans(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "free")
+    account = app.account
+    assert "dailyEuro" not in await cap(account, None)
+    assert (await cap(account, "3.5"))["dailyEuro"] == "3.5"
+    assert (await account.spend())["cap"] == 3_500_000_000
+    answered(await app.ask("hello"))
+    # It stays when the plan changes, and limits of apps may go up to it.
+    answer = await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "starter"})
+    assert (answer.json()["plan"], answer.json()["dailyEuro"]) == ("starter", "3.5")
+    assert (await put_limits(app, {"dailyEuro": "3.5", "userDailyEuro": "3.4"})).status_code == 200
+    spend = await read(app, "/spend")
+    assert (spend["cap"], spend["widest"]["dailyEuro"]) == (3_500_000_000, "3.50")
+    error = refused(await put_limits(app, {"dailyEuro": "3.500000001"}), 400, "REQUEST_MALFORMED")
+    assert error["message"] == "dailyEuro: the account allows at most 3.50 euro per day."
+    [row] = (await gw.platform("GET", f"accounts?search={account.id}")).json()["accounts"]
+    assert (row["cap"], row["dailyEuro"]) == (3_500_000_000, "3.5")
+    # A narrower one wins over the app's.
+    await cap(account, "0.000000001")
+    refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
+    await cap(account, "0")
+    refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
+    refused(await app.post(content=b"{"), 402, "SPEND_CAP_REACHED")
+    assert (await account.spend())["cap"] == 0
+    await cap(account, None)
+    assert (await account.spend())["cap"] == 500_000_000
+    answered(await app.ask("hello"))
+
+
+async def test_refused_caps(gw: Gateway) -> None:
+    account = await gw.account()
+    for value in ("-1", "1e3", "NaN", "0.0000000001", "1000000.01", 5, "1" * 33):
+        answer = await gw.platform("PATCH", f"accounts/{account.id}", {"dailyEuro": value})
+        assert "dailyEuro" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+    refused(await gw.platform("PATCH", f"accounts/{account.id}", {"cap": "1"}), 400, "REQUEST_MALFORMED")
+    refused(await gw.platform("PATCH", "accounts/acc_nobody", {"dailyEuro": "1"}), 404, "NOT_FOUND")
+    await cap(account, "1000000")
+    await cap(account, "0.5")
+    record, *_ = (await gw.platform("GET", "audit?limit=1")).json()
+    assert record["details"] == {"dailyEuro": "0.5", "dailyEuro before": "1000000"}

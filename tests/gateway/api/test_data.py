@@ -6,9 +6,9 @@ import pytest
 
 from gateway.data.commands import DataCommands
 from gateway.data.records import DataRecords, DataStatus, Snapshot
-from tests.support.accounts import Account
 from tests.support.deploys import an_app
 from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
 from tests.support.stores import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -32,19 +32,21 @@ async def test_an_app_without_data(gw: Gateway) -> None:
 
 
 async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
-    account: Account = await gw.account()
+    account = await gw.account()
     app = await an_app(account)
     async with opened(gw.redis.url) as store:
         records, commands = DataRecords(store), DataCommands(store)
         await records.write_statuses([(account.id, app, DataStatus(10, "running", "A problem."))])
         await records.add_snapshot(account.id, app, SNAPSHOT)
+        await gw.platform("PUT", f"apps/{app}/suspension", {"reason": "test"})
+        assert (await account.get(f"/account/apps/{app}/data")).json()["state"] == "suspended"
+        await gw.platform("DELETE", f"apps/{app}/suspension")
         shown = (await account.get(f"/account/apps/{app}/data")).json()
         assert (shown["usedBytes"], shown["state"], shown["problem"]) == (10, "running", "A problem.")
-        assert shown["snapshots"] == [
-            {"id": "snp_1", "at": SNAPSHOT.at, "bytes": 100, "reason": "deploy", "deployId": "dep_1"}
-        ]
+        snapshot = {"id": "snp_1", "at": SNAPSHOT.at, "bytes": 100, "reason": "deploy", "deployId": "dep_1"}
+        assert shown["snapshots"] == [snapshot]
         answer = await account.call("POST", f"/account/apps/{app}/data/restore", {"snapshotId": "snp_1"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "NO_DEPLOY_YET")
+        refused(answer, 409, "NO_DEPLOY_YET")
         gone = await account.get(f"/account/apps/{app}/data/snapshots/snp_1")
         assert gone.status_code == 404, "its object is gone"
         assert (await account.call("DELETE", f"/account/apps/{app}")).status_code == 204
@@ -54,22 +56,3 @@ async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
         [deleted] = (await account.get("/account/data/deleted")).json()
         assert (deleted["app"], [each["id"] for each in deleted["snapshots"]]) == (app, ["snp_1"])
         assert (await (await gw.account()).get("/account/data/deleted")).json() == []
-
-
-async def test_the_data_of_a_suspended_app(gw: Gateway) -> None:
-    account = await gw.account()
-    app = await an_app(account)
-    async with opened(gw.redis.url) as store:
-
-        async def states() -> list[str]:
-            found = []
-            for state in ("running", "asleep", "full", "none"):
-                await DataRecords(store).write_statuses([(account.id, app, DataStatus(10, state, ""))])  # type: ignore[arg-type]
-                found.append((await account.get(f"/account/apps/{app}/data")).json()["state"])
-            return found
-
-        for suspended in (f"apps/{app}", f"accounts/{account.id}"):
-            await gw.platform("PUT", f"{suspended}/suspension", {"reason": "test"})
-            assert await states() == ["suspended", "suspended", "full", "none"]
-            await gw.platform("DELETE", f"{suspended}/suspension")
-            assert await states() == ["running", "asleep", "full", "none"]

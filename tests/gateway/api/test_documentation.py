@@ -29,9 +29,8 @@ async def test_each_page(gw: Gateway) -> None:
     assert (await gw.http.get("/docs/nothing")).status_code == 404
     assert "<script" not in render_document("docs/security.md").content
     sections = (await gw.http.get("/docs/search.json")).json()
-    for word in ("cron", "refund", "support bundle"):
-        found = {address.partition("#")[0] for address, *_, text in sections if word in text.lower()}
-        assert "/docs/not-offered" in found, word
+    found = {address.partition("#")[0] for address, *_, text in sections if "refund" in text.lower()}
+    assert "/docs/not-offered" in found
 
 
 async def test_links_lead_to_pages_and_headings(gw: Gateway) -> None:
@@ -47,24 +46,8 @@ async def test_links_lead_to_pages_and_headings(gw: Gateway) -> None:
 
 
 async def test_the_first_page_is_for_account_holders(gw: Gateway) -> None:
-    """It needs no clone of the service. The pages of its operators and developers are apart, and last."""
+    """It needs no clone of the service."""
     assert {target.partition("#")[0] for _, pages in menu() for _, target in pages} == {*ADDRESSES} - {"/docs"}
     page = (await gw.http.get("/docs")).text.partition("<main")[2].partition("</main>")[0]
-    beginning = page.partition("<h2")[0]
-    assert f"curl -fsSL {gw.address}/install.sh | sh" in beginning
+    assert f"curl -fsSL {gw.address}/install.sh | sh" in page.partition("<h2")[0]
     assert "make run" not in page
-    groups = {title: {target.rpartition("/")[2] for _, target in pages} for title, pages in menu()}
-    assert [*groups] == ["Start", "Guides", "Reference", "Operate the service", "Develop the service"]
-    operators = {"install", "redis", "scaling", "keyspace", "runbook", "settings", "metrics", "backup", "monitoring"}
-    assert operators <= groups["Operate the service"]
-    assert "chaos" in groups["Develop the service"]
-    tutorial = (await gw.http.get("/docs/first-capsule")).text.partition("<main")[2]
-    assert "make run" not in tutorial.partition('id="publish-it"')[0]
-
-
-async def test_the_first_page_is_not_sent_again_to_a_browser_that_has_it(gw: Gateway) -> None:
-    for path in ("/docs", "/docs/"):
-        page = await gw.http.get(path)
-        assert (page.status_code, page.headers["cache-control"]) == (200, "no-cache")
-        again = await gw.http.get(path, headers={"If-None-Match": page.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")

@@ -66,25 +66,20 @@ async def test_each_member_chooses_for_themselves(gw: Gateway, mailing: Gateway,
     """A viewer chooses none, and neither does an API key, which has no address."""
     account = await mailing.account()
     email = new_email()
-    ada, bob, viewer = [
-        await member(account, each, role)
-        for each, role in ((email, "developer"), (new_email(), "developer"), (new_email(), "viewer"))
-    ]
+    ada, bob = await member(account, email), await member(account, new_email())
+    viewer = await member(account, new_email(), "viewer")
     assert (await ada.call("GET", "/account/notices")).json() == NONE
     chosen = {"budget": True, "finding": True}
     assert (await ada.call("PUT", "/account/notices", chosen)).json() == NONE | chosen
-    assert (await ada.call("GET", "/account/notices")).json() == NONE | chosen
     assert (await ada.call("PUT", "/account/notices", {"appDown": True})).json() == NONE | {"appDown": True}
     assert (await bob.call("GET", "/account/notices")).json() == NONE
     assert (await ada.call("GET", "/account")).json()["notices"] is True
     refused(await ada.call("PUT", "/account/notices", {"deploys": True}), 400, "REQUEST_MALFORMED")
-    trail = (await account.get("/account/audit")).json()
-    assert "choose_notices" in [change["action"] for change in trail]
+    assert (await account.get("/account/audit")).json()[0]["action"] == "choose_notices"
     for caller in (viewer, account):
         refused(await caller.call("PUT", "/account/notices", {"budget": True}), 403, "NOT_PERMITTED")
         assert "notices" not in (await caller.call("GET", "/account")).json()
     refused(await account.get("/account/notices"), 403, "NOT_PERMITTED")
-    refused(await account.call("PUT", "/account/notices", {"budget": "x"}), 400, "REQUEST_MALFORMED")
     with mailing.redis.client() as client:
         assert client.hlen(notices_key(account.id)) == 1
         await account.call("DELETE", f"/account/members/{email}")
@@ -102,11 +97,10 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member
     for each in (*members, other):
         await each.call("PUT", "/account/notices", {"budget": True})
     link = path_of(email, "notices")
-    for _ in range(2):
-        page = await mailing.http.get(link)
-        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert '<form method="post">' in page.text
-        assert "form-action 'self'" in page.headers["content-security-policy"]
+    page = await mailing.http.get(link)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert '<form method="post">' in page.text
+    assert "form-action 'self'" in page.headers["content-security-policy"]
     assert (await members[0].call("GET", "/account/notices")).json()["budget"] is True
     for _ in range(2):
         ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import pytest
 from gateway.accounts.session_store import SESSION_SECONDS
 from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, OPERATOR
 from gateway.accounts.viewers import FIGURES
-from gateway.api.assets import PAGES, bundles
-from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
+from gateway.api.assets import bundles
+from gateway.deploys.pods import NodeLoad, PodReport, write_pod_report
 from gateway.keys import PODS_KEY
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens
@@ -30,8 +29,6 @@ from tests.support.stores import opened
 from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-STYLE = (PAGES / "shared" / "style.css").read_text()
 OWN = {f"{each} 'self'" for each in ("script-src", "style-src", "font-src", "connect-src", "form-action")}
 NONE = {f"{each} 'none'" for each in ("default-src", "base-uri", "frame-ancestors")}
 POLICY = {*OWN, *NONE, "img-src 'self' data:"}
@@ -44,7 +41,7 @@ POLICY = {*OWN, *NONE, "img-src 'self' data:"}
         ("/dashboard", "text/html"),
         ("/ops", "text/html"),
         *((f"{page}.js", "text/javascript") for page in ("dashboard", "ops", "public")),
-        *((f"{page}.css", "text/css") for page in ("dashboard", "public")),
+        ("dashboard.css", "text/css"),
         ("/pages/capsule.svg", "image/svg+xml"),
     ],
 )
@@ -79,30 +76,8 @@ async def test_a_sessions_token_cannot_be_read(gw: Gateway, visitor: Visitor) ->
     account = await gw.account()
     await visitor.log_in(account.key)
     session = await visitor.call("GET", "/dashboard/session")
-    assert (session.json()["email"], session.json()["account"], session.json()["role"]) == (None, account.id, "owner")
+    assert session.json().items() >= {"email": None, "account": account.id, "role": "owner"}.items()
     assert visitor.token not in session.text
-
-
-def color(name: str, scheme: int) -> list[float]:
-    values = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", STYLE)
-    assert values, name
-    digits = values[1 + scheme].removeprefix("#")
-    return [int(digits[n : n + 2], 16) / 255 for n in (0, 2, 4)]
-
-
-def luminance(name: str, scheme: int) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color(name, scheme)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-async def test_colors_have_enough_contrast(scheme: int) -> None:
-    """WCAG AA: 4.5 to 1 for text, 3 to 1 for the edges of controls and for marks."""
-    text, marks = ("ink", "quiet", "bad"), ("edge", "good", "warn", "busy", "accent")
-    for ratio, names in ((4.5, text), (3.0, marks)):
-        for name, ground in product(names, ("ground", "surface")):
-            low, high = sorted((luminance(name, scheme), luminance(ground, scheme)))
-            assert (high + 0.05) / (low + 0.05) >= ratio, (name, ground)
 
 
 # -- the operators' page --------------------------------------------------------------------------------------
@@ -156,8 +131,7 @@ async def test_an_account_is_not_an_operator(gw: Gateway, visitor: Visitor) -> N
 async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, visitor: Visitor) -> None:
     await visitor.log_in_as_operator()
     with gw.redis.client() as client:
-        mine = [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator")]
-        for key in mine:
+        for key in [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator")]:
             assert 0 < client.ttl(key) <= SESSION_SECONDS
             client.set(key, "operator:" + "0" * 32, keepttl=True)  # as if another token were set now
     refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
@@ -168,15 +142,7 @@ async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, vis
 
 async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
     """On Kubernetes, they have the report of the pods."""
-    at = "2026-11-28T09:00:00.000Z"
-    report = PodReport(
-        at,
-        total=3,
-        states=PodStates(running=1, failing=1, waitingForRoom=1),
-        failures={"CrashLoopBackOff": 1},
-        nodes=[NodeLoad("node-1", 2, 400_000_000, 1_600_000_000)],
-        waiting=[WaitingPod("app_1", "dep_1", at, "0/1 nodes are available: 1 Insufficient memory.")],
-    )
+    report = PodReport("2026-11-28T09:00:00.000Z", total=3, nodes=[NodeLoad("node-1", 2, 400_000_000, 1_600_000_000)])
     settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}"}
     async with launch(COUNTED_SOON, **settings) as gw:
         assert (await snapshot(gw))["pods"] == msgspec.to_builtins(PodReport())
@@ -190,7 +156,7 @@ async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend
         refused(await app.ask(""), 400, "REQUEST_MALFORMED")
         await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
         seen = await wait_until(
-            lambda: snapshot(gw), holds=lambda seen: sum(minute["requests"] for minute in seen["minutes"]) == 3
+            lambda: snapshot(gw), holds=lambda seen: sum(m["requests"] for m in seen["minutes"]) == 3
         )
         assert seen["pods"]["at"] is None
         assert sum(minute["codes"].get("REQUEST_MALFORMED", 0) for minute in seen["minutes"]) == 1
@@ -213,12 +179,10 @@ async def test_the_number_of_viewers_is_limited_and_a_drain_ends_their_streams(l
     async with launch(GATEWAY_OPERATOR_TOKENS=f"bob={bob}") as gw, AsyncExitStack() as viewers:
         gw.confidential.add(bob)
         half = FIGURES.limit // 2
-        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(half)]
-        for each in seen:
-            await anext(each)
+        for _ in range(half):
+            await anext(await viewers.enter_async_context(watching(gw)))
         refused(await gw.http.get("/ops/events", headers=BEARER), 429, "VIEWERS_LIMITED")
-        bobs = await viewers.enter_async_context(watching(gw, Authorization=f"Bearer {bob}"))
-        await anext(bobs)
+        await anext(await viewers.enter_async_context(watching(gw, Authorization=f"Bearer {bob}")))
         await viewers.aclose()
 
         async def room() -> bool:
@@ -226,8 +190,7 @@ async def test_the_number_of_viewers_is_limited_and_a_drain_ends_their_streams(l
                 return response.status_code == 200
 
         await wait_until(room)
-        account = await gw.account()
-        headers = {"Authorization": f"Bearer {account.key}"}
+        headers = {"Authorization": f"Bearer {(await gw.account()).key}"}
         async with watching(gw) as last, gw.http.stream("GET", "/account/changes", headers=headers) as changes:
             await anext(last)
             stopping = asyncio.create_task(gw.stop())
@@ -236,19 +199,3 @@ async def test_the_number_of_viewers_is_limited_and_a_drain_ends_their_streams(l
                     pass
                 await changes.aread()
             assert await stopping is not None  # it was not killed
-
-
-async def test_the_stream_reports_when_redis_is_away_and_back(gw: Gateway) -> None:
-    async with watching(gw) as seen:
-        first = await anext(seen)
-        assert (first.event, first.json()["pods"]) == ("message", None), "there is no cluster"
-        gw.redis.freeze()
-        try:
-            async with asyncio.timeout(15):
-                while (await anext(seen)).event != "away":
-                    pass
-        finally:
-            gw.redis.thaw()
-        async with asyncio.timeout(15):
-            while (await anext(seen)).event != "message":
-                pass

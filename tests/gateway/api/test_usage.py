@@ -5,7 +5,6 @@ import csv
 import io
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.gateway.conftest import COUNTED_SOON
 from tests.support.accounts import Account, App
 from tests.support.fixtures import module_fixture
 from tests.support.full_hours import HOUR_SECONDS, wait_past_end_of
-from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.responses import refused
@@ -31,6 +30,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 QWEN = "qwen3.6-35b-a3b"
 COUNTS = ("requests", "refused", "failed", "interrupted", "inputTokens", "outputTokens")
 COUNTS += ("nanoEuro", "interruptedNanoEuro")
+FIELDS = {"id", "at", "app", "model", "status", "code", "inputTokens", "outputTokens", "nanoEuro"}
+FIELDS |= {"ttftMs", "durationMs", "reason"}
 
 
 @module_fixture
@@ -44,11 +45,10 @@ async def single(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactor
 async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
     """Waits until `number` requests are logged."""
 
-    async def logged() -> list[dict[str, Any]] | None:
-        rows = (await account.get("/account/requests")).json()
-        return rows if len(rows) >= number else None
+    async def logged() -> Any:
+        return (await account.get("/account/requests")).json()
 
-    rows = await wait_until(logged, 15)
+    rows: list[dict[str, Any]] = await wait_until(logged, 15, holds=lambda rows: len(rows) >= number)
     assert len(rows) == number
     return rows
 
@@ -67,12 +67,6 @@ def total(rows: list[dict[str, Any]], **only: str) -> dict[str, int]:
     return {name: sum(row[name] for row in chosen) for name in COUNTS if any(row[name] for row in chosen)}
 
 
-async def stop_after_a_token(app: App, prompt: str, **fields: Any) -> str:
-    async with app.stream(prompt, **fields) as source:
-        await anext(source.aiter_sse())
-        return source.response.headers["X-Request-Id"]
-
-
 async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
     """Each request is logged, whether it is answered, interrupted, failed or refused, and the sums match the spend."""
     app = await single.app(backend, plan="free")
@@ -84,7 +78,9 @@ async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provi
         assert [event async for event in source.aiter_sse()]
         in_full = source.response.headers["X-Request-Id"]
     broken = await app.ask(cut, **short)
-    gone = await stop_after_a_token(app, stopped, model=QWEN, **short)
+    async with app.stream(stopped, model=QWEN, **short) as source:
+        await anext(source.aiter_sse())
+        gone = source.response.headers["X-Request-Id"]
     failed = await app.ask(provider.plays(answer(500, {"error": {"message": "x"}})), **short)
     stranger = await app.ask("x", token="no.token.at.all")
     faulty = await app.ask("x", maxTokens=0)
@@ -97,12 +93,7 @@ async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provi
     assert settled == cost(70, 30) + cost(7, 3, QWEN) + lost
 
     rows = {row["id"]: row for row in await requests_of(app.account, 8)}
-    assert all(
-        row.keys()
-        == {"id", "at", "app", "model", "status", "code", "inputTokens", "outputTokens", "nanoEuro"}
-        | {"ttftMs", "durationMs", "reason"}
-        for row in rows.values()
-    )
+    assert all(row.keys() == FIELDS for row in rows.values())
     seen = {id: (row["model"], row["status"], row["code"], row["nanoEuro"]) for id, row in rows.items()}
     gpt = "gpt-oss-120b"
     assert seen == {
@@ -119,9 +110,9 @@ async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provi
     assert (first["app"], first["inputTokens"], first["outputTokens"]) == (app.name, 70, 30)
     assert {id for id, row in rows.items() if row["ttftMs"] is not None} == {in_full, gone}
     assert all(0 <= row["durationMs"] < 30_000 for row in rows.values())
-    arrivals = [datetime.fromisoformat(row["at"]) for row in rows.values()]
+    arrivals = [row["at"] for row in rows.values()]
     assert arrivals == sorted(arrivals, reverse=True)
-    assert timedelta(0) <= datetime.now(UTC) - arrivals[0] < timedelta(minutes=1)
+    assert now_iso(time.time() - 60) < arrivals[0] <= now_iso()
 
     by_model = await usage_of(app.account, group="model")
     assert total(by_model) == dict(zip(COUNTS, (8, 4, 1, 2, 77, 33, settled, lost), strict=True))
@@ -143,24 +134,17 @@ async def test_every_kind_of_end(single: Gateway, backend: FakeAppBackend, provi
     assert set(await ids("outcome=interrupted")) == {broken.headers["X-Request-Id"], gone}
     assert await ids(f"outcome=interrupted&model={QWEN}&app={app.name}") == [gone]
     assert await ids("code=SPEND_CAP_REACHED") == [dear.headers["X-Request-Id"]]
-    assert await ids("app=another") == []
     assert await ids(f"before={list(rows)[2]}&limit=3") == list(rows)[3:6]
-    assert await ids(f"before={gone}&outcome=answered") == [whole.headers["X-Request-Id"], in_full][::-1]
-    assert await ids(f"before={list(rows)[-1]}") == []
-    fourth = [row["at"] for row in rows.values()][3]
-    assert await ids(f"from={fourth}") == [id for id, row in rows.items() if row["at"] >= fourth]
-    assert await ids(f"to={fourth}&outcome=refused") == [
-        id for id, row in rows.items() if row["at"] < fourth and row["status"] in (400, 401, 402, 500)
-    ]
+    assert await ids(f"before={gone}&outcome=answered") == [in_full, whole.headers["X-Request-Id"]]
+    assert await ids(f"from={arrivals[3]}") == [id for id, row in rows.items() if row["at"] >= arrivals[3]]
+    assert await ids(f"to={arrivals[3]}") == [id for id, row in rows.items() if row["at"] < arrivals[3]]
 
     async def detail(id: str) -> dict[str, Any]:
         shown = (await app.account.get(f"/account/requests/{id}")).json()
         own = {name: shown.pop(name) for name in ("reservedNanoEuro", "waitedMs", "limits")}
-        attempts = [(each["provider"], each["code"]) for each in shown.pop("attempts")]
-        assert (shown.pop("provider"), shown.pop("region"), attempts) in (
-            (None, None, []),
-            ("default", "fr-par", [("default", shown["code"])]),
-        )
+        tried = [("default", shown["code"])] if shown["provider"] else []
+        assert [(each["provider"], each["code"]) for each in shown.pop("attempts")] == tried
+        assert (shown.pop("provider"), shown.pop("region")) in ((None, None), ("default", "fr-par"))
         assert shown == rows[id]
         return own | {"limits": {limit["name"]: (limit["limit"], limit["used"]) for limit in own["limits"]}}
 
@@ -202,18 +186,14 @@ async def test_the_wait_for_a_permit(single: Gateway, backend: FakeAppBackend) -
     prompt = single.provider.plays(1.5, tokens("a"))
     first = asyncio.create_task(app.ask(prompt))
     await wait_until(lambda: single.provider.asked(prompt))
-    second, _ = await app.ask("x"), await first
-    await requests_of(app.account, 2)
-    shown = (await app.account.get(f"/account/requests/{second.headers['X-Request-Id']}")).json()
-    assert 1000 <= shown["waitedMs"] <= shown["durationMs"]
-    shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
-    assert shown["waitedMs"] < 1000
+    second = await app.logged((await app.ask("x")).headers["X-Request-Id"])
+    assert 1000 <= second["waitedMs"] <= second["durationMs"]
+    assert (await app.logged((await first).headers["X-Request-Id"]))["waitedMs"] < 1000
 
 
 async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
     headers = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
-    for asked in (headers, {}):
-        assert (await app.gateway.http.options(app.path, headers=asked)).status_code == 204
+    assert (await app.gateway.http.options(app.path, headers=headers)).status_code == 204
     assert (await app.gateway.http.get(f"{app.path}/models", headers=app.headers())).status_code == 200
     assert (await app.gateway.http.post("/capsule/nobody-s-app/ai")).status_code == 404
     assert (await app.post(None, headers={"Origin": "https://evil.example"})).status_code == 403
@@ -268,8 +248,8 @@ async def test_ranges(app: App, hours: int) -> None:
     assert rows[-1] == [now_iso(hours), "notes", "1", *["0"] * 7]
 
 
-RANGES = ("from=yesterday", "to=", "from=2026-07-02&to=2026-07-01", "from=2026-07-02&to=2026-07-02", "from=noon")
-LIMITS, CODES = ("limit=0", "limit=1001", "limit=x"), ("code=", "code=token", "code=A%0A", "code=TOKEN-INVALID")
+RANGES = ("from=yesterday", "to=", "from=2026-07-02&to=2026-07-02", "from=noon")
+LIMITS, CODES = ("limit=0", "limit=1001", "limit=x"), ("code=", "code=token", "code=A%0A")
 
 
 async def test_invalid_ranges_and_filters_are_refused(app: App) -> None:
@@ -289,8 +269,6 @@ async def test_figures_and_csv_are_of_all_that_match(app: App) -> None:
     figures = (await app.account.get("/account/requests/figures?code=TOKEN_MISSING")).json()
     assert (figures["matching"], figures["logged"], figures["codes"]) == (2, 5, {"TOKEN_MISSING": 2})
     assert figures["values"] == {"apps": [app.name], "models": ["gpt-oss-120b"], "codes": ["TOKEN_MISSING"]}
-    platform = (await app.gateway.platform("GET", f"accounts/{app.account.id}/requests/figures")).json()
-    assert platform["matching"] == 5
     headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
     response = await app.gateway.http.get("/account/requests?outcome=answered", headers=headers)
     assert response.headers["Content-Disposition"] == 'attachment; filename="requests.csv"'
@@ -312,10 +290,9 @@ async def test_what_operators_read(app: App, gw: Gateway) -> None:
         return answer.json()
 
     async def count() -> int:
-        hours = await read("usage?hours=2")
-        assert [hour["hour"] for hour in hours] == sorted(hour["hour"] for hour in hours)
-        assert len(hours) == 2
-        return sum(hour["requests"] for hour in hours)
+        earlier, now = await read("usage?hours=2")
+        assert earlier["hour"] < now["hour"]
+        return earlier["requests"] + now["requests"]
 
     before = await count()
     await app.ask("x")
@@ -325,37 +302,22 @@ async def test_what_operators_read(app: App, gw: Gateway) -> None:
         own = await gw.http.get(f"/account/{query}", headers=key)
         assert own.status_code == 200
         assert await read(f"{at}/{query}") == own.json(), query
-    (refusal,) = await read(f"{at}/requests?code=TOKEN_MISSING&app={app.name}")
-    assert refusal["app"] == app.name
     rows = (await read(f"{at}/usage?group=model&app={app.name}"))["rows"]
     assert sum(row["requests"] for row in rows) == 2
-    for query in ("usage?app=another", "usage?group=model&app=another"):
-        assert await read(f"{at}/{query}") == {"rows": []}
-        assert (await gw.http.get(f"/account/{query}", headers=key)).json() == {"rows": []}
-
+    assert await read(f"{at}/usage?group=model&app=another") == {"rows": []}
     await wait_until(count, holds=lambda now: now >= before + 2)
-    hours = await read("usage?hours=2")
-    assert sum(hour["codes"].get("TOKEN_MISSING", 0) for hour in hours) >= 1
-    assert sum(hour["nanoEuro"] for hour in hours) > 0
+    assert sum(hour["nanoEuro"] for hour in await read("usage?hours=2")) > 0
 
     (row,) = [row for row in (await read("spend"))["rows"] if row["account"] == app.account.id]
-    assert row["accountName"].startswith("Account ")
     assert row["nanoEuro"] > 0
     assert row["start"] == time.strftime("%Y-%m-01T00:00:00.000Z", time.gmtime())
     for path in ("spend", f"{at}/usage"):
         (row,) = (await read(f"{path}?by=month&group=provider"))["rows"]
         assert (row["provider"], row["requests"] > 0, row["nanoEuro"] > 0) == ("default", True, True)
-    headers = {"Authorization": f"Bearer {OPERATOR}", "Accept": "text/csv"}
-    answer = await gw.http.get("/platform/spend?by=month", headers=headers)
-    heading, *lines = answer.text.splitlines()
-    assert heading == "start,account,accountName,nanoEuro"
-    assert any(app.account.id in line for line in lines)
-    assert answer.headers["Content-Disposition"] == 'attachment; filename="spend-by-month.csv"'
-
     for path in ("usage", "requests", "deploys"):
         refused(await gw.platform("GET", f"accounts/acc_nobody/{path}"), 404, "NOT_FOUND")
     for query in (
-        *("usage?hours=337", "usage?hours=0", f"{at}/usage?by=week", f"{at}/usage?from=2026-07-03&to=2026-07-02"),
+        *("usage?hours=337", "usage?hours=0", f"{at}/usage?by=week"),
         *(f"spend?{query}" for query in ("from=noon", "by=hour", "group=app", "by=day&from=2026-01-01")),
     ):
         refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")

@@ -106,17 +106,11 @@ async def ask(client: Client, app: App, **questions: str) -> list[str]:
     return answers
 
 
-def weather_call() -> list[bytes]:
-    return [
-        call_part(0, id="call_1", name="weather", arguments='{"city": '),
-        call_part(0, arguments='"Zürich"}'),
-    ]
-
-
 @pytest.mark.parametrize("name", CLIENTS)
 async def test_a_client(app: App, provider: FakeProvider, name: str) -> None:
     question, result = provider.plays(tokens("Half", " past.")), provider.plays(tokens("It", " rains."))
-    tool_question = provider.plays(calls(*weather_call()))
+    arguments = [call_part(0, id="call_1", name="weather", arguments='{"city": '), call_part(0, arguments='"Zürich"}')]
+    tool_question = provider.plays(calls(*arguments))
     said = await ask(CLIENTS[name], app, QUESTION=question, TOOL_QUESTION=tool_question, TOOL_RESULT=result)
     assert said == ["Half past.", "Half past.", "Zürich", "It rains."]
     [exchange] = provider.asked(result)

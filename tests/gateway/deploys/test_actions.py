@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gateway.data.records import DataRecords, Snapshot
 from gateway.deploys.release import Release
@@ -25,15 +24,12 @@ async def ended(gw: Gateway, deploy: str, *, preview: bool = False) -> str:
     return deploy
 
 
-async def preview(gw: Gateway, app: str) -> str:
-    answer = await gw.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
-    deploy: str = answer.json()["deployId"]
-    return deploy
+async def preview(gw: Gateway, app: str) -> Any:
+    return (await gw.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})).json()["deployId"]
 
 
-async def shown(account: Account, deploy: str) -> dict[str, Any]:
-    record: dict[str, Any] = (await account.call("GET", f"/account/deploys/{deploy}")).json()
-    return record
+async def shown(account: Account, deploy: str) -> Any:
+    return (await account.call("GET", f"/account/deploys/{deploy}")).json()
 
 
 async def refused(account: Account, path: str, body: Any = None) -> tuple[int, str, str]:
@@ -49,7 +45,7 @@ async def test_a_rollback_without_an_id_goes_to_the_release_before_the_live_one(
     assert (status, code) == (409, "NO_DEPLOY_YET")
     first = await live(gw, account, app)
     assert (await refused(account, f"/account/apps/{app}/rollback"))[:2] == (409, "NO_DEPLOY_YET")
-    second = await live(gw, account, app)
+    await live(gw, account, app)
     back = (await account.call("POST", f"/account/apps/{app}/rollback", {})).json()["deployId"]
     assert (await shown(account, back))["release"] == first
     # Once a newer deploy is built, it counts as the live one.
@@ -59,7 +55,6 @@ async def test_a_rollback_without_an_id_goes_to_the_release_before_the_live_one(
     again = (await account.call("POST", f"/account/apps/{app}/rollback")).json()["deployId"]
     record = await shown(account, again)
     assert (record["release"], record["trigger"], record["state"]) == (back, "rollback", "queued")
-    assert second < back
 
 
 async def test_hooks_build_the_source_of_a_rollback(gw: Gateway, account: Account, app: str) -> None:
@@ -68,8 +63,6 @@ async def test_hooks_build_the_source_of_a_rollback(gw: Gateway, account: Accoun
     await live(gw, account, app)
     await ended(gw, (await account.call("POST", f"/account/apps/{app}/rollback")).json()["deployId"])
     deploy = (await trigger(gw, await a_hook(account, app))).json()["deployId"]
-    [queued] = (await gw.platform("GET", "deploys?state=queued")).json()
-    assert queued["id"] == deploy
     with gw.redis.client() as client:
         [key] = client.keys(f"*:deploy:{deploy}")
         assert client.hget(key, "source").decode() == first.name.removesuffix(".tar.gz")
@@ -127,16 +120,10 @@ async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway, account: Acc
 
 async def test_a_release_that_no_record_names_is_refused_at_once(gw: Gateway, account: Account, store: Store) -> None:
     """Without any record, as with an external engine, it may be kept."""
-    name = await an_app(account)
-    first = await live(gw, account, name)
-    second = await live(gw, account, name)
-    records = Records(store)
-    kept = {deploy: Release("digest", 1) for deploy in (first, second)}
-    wanted = Wanted(account.id, name, "live", "live", second, first, kept)
-    await records.write("", wanted, "")
-    [(text, _)] = (await records.read(account.id, name)).values()
-    pruned = replace(wanted, releases={second: kept[second]})
-    await records.write(text, pruned, "")
+    name, records = await an_app(account), Records(store)
+    first, second = await live(gw, account, name), await live(gw, account, name)
+    pruned = Wanted(account.id, name, "live", "live", second, first, {second: Release("digest", 1)})
+    await records.write("", pruned, "")
     body = {"deployId": first}
     assert (await refused(account, f"/account/apps/{name}/rollback", body))[:2] == (410, "TARBALL_GONE")
     assert (await refused(account, f"/account/apps/{name}/rollback"))[:2] == (409, "NO_DEPLOY_YET")

@@ -101,38 +101,25 @@ async def test_a_zip_becomes_its_files(tmp_path: Path) -> None:
 
 
 async def test_a_page_becomes_index_html(tmp_path: Path) -> None:
-    pages: list[tuple[bytes, Format | None]] = [
-        (b"\n <h1>Hello", None),
-        (b"\xef\xbb\xbf<!-- a comment -->", "page"),
-        (b"<html>" + b"x" * 100_000, None),
-        (b"Hello", "page"),
-    ]
-    for page, declared in pages:
-        assert await receive(tmp_path, page, declared) == {"index.html": page}
+    for page in (b"\n <h1>Hello", b"\xef\xbb\xbf<!-- a comment -->", b"<html>" + b"x" * 100_000):
+        assert await receive(tmp_path, page) == {"index.html": page}
+    assert await receive(tmp_path, b"Hello", "page") == {"index.html": b"Hello"}
 
 
 @pytest.mark.parametrize(
     ("content", "declared", "expected"),
     [
         (b"hello", None, "a tar.gz file, a zip file or an HTML page"),
-        (b"hello", "tar", "a tar.gz file"),
         (PAGE, "zip", "a zip file"),
-        (PAGE, "tar", "a tar.gz file"),
         (packed(("a", b"")), "page", "an HTML page"),
         (tarred(("a", 1)), "zip", "a zip file"),
     ],
-    ids=range(6),  # an archive contains the time
+    ids=range(4),  # an archive contains the time
 )
 async def test_other_files_are_refused(tmp_path: Path, content: bytes, declared: Format | None, expected: str) -> None:
     next_step = "send the HTML" if declared == "page" else "pack the folder"
     with pytest.raises(RequestMalformed, match=f"This is not {expected}; {next_step}"):
         await receive(tmp_path, content, declared)
-
-
-async def test_a_refused_archive_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RequestMalformed, match=r"^The zip contains no files\. Correct the archive, and"):
-        await receive(tmp_path, packed())
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 async def test_the_process_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +156,6 @@ def encrypted() -> bytes:
 # A zip that programs could unpack differently.
 FAULTY_ZIPS = [
     (replaced(packed(("a.html", b"1"), ("b.html", b"2")), b"b.html", b"a.html"), r"contains 'a\.html' twice"),
-    (packed(("a.html", b""), ("./a.html", b"")), r"contains 'a\.html' twice"),
-    (packed(("a/", b""), ("a", b"")), "contains 'a' twice"),
     (replaced(packed(("a/b.html", b"")), b"a/b.html", b"a\\b.html"), r"'a\\b\.html', a name with a backslash"),
     (
         packed((entry("link", stat.S_IFLNK | 0o777), b"/etc/passwd")),
@@ -182,8 +167,6 @@ FAULTY_ZIPS = [
     (packed(("a/../../x", b"")), r"'a/\.\./\.\./x', which leaves its folder"),
     (replaced(packed(("a_.html", b"")), b"a_.html", b"a\0.html"), r"'a\\x00\.html', which leaves its folder"),
     (packed(("a/", b"")), "no files"),
-    (packed(), "no files"),
-    (packed(("a.html", b"x" * 5_000))[:3_000], "can't be unpacked"),
     (packed(("a.html", b"xyz")).replace(b"xyz", b"abc"), "can't be unpacked"),
 ]
 
@@ -223,7 +206,7 @@ def unpack(folder: Path, archive: bytes, output: str = "") -> list[str]:
     return sorted(str(path.relative_to(folder / "source")) for path in (folder / "source").rglob("*"))
 
 
-FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
 @pytest.mark.parametrize(
@@ -231,7 +214,6 @@ FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
     [
         ([member("/etc/x")], "leaves its folder"),
         ([member("a/../../x")], "leaves its folder"),
-        ([member("..", FOLDER)], "leaves its folder"),
         ([member("a", LINK, "/etc/passwd")], "leaves its folder"),
         ([member("a/b", LINK, "../../x")], "leaves its folder"),
         ([member("l", LINK, "."), member("a/b", LINK, "../l/../../x")], "leaves its folder"),
@@ -240,10 +222,8 @@ FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
         ([member("l", LINK, "a"), member("l")], "through a link"),
         ([member("l", LINK, "a"), member("l", HARD, "l")], "through a link"),
         ([member("a", HARD, "/etc/passwd")], "no earlier file"),
-        ([member("a", HARD, "../../key")], "no earlier file"),
         # A hard link to a link would change the folder from which its `..` goes up.
         ([member("d/x"), member("d/x", LINK, "../t"), member("y", HARD, "d/x"), member("y/z")], "no earlier file"),
-        ([member("d", tarfile.CHRTYPE)], "not a file, a folder or a link"),
         ([member("d", tarfile.FIFOTYPE)], "not a file, a folder or a link"),
     ],
 )
@@ -255,13 +235,10 @@ def test_members_that_leave_the_folder_are_refused(tmp_path: Path, members: list
 
 GOOD = gzip.compress(gzip.decompress(tarred(("page", 0))) + random.Random(1).randbytes(100_000))
 DAMAGED = {
-    "nothing": b"",
-    "another format": b"PK\3\4nonsense",
     "no tar": gzip.compress(b"nonsense" * 1_000),
     "half": GOOD[:50_000],
     "a byte short": GOOD[:-1],
     "another checksum": GOOD[:-8] + b"\0" * 8,
-    "half inside": gzip.compress(gzip.decompress(tarred(("page", 9_000)))[:5_000]),
 }
 
 
@@ -281,26 +258,16 @@ ADDED = ["__MACOSX/site/._index.html", ".DS_Store", "site/.DS_Store", "site/._in
         (["site/index.html", "site/a/b", *ADDED], "", ["a", "a/b", "index.html"]),
         (["./site/site/x", "./site/.hidden"], "", [".hidden", "site", "site/x"]),
         (["site/x", "capsule.toml", *ADDED], "", ["capsule.toml", "site", "site/x"]),
-        (["a/b/c"], "", ["b", "b/c"]),
-        (["index.html"], "", ["index.html"]),
         (ADDED, "", []),
         # The folder that is served stays.
-        (["dist/a/b"], "dist", ["dist", "dist/a", "dist/a/b"]),
         (["dist/browser/a"], "dist/browser", ["dist", "dist/browser", "dist/browser/a"]),
-        (["dist/a"], "./dist/", ["dist", "dist/a"]),
         (["dist/dist/a"], "dist", ["dist", "dist/a"]),
         (["dist/capsule.toml", "dist/a"], "dist", ["a", "capsule.toml"]),
         (["site/dist/a"], "dist", ["dist", "dist/a"]),
         (["distant/a"], "dist", ["a"]),
-        (["dist/a"], ".", ["a"]),
     ],
 )
 def test_what_systems_add_is_dropped_and_a_single_folder_is_the_source(
     tmp_path: Path, paths: list[str], output: str, names: list[str]
 ) -> None:
     assert unpack(tmp_path, tar_of(*map(member, paths)), output) == names
-
-
-def test_a_folder_beside_others_stays(tmp_path: Path) -> None:
-    archive = tar_of(member("site/x"), member("other", FOLDER), member("link", LINK, "site"))
-    assert unpack(tmp_path, archive) == ["link", "other", "site", "site/x"]

@@ -1,14 +1,18 @@
-"""Logs of deploys that have ended are stored as files."""
+"""Logs of deploys, which are stored as files once they have ended, and the output of start commands."""
 
 import datetime
+import math
 import os
 import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.deploys.line_times import stamp_line
+from gateway.accounts.records import App, Build
+from gateway.deploys.line_times import FORMER, stamp_line
 from gateway.deploys.logs import (
     FIRST_BYTES,
     LAST_BYTES,
@@ -21,8 +25,13 @@ from gateway.deploys.logs import (
     shorten,
     skip_lines,
 )
+from gateway.deploys.pod_log import PodLog
 from gateway.deploys.records import Deploy
-from gateway.keys import deploy_log_key
+from gateway.deploys.release import Release
+from gateway.deploys.runtime_log import RuntimeLog
+from gateway.deploys.serving import Records, Wanted
+from gateway.ids import TimeSpan, read_time
+from gateway.keys import deploy_log_key, serving_key
 from gateway.redis.client import Store
 from gateway.storage import FolderStorage
 
@@ -48,7 +57,6 @@ async def test_a_log_is_read_as_it_was_written(logs: StoredLogs, tmp_path: Path)
     assert (found.st_uid, found.st_gid) == (folder.st_uid, folder.st_gid), "a worker that runs as root gives it away"
     assert path.stat().st_size < len(LOG) / 20, "compressed"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "no build can read it"
-    assert sorted(each.name for each in path.parent.iterdir()) == ["dep_1.gz", "dep_2.gz"]
     await logs.write("dep_1", DAY, "again")
     assert await logs.read("dep_1", DAY) == "again"
 
@@ -67,31 +75,10 @@ def test_the_times_of_lines() -> None:
     stored = "without a time\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
     expected = [("without a time", None), ("one", 5), ("with it", 5), ("", 7), ("cut", 7)]
     assert [(line.text, line.time) for line in read_lines(stored)] == expected
-    assert read_lines("") == []
-    assert read_lines("\n") == [("", None, 1)]
 
 
 def numbered(first: int, end: int) -> str:
     return "".join(stamp_line(f"line {number} é{'x' * (number % 70)}", number) for number in range(first, end))
-
-
-def texts(log: str) -> list[str]:
-    return [line.text for line in read_lines(log)]
-
-
-def test_a_long_log_keeps_its_first_and_its_last_part() -> None:
-    log = numbered(0, 9_000) + "FATAL: the reason\nFailed: status 7\n"
-    kept = shorten(log)
-    first, last = kept.split("\n\x1e", 1)
-    assert len(first.encode()) in range(FIRST_BYTES - 200, FIRST_BYTES)
-    assert len(last.encode()) in range(LAST_BYTES - 200, LAST_BYTES + 10)
-    assert kept.endswith("FATAL: the reason\nFailed: status 7\n")
-    lines = read_lines(kept)
-    [gap] = [line for line in lines if line.stands_for != 1]
-    assert gap.text == f"… {9_002 - len(lines) + 1:,} lines are missing here"
-    assert (gap.time, count_lines(lines)) == (None, 9_002)
-    assert shorten(kept) == kept
-    assert shorten(numbered(0, 100)) == numbered(0, 100)
 
 
 @pytest.mark.parametrize(("step", "misses"), [(1_500, False), (12_000, True)])
@@ -129,4 +116,135 @@ async def test_redis_keeps_a_bounded_log(store: Store, tmp_path: Path) -> None:
     await logs.append(deploy, "Failed: status 7\n")
     await logs.store(deploy)
     assert await store.get(key) is None
-    assert texts(await logs.read(msgspec.structs.replace(deploy, state="failed")))[-1] == "Failed: status 7"
+    stored = read_lines(await logs.read(msgspec.structs.replace(deploy, state="failed")))
+    assert stored[-1].text == "Failed: status 7"
+
+
+# -- the output of start commands -----------------------------------------------------------------------------
+
+APP = App(id="app_1", name="notes", account="acc_1", createdAt="")
+
+
+async def find_deploy() -> str:
+    return "dep_1"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    folder = tmp_path / "running"
+    folder.mkdir()
+    return folder
+
+
+async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(running: Path) -> None:
+    path, live, seen = running / "dep_1.output", "dep_1", list[str]()
+
+    async def find_live() -> str:
+        return live
+
+    path.write_text("one\ntwo\nthr")
+    follow = RuntimeLog(str(running.parent), poll_seconds=0, deploy_seconds=0).follow(find_live, 1, lambda: False)
+
+    async def read() -> None:
+        seen.extend(await anext(follow))
+
+    await read()
+    assert seen == ["two"], "only complete lines"
+    with path.open("a") as file:
+        file.write("ee\nfour\n")
+    await read()
+    with path.open("a") as file:
+        file.write("five\n")
+    path.replace(running / f"dep_1.output{FORMER}")
+    path.write_text("six\nsev")
+    await read()
+    with path.open("a") as file:
+        file.write("en\n")
+    await read()
+    assert seen == ["two", "three", "four", "five", "six", "seven"]
+    live = "dep_2"
+    (running / "dep_2.output").write_text("of the next\n")
+    while seen[-1] != "of the next":
+        await read()
+    await follow.aclose()
+
+
+async def test_a_span_of_the_output(running: Path) -> None:
+    path = running / "dep_1.output"
+    path.with_name(path.name + FORMER).write_text("of an older version\n" + stamp_line("one", 10_000))
+    path.write_text(stamp_line("two", 20_000) + "of the same instant\n" + stamp_line("three", 30_500))
+    log = RuntimeLog(str(running.parent))
+
+    async def tail(since: float = -math.inf, until: float = math.inf, lines: int = 100) -> list[str]:
+        return await log.tail("dep_1", lines, TimeSpan(since, until))
+
+    assert await tail() == ["of an older version", "one", "two", "of the same instant", "three"]
+    assert await tail(since=10) == ["one", "two", "of the same instant", "three"]
+    assert await tail(since=10.001, until=30.5) == ["two", "of the same instant"]
+    assert await tail(until=30, lines=1) == ["of the same instant"]
+    follow = RuntimeLog(str(running.parent), poll_seconds=0).follow(find_deploy, 100, lambda: False, TimeSpan(20))
+    assert await anext(follow) == ["two", "of the same instant", "three"]
+    with path.open("a") as file:
+        file.write(stamp_line("four", 40_000))
+    assert await anext(follow) == ["four"]
+    await follow.aclose()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_app_has_a_start_command_by_its_setting_or_because_it_has_run_one(store: Store, running: Path) -> None:
+    """On Kubernetes, its pod may not exist yet."""
+    releases = {"dep_1": Release("d" * 64, 1, runs=True), "dep_2": Release("e" * 64, 1)}
+    record = Wanted("acc_1", "app_1", "live", "live", "dep_1", releases=releases)
+    await store.client.hset(serving_key("acc_1", "app_1"), "live", msgspec.json.encode(record))  # type: ignore[misc]
+    (running / "dep_1.output").touch()
+    for log in (PodLog("apps", Records(store)), RuntimeLog(str(running.parent))):
+        assert await log.has_start_command(APP, "dep_1")
+        assert not await log.has_start_command(APP, "dep_2")
+        assert not await log.has_start_command(APP, None)
+        assert not await log.has_start_command(msgspec.structs.replace(APP, build=Build()), "dep_1")
+        assert await log.has_start_command(msgspec.structs.replace(APP, build=Build(start="x")), None)
+
+
+# A container engine gives nanoseconds.
+TIMES = [f"2026-07-02T10:00:00.{part}00000000Z" for part in (1, 2, 2, 2, 3)]
+LINES = list(zip(TIMES, "abcde", strict=True))
+
+
+class CutLog(PodLog):
+    """The log of a container, whose connections end after the given numbers of lines. Each begins with all lines."""
+
+    def __init__(self, lines: list[tuple[str, str]], *ends: int) -> None:
+        super().__init__("apps", None, poll_seconds=0.05, retry_seconds=0.01)  # type: ignore[arg-type]
+        self._lines, self._ends = lines, list(ends)
+        self.asked: list[dict[str, Any]] = []
+
+    async def _find_pod(self, deploy_id: str) -> str:
+        return "pod"
+
+    async def _read_pod(self, pod: str, **which: Any) -> AsyncIterator[tuple[str, str]]:
+        self.asked.append({name: value for name, value in which.items() if name != "follow"})
+        for line in self._lines[: self._ends.pop(0)] if self._ends else self._lines:
+            yield line
+
+
+@pytest.mark.parametrize("ends", [(), (1, 3, 4)])
+async def test_lines_of_one_instant_are_all_read_once(ends: tuple[int, ...]) -> None:
+    """Some container engines give the same time to all lines that they read at once, such as those of a stack trace."""
+    log = CutLog(LINES, *ends)
+    rounds, found = iter(range(5)), list[str]()
+    async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None):
+        found += lines
+    assert "".join(found) == "abcde"
+    assert log.asked[0]["tail_lines"] == 100
+    assert all("since" in which and "tail_lines" not in which for which in log.asked[1:]), "nothing is left out"
+
+
+async def test_a_span_of_a_containers_output() -> None:
+    first, last = read_time("2026-07-02T10:00:00.2Z"), read_time("2026-07-02T10:00:00.3Z")
+    log = CutLog(LINES)
+    assert await log.tail("dep_1", 10) == [*"abcde"]
+    assert await log.tail("dep_1", 10, TimeSpan(since=first)) == [*"bcde"]
+    assert await log.tail("dep_1", 2, TimeSpan(first, last)) == [*"cd"]
+    assert await log.tail("dep_1", 10, TimeSpan(until=first)) == ["a"]
+    assert [*map(sorted, log.asked)] == [["tail_lines"], ["since"], ["since"], ["tail_lines"]]
+    assert log.asked[3]["tail_lines"] is None, "the last lines may be later"

@@ -1,7 +1,6 @@
 """The manifest: what it may contain, the position of each fault, and its effect on the app's record."""
 
 import contextlib
-import json
 import time
 
 import pytest
@@ -15,7 +14,6 @@ from gateway.deploys.manifest import (
     ManifestDev,
     ManifestError,
     apply_manifest,
-    manifest_schema,
     parse_manifest,
     seal_manifest,
     undo_manifest,
@@ -70,28 +68,20 @@ LABEL = "an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, n
 FOLDER = "name a folder inside the source, such as dist, without '..'"
 CHARACTER = "The address contains a space, a backslash or a control character; remove it"
 PATH = "write a path at the app's own address, such as /healthz"
-PATHS = ["", "up", "//up", "https://example.com/up", "/a b", "/a#b", "/é", "/a\\nb", "/a\\\\b"]  # that are refused
-SLASH = "begin a path at the app's own address with one slash"
+PATHS = ["", "up", "//up", "/a b", "/a#b", "/é", "/a\\nb"]  # that are refused
 
 # A manifest; its fault, with line and column.
 FAULTS = [
     # Syntax.
     ("name = ", 1, 8, "invalid value"),
     ('name = "a"\ntitle = "b"', 2, 1, "there is no table or key called title"),
-    ('name = "notes"\nbuild = [', 2, 10, "invalid value"),
     ("x = '" + "9" * 5_000 + "'\ny = [\n1,\n-1_" + "0" * 5_000 + "]", 4, 1, "a number has too many digits"),
-    ("[build]\noutput = 0x" + "f" * 5_000, 2, 1, f"build.output: {TEXT}"),
     ("x = " + "[" * 5_000, 1, 1, "values are nested too deeply"),
     # Structure.
     ('[build]\n# the command\n  comand = "x"', 3, 3, "build: there is no key called comand"),
     ('name = "a"\nbuild = "make"', 2, 1, "build: must be a table, not text"),
     ('[build]\ncommand = """\na\nb"""\nstart = true', 5, 1, "build.start: must be text, not true or false"),
-    ("[build]\ncommand = '''\n[auth]\nkind = 1'''\noutput = 1", 5, 1, f"build.output: {TEXT}"),
-    ("\"build\" . 'output' = 1", 1, 1, f"build.output: {TEXT}"),
     ('build = {command = "{a = 1}, b", output = "x", start = 2}', 1, 48, f"build.start: {TEXT}"),
-    ('[dev]\ncommand = ""', 2, 1, "dev.command: must not be empty"),
-    ("[dev]", 1, 2, "dev: the key command is missing"),
-    ('[build]\n[auth]\nurl = "https://example.com"', 2, 2, "auth: the key kind is missing"),
     ('[auth]\nkind = "magic"', 2, 1, "auth.kind: must be one of jwks, secret, backend"),
     ('[auth]\nkind = "jwks"\naudience = [\n"a",\n1,\n]\nissuer = "b"', 3, 1, f"auth.audience: {TEXT}"),
     # Values.
@@ -100,9 +90,7 @@ FAULTS = [
     ('[build]\ncommand = "a\\u0000"', 2, 1, "build.command: a command cannot contain a NUL character"),
     ('[build]\nstart = " "', 2, 1, "build.start: write a command, or leave it out to serve files"),
     *[(f'[build]\nstart = "a"\nhealth = "{path}"', 3, 1, f"build.health: {PATH}") for path in PATHS],
-    ('[build]\nhealth = "/up"', 2, 1, "build.health: files have no health check; add a start command, or leave it out"),
     ('[auth]\nkind = "jwks"\nurl = "http://a.com"', 3, 1, "auth.url: The address must start with https://"),
-    ('[auth]\nkind = "jwks"\nurl = "//127.0.0.1/keys"', 3, 1, f"auth.url: {SLASH}"),
     ('[auth]\nkind = "backend"\nurl = "/a\\\\b"', 3, 1, f"auth.url: {CHARACTER}"),
 ]
 
@@ -131,16 +119,11 @@ def test_a_manifest_that_is_no_text_or_too_large() -> None:
 
 HOSTILE = {
     "dots": "a." * (MAX_BYTES // 2 - 3) + "a = 1",
-    "header": "[" + "a." * (MAX_BYTES // 2 - 2) + "a]",
-    "spaced dots": '"a" .\t' * (MAX_BYTES // 6 - 1) + "a = 1",
-    "words": "a" * (MAX_BYTES - 4) + " = 1",
     "words and dots": ("a" * 500 + ".") * 31 + "a = 1",
     "quoted words": "'' " * (MAX_BYTES // 3),
     "brackets": "[" * MAX_BYTES,
-    "lists": "a = " + "[" * (MAX_BYTES - 5),
     "tables": "a = " + "{a=" * 5_000,
     "lines": "\n" * MAX_BYTES,
-    "quotes": '"' * (MAX_BYTES - 1),
     "keys": "\n".join(f"k{number} = 1" for number in range(1_400)),
 }
 
@@ -178,18 +161,12 @@ def test_a_deploy_that_fails_leaves_what_was_set_meanwhile() -> None:
     assert undone.build is None
 
 
-def test_a_path_is_verified_anew_after_a_rename_only_where_the_name_matters() -> None:
-    renamed = {"name": "renamed"}
-    for auth, same in (
-        (JwksAuth("/keys"), False),
-        (BackendAuth("/me"), False),
-        (JwksAuth("https://a.example/k"), True),
-    ):
-        app = set_fields(APP, {"auth": auth})
-        assert (app.auth_digest == set_fields(app, renamed).auth_digest) is same
-
-
-def test_the_schema_has_a_definition_of_each_table_and_no_null() -> None:
-    schema = manifest_schema()
-    assert "null" not in json.dumps(schema)
-    assert set(schema["properties"]) == {"name", "build", "auth", "dev"}
+@pytest.mark.parametrize(
+    ("auth", "same"),
+    [(JwksAuth("/keys"), False), (BackendAuth("/me"), False), (JwksAuth("https://a.example/k"), True)],
+)
+def test_a_path_is_verified_anew_after_a_rename_only_where_the_name_matters(
+    auth: JwksAuth | BackendAuth, same: bool
+) -> None:
+    app = set_fields(APP, {"auth": auth})
+    assert (app.auth_digest == set_fields(app, {"name": "renamed"}).auth_digest) is same

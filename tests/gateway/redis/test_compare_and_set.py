@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.errors import BackboneUnavailable, NotFound
-from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import Companion
 from tests.support.stores import opened
@@ -69,16 +68,14 @@ async def test_a_second_key_that_changes_meanwhile_is_read_again(redis_url: str)
 
 
 async def test_endless_contention_fails_with_the_subject(redis_url: str) -> None:
-    async def contend(store: Store, calls: list[str]) -> None:
-        async def compute(present: str) -> Change[None]:
-            calls.append(present)
-            await store.client.set("record", f"other {len(calls)}", ex=60)
-            return Change("mine", None)
+    calls: list[str] = []
 
-        await change_record(store, "record", compute, subject="the switch", attempts=3)
+    async def compute(present: str) -> Change[None]:
+        calls.append(present)
+        await store.client.set("record", f"other {len(calls)}", ex=60)
+        return Change("mine", None)
 
     async with opened(redis_url) as store:
-        calls: list[str] = []
         with pytest.raises(BackboneUnavailable, match="Several requests are changing the switch"):
-            await contend(store, calls)
-        assert calls == ["", "other 1", "other 2"]
+            await change_record(store, "record", compute, subject="the switch", attempts=3)
+    assert calls == ["", "other 1", "other 2"]

@@ -1,11 +1,9 @@
 """The explanations of Redis's failures, with real servers where they can be made to fail."""
 
-import socket
 import ssl
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from gateway.errors import BackboneUnavailable
@@ -45,13 +43,6 @@ async def test_a_server_that_is_not_there(host: str, expected: str) -> None:
         assert reason == expected
 
 
-async def test_a_server_that_is_silent() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        script, command = await faults_of(f"redis://127.0.0.1:{silent.getsockname()[1]}", command_seconds=0.3)
-    assert command[1] == "Redis does not answer"
-    assert "Redis" in script[1]
-
-
 async def test_a_certificate_that_is_not_trusted(tls: tuple[ssl.SSLContext, str]) -> None:
     port, (_, file) = free_port(), tls
     options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")
@@ -70,13 +61,9 @@ async def test_a_password_that_is_wrong() -> None:
     with RedisServer("valkey") as server:
         with server.client() as client:
             client.config_set("requirepass", "another")
-        for login, codes in (
-            ("", ("NOAUTH", "WRONGPASS")),
-            (":secret@", ("WRONGPASS",)),
-            ("me:secret@", ("WRONGPASS",)),
-        ):
+        for login in ("", ":secret@", "me:secret@"):
             for met, reason in await faults_of(f"redis://{login}127.0.0.1:{server.port}"):
-                assert met in codes
+                assert met == "WRONGPASS" or (met, login) == ("NOAUTH", "")
                 assert "password" in reason
 
 
@@ -85,17 +72,8 @@ async def test_a_password_that_is_wrong() -> None:
     [
         ("MISCONF Errors writing to the AOF file", "MISCONF", "Redis cannot save its data to disk (MISCONF)"),
         ("OOM command not allowed. script: 1a2b", "OOM", "the memory of Redis is full (OOM)"),
-        ("ERR unknown command 'prompt'", "ERR", "Redis cannot be reached (ERR)"),
-        ("NOSUCH", "NOSUCH", "Redis cannot be reached (NOSUCH)"),
         ("the text of a fault", "ResponseError", "Redis cannot be reached (ResponseError)"),
     ],
 )
 def test_an_error_is_known_by_its_code(text: str, code: str, reason: str) -> None:
     assert (code_of(ResponseError(text)), describe(ResponseError(text))) == (code, reason)
-
-
-def test_the_cause_below_a_wrapper_counts() -> None:
-    wrapper = RedisConnectionError("Error 111 connecting to secret-host:6379.")
-    wrapper.__context__ = ConnectionRefusedError(111, "refused")  # redis-py names no cause
-    assert code_of(wrapper) == "ConnectionError"
-    assert describe(wrapper) == "Redis is not running"

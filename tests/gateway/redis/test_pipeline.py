@@ -1,25 +1,20 @@
 """The shared connection to Redis, with a real server."""
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from gateway.inference.spend import scripts
 from gateway.redis.pipeline import Pipeline
-from tests.support.background import cancel
-from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
 from tests.support.stores import opened
 
 
 @asynccontextmanager
-async def connected(url: str, timeout: float = 1.0) -> AsyncIterator[Pipeline]:
-    pipeline = Pipeline(url, timeout)
+async def connected(url: str) -> AsyncIterator[Pipeline]:
+    pipeline = Pipeline(url, 0.5)
     try:
         yield pipeline
     finally:
@@ -46,7 +41,7 @@ async def test_every_call_fails_when_the_server_stops_answering() -> None:
 
     listener = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    async with listener, connected(f"redis://127.0.0.1:{port}/0", timeout=0.5) as pipeline:
+    async with listener, connected(f"redis://127.0.0.1:{port}/0") as pipeline:
         calls = [asyncio.ensure_future(pipeline.call("PING")) for _ in range(5)]
         ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 3)
         assert [type(e) for e in ended] == [RedisConnectionError] * 5
@@ -57,16 +52,3 @@ async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
         for _ in range(2):
             assert await scripts.list_expired_reservations(store, "{p09}", 5) == []
             await store.client.script_flush()
-
-
-async def test_a_failed_connection_without_callers_is_not_reported_to_the_loop() -> None:
-    faults: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-    pipeline = Pipeline(f"redis://127.0.0.1:{free_port()}/0", 1)
-    call = asyncio.create_task(pipeline.call("PING"))
-    await asyncio.sleep(0)
-    await cancel(call)
-    await wait_until(lambda: pipeline._connecting is None)
-    await asyncio.sleep(0)
-    gc.collect()
-    assert not faults

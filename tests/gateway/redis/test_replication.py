@@ -84,21 +84,6 @@ async def test_every_call_fails_in_time_if_the_server_is_silent(redis_url: str, 
     await pipeline.close()
 
 
-async def test_closing_ends_the_calls(redis_url: str) -> None:
-    pipeline = ReplicatedPipeline(redis_url, 2.0, None, 1)
-    calls = [asyncio.create_task(pipeline.call("EVAL", "return 1", 0))]
-    await asyncio.sleep(0.1)
-    calls.append(asyncio.create_task(pipeline.call("EVAL", "return 1", 0)))
-    await asyncio.sleep(0)
-    await pipeline.close()
-    soon = ReplicatedPipeline(redis_url, 2.0, None, 1)
-    calls.append(asyncio.create_task(soon.call("EVAL", "return 1", 0)))
-    await asyncio.sleep(0)
-    await soon.close()  # before its group was sent
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(answer) for answer in answers] == [RedisConnectionError] * 3
-
-
 async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_script(cluster: ReplicatedCluster) -> None:
     async with opened(cluster.url, replicas=1) as store:
         for primary in cluster.primaries:

@@ -1,14 +1,9 @@
-"""Addresses in GATEWAY_REDIS_URL, and a primary that Sentinel replaces."""
+"""Addresses in GATEWAY_REDIS_URL."""
 
 from pathlib import Path
 
-from gateway.errors import BackboneUnavailable
-from gateway.redis.scripts import increment_counters
 from gateway.redis.servers import Node, parse
 from gateway.settings import load
-from tests.support.polling import wait_until
-from tests.support.redis_servers import replicated, sentinels
-from tests.support.stores import opened
 
 
 def test_the_ca_file_applies_unless_the_address_names_another(tmp_path: Path) -> None:
@@ -21,34 +16,10 @@ def test_the_ca_file_applies_unless_the_address_names_another(tmp_path: Path) ->
         assert parse(f"{scheme}://a/0?ssl_ca_certs={other}", str(own)).options["ssl_ca_certs"] == str(other)
 
 
-def test_nodes_have_default_ports() -> None:
+def test_nodes_have_default_ports_and_credentials_apply_to_all(tmp_path: Path) -> None:
     assert parse("redis+cluster://a,b:7000,[::1]").nodes == [Node("a", 6379), Node("b", 7000), Node("::1", 6379)]
     assert parse("redis+sentinel://a,b:1/main").nodes == [Node("a", 26379), Node("b", 1)]
     assert load({"GATEWAY_REDIS_URL": "redis+cluster://a,[::1]:7000"}).redis_url == "redis+cluster://a,[::1]:7000"
-
-
-def test_credentials_and_options_apply_to_every_node(tmp_path: Path) -> None:
     (ca := tmp_path / "ca.pem").touch()
     servers = parse(f"rediss+cluster://me:secret@a,b?ssl_ca_certs={ca}")
     assert servers.options == {"username": "me", "password": "secret", "ssl": True, "ssl_ca_certs": str(ca)}
-
-
-async def test_sentinel_names_the_new_primary() -> None:
-    with replicated() as (primary, replica), sentinels(primary) as url:
-        async with opened(url) as store:
-
-            async def passes() -> bool:
-                try:
-                    await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
-                except BackboneUnavailable:
-                    return False
-                return await store.check_writes() == (1, [])
-
-            await wait_until(passes, 10)
-            primary.kill()
-            assert not await passes()
-            await wait_until(passes, 20, 0.1)
-            with replica.client() as client:
-                assert (
-                    int(client.hget("{p09}:tests", "calls") or 0) >= 1
-                )  # replicated before the failover, or written since

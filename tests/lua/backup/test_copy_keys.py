@@ -20,19 +20,16 @@ def test_keys_of_all_types(client: Any) -> None:
         client.expire(key, 120)
     client.persist(keys[2])
     found = client.eval(source("backup/copy_keys"), len(keys), *keys)
-    values = {
-        name: (kind.decode(), [value.decode() for value in each])
-        for name, (kind, _, each) in zip(NAMES, found, strict=True)
-    }
-    assert values == {
-        "string": ("string", ["value"]),
-        "hash": ("hash", ["field", "1"]),
-        "set": ("set", ["member"]),
-        "list": ("list", ["a", "b", "a"]),
-        "zset": ("zset", ["early", "0.25", "late", "1790000000123"]),
-        "stream": ("stream", []),
-        "none": ("none", []),
-    }
+    assert [kind.decode() for kind, _, _ in found] == [*NAMES]
+    assert [[value.decode() for value in values] for _, _, values in found] == [
+        ["value"],
+        ["field", "1"],
+        ["member"],
+        ["a", "b", "a"],
+        ["early", "0.25", "late", "1790000000123"],
+        [],
+        [],
+    ]
     now, expiries = time.time() * 1000, [expiry for _, expiry, _ in found]
     assert 50_000 < expiries[0] - now < 61_000
     assert 110_000 < expiries[1] - now < 121_000

@@ -132,15 +132,6 @@ def test_a_builder_that_was_considered_dead_frees_no_deploy_of_another(queue: Qu
     assert queue.call("two") == ["a1/shop"]
 
 
-def test_a_builder_that_was_considered_dead_keeps_what_no_other_has_started(queue: Queue) -> None:
-    queue.wait("one", "a0/shop", "a1/shop", "b0", "b1")
-    assert queue.call("one", slots=1) == ["a0/shop", "b0"]
-    queue.clock += HELD_SECONDS + 1
-    assert queue.call("one", slots=1) == [], "the app's deploy still runs, and both slots are taken"
-    queue.end("a0/shop")
-    assert queue.call("one", slots=1) == ["a1/shop"]
-
-
 def test_a_builder_that_leaves_is_granted_nothing(queue: Queue) -> None:
     queue.wait("one", "a0", "ar5")
     queue.wait("two", "b0", "br5")
