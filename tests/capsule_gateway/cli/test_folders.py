@@ -5,10 +5,13 @@ import json
 import secrets
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pytest
 
+from capsule_gateway.cli.folders import write_template
+from gateway.deploys.templates import TEMPLATES
 from gateway.keys import partition_tag
 from tests.capsule_gateway.cli.conftest import Service
 from tests.fakes.server import answer
@@ -44,6 +47,37 @@ async def test_new_without_a_folder(offline: Tool, tmp_path: Path, monkeypatch: 
     (tmp_path / "notes").mkdir()  # an empty folder is fine
     assert (await offline("new", "notes")).code == 0
     assert (tmp_path / "notes" / "README.md").is_file()
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["full", "static"])
+async def test_the_files_of_a_template(tmp_path: Path, kind: Literal["full", "static"]) -> None:
+    """tests/browser/test_template.py builds and uses them."""
+    folder = tmp_path / "app"
+    write_template("my-notes", kind, folder)
+    files = texts(folder)
+    assert not [name for name, text in files.items() if "__NAME__" in text]
+    named = {name for name, text in files.items() if "my-notes" in text}
+    page = {"full": "index.html", "static": "site/index.html"}[kind]
+    packages = {"package.json", "package-lock.json"} if kind == "full" else set()
+    assert named == {"capsule.toml", "README.md", page, *packages}
+    assert "<title>my-notes</title>" in files[page]
+    [module] = folder.rglob("ai.js")
+    assert module.read_bytes() == (TEMPLATES / "lib" / "ai.js").read_bytes()
+
+
+async def test_packages_come_from_whichever_registry_npm_uses(tmp_path: Path) -> None:
+    """npm puts its own registry in the place of the public one."""
+    write_template("my-notes", "full", tmp_path / "app")
+    lock = json.loads((tmp_path / "app" / "package-lock.json").read_text())["packages"]
+    resolved = {entry["resolved"] for entry in lock.values() if "resolved" in entry}
+    assert {urlsplit(url).hostname for url in resolved - {"vendor/capsule-ai"}} <= {"registry.npmjs.org"}
+    outside = {name for name, entry in lock.items() if name.startswith("node_modules/") and not entry.get("link")}
+    assert all(lock[name]["integrity"].startswith("sha512-") for name in outside)
+    assert len(outside) > 10
 
 
 @pytest.fixture
