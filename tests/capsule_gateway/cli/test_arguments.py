@@ -1,6 +1,5 @@
 """The app that a command is about, from its argument or the nearest capsule.toml; and shell completion."""
 
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -70,26 +69,13 @@ def run(*arguments: str, **options: object) -> str:
 def test_a_missing_app_is_that_of_the_folder() -> None:
     assert run() == "notes"
     assert run("shop") == "shop"
-    assert run(required=False) == "notes None"
     assert run("shop", required=False) == "shop None"
     assert run("dep_1", required=False) == "notes dep_1"
     assert run("../site", default=".") == "notes ../site"
     assert run("shop", "../site", default=".") == "shop ../site"
-    assert run("shop.example", required=True) == "notes shop.example"
-    assert run("snp1", required=True) == "notes snp1"
     assert run("KEY", "OTHER", nargs=-1, required=True) == "notes ('KEY', 'OTHER')"
     assert run("shop", "KEY", nargs=-1, required=True) == "shop ('KEY',)"
-    for arguments, options in ((("../site",), {}), (("My Notes", "x"), {"required": True})):
-        assert f"{arguments[0]!r} is not the name of an app" in run(*arguments, **options)
-
-
-def test_without_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".git").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert "Missing argument 'APP'" in run()
-    assert "capsule.toml" in run()
-    assert "Missing argument 'MORE'" in run("shop", required=True)
-    assert "'../site' is not the name of an app" in run("../site", default=".")
+    assert "'../site' is not the name of an app" in run("../site")
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -115,10 +101,7 @@ ROWS: dict[str, Any] = {
     "/account/hooks": [{"id": "hook_1"}],
     "/account/apps/shop/env": [{"name": "API_TOKEN"}, {"name": "API_URL"}, {"name": "OTHER"}],
     "/account/apps/shop/data": {"snapshots": [{"id": "snp_1"}, {"id": "snp_2"}], "state": "ok"},
-    "/account/keys": [{"id": "key_1"}],
-    "/account/members": [{"email": "ana@example.com"}, {"email": "bo@example.com"}],
     "/account/deliveries": [{"id": "evt_2"}, {"id": "evt_2"}, {"id": "evt_1"}],
-    "/account/requests": [{"id": "0a1b"}],
     "/account/deploys": [{"id": "dep_1"}],
 }
 
@@ -133,21 +116,12 @@ def complete(stubbed: Tool, service: Service) -> Callable[[str], Awaitable[list[
 async def test_what_an_account_has(complete: Callable[[str], Awaitable[list[str]]]) -> None:
     for words, offered in (
         ("deploys publish sh", ["shop"]),
-        ("apps show nobodys", []),
         ("hooks remove hook_", ["hook_1"]),
         ("new notes --template s", ["static"]),
         ("keys re", ["remove"]),
-        ("env remove shop API_", ["API_TOKEN", "API_URL"]),
         ("env remove shop API_URL API_T", ["API_TOKEN"]),
-        ("env set shop O", ["OTHER"]),
         ("data restore shop snp", ["snp_1", "snp_2"]),
-        ("data download shop snp_2", ["snp_2"]),
-        ("keys revoke k", ["key_1"]),
-        ("members remove a", ["ana@example.com"]),
-        ("members set b", ["bo@example.com"]),
         ("deliveries show evt", ["evt_2", "evt_1"]),
-        ("requests 0", ["0a1b"]),
-        ("deploys rollback shop dep", ["dep_1"]),
         ("deploys cancel dep", ["dep_1"]),
     ):
         assert await complete(words) == offered, words
@@ -158,10 +132,8 @@ async def test_without_a_service_or_a_key_or_with_an_answer_that_cannot_be_read(
     complete: Callable[[str], Awaitable[list[str]]], service: Service, tmp_path: Path
 ) -> None:
     """Rows may be missing, or be no rows: the line being typed is not disturbed."""
-    unreadable: list[Any] = [{"snapshots": None}, {"snapshots": ["x"]}, {}, []]
-    for found in unreadable:
-        service.answers["GET /account/apps/shop/data"] = found
-        assert await complete("data restore shop s") == []
+    service.answers["GET /account/apps/shop/data"] = {"snapshots": ["x"]}
+    assert await complete("data restore shop s") == []
     for url, key in ((f"http://127.0.0.1:{free_port()}", "csk_key"), (service.address, "")):
         assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "s") == []
 
@@ -172,8 +144,5 @@ async def test_the_script_of_a_shell(offline: Tool) -> None:
         script = (await offline("completion", shell)).out
         assert f"_CAPSULE_COMPLETE={shell}_complete" in script
         assert (await offline("completion", SHELL=f"/usr/bin/{shell}")).out == script
-        if shell == "bash":
-            assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    for unknown in ("/bin/tcsh", None):
-        said = await offline.refused("completion", code=2, SHELL=unknown)
-        assert said == "name the shell: capsule completion bash|zsh|fish"
+    said = await offline.refused("completion", code=2, SHELL="/bin/tcsh")
+    assert said == "name the shell: capsule completion bash|zsh|fish"

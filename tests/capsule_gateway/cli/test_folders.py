@@ -49,16 +49,12 @@ async def test_new_without_a_folder(offline: Tool, tmp_path: Path, monkeypatch: 
     assert (tmp_path / "notes" / "README.md").is_file()
 
 
-def texts(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("kind", ["full", "static"])
 async def test_the_files_of_a_template(tmp_path: Path, kind: Literal["full", "static"]) -> None:
     """tests/browser/test_template.py builds and uses them."""
     folder = tmp_path / "app"
     write_template("my-notes", kind, folder)
-    files = texts(folder)
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert not [name for name, text in files.items() if "__NAME__" in text]
     named = {name for name, text in files.items() if "my-notes" in text}
     page = {"full": "index.html", "static": "site/index.html"}[kind]

@@ -65,12 +65,6 @@ def test_what_gives_way_in_a_narrow_terminal(draw: Callable[[int], list[str]]) -
     assert draw(40)[:2] == [f"id      {ROWS[0]['id']}", f"app     {ROWS[0]['app']}"]  # each row is a block
 
 
-def test_headings_are_folded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "14")
-    Table({"tokens in": text_of("i"), "tokens out": text_of("o")}).print_rows([{"i": "7", "o": "30"}])
-    assert capsys.readouterr().out.splitlines() == ["TOKENS  TOKENS", "IN      OUT", "7       30"]
-
-
 def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
     show_csv([{"a": "x,y", "b": None, "c": 1}, {"a": "=1+1", "c": {"d": True}, "e": "z\x1b[31m"}])
     assert capsys.readouterr().out.splitlines() == ["a,b,c,e", '"x,y",,1,', '\'=1+1,,"{""d"": true}",z[31m']

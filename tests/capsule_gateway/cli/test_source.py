@@ -46,14 +46,6 @@ def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
     assert packed_names(tmp_path) == sorted(kept)
 
 
-def test_omitted_files_are_counted_up_to_a_bound(tmp_path: Path) -> None:
-    write_files(tmp_path, "a", ".env", "app/__pycache__/a.pyc", *(f"node_modules/x/{number}" for number in range(20)))
-    with pack_source(tmp_path) as packed:
-        assert packed.omitted == 22
-    with pack_source(tmp_path, max_counted=5) as packed:
-        assert packed.omitted == 5
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_an_ignore_file_as_powershell_writes_it(tmp_path: Path, encoding: str) -> None:
     """Otherwise, what it excludes would be published."""

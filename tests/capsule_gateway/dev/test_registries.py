@@ -16,15 +16,8 @@ echo "cafile={cafile}"
 PIP = """#!/bin/sh
 case "$*" in
 "config list") echo "global.index-url='https://old.example.com/simple'"; cat {options} ;;
---version) echo "pip 26.0 from {folder}/pip (python 3.11)" ;;
 *) exit 1 ;;
 esac
-"""
-# How pip itself knows its default index.
-INDEX = """
-class PyPI:
-    simple_url = "https://pip.example.com/simple"
-    file_storage_domain = "files.example.com"
 """
 
 
@@ -34,11 +27,8 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.options = folder, folder / "options"
         self.options.touch()
-        index = folder / "pip" / "_internal" / "models" / "index.py"
-        index.parent.mkdir(parents=True)
-        index.write_text(INDEX)
         self.install("npm", NPM.format(cafile="null"))
-        self.install("pip", PIP.format(folder=folder, options=self.options))
+        self.install("pip", PIP.format(options=self.options))
 
     def install(self, name: str, script: str) -> None:
         program = self.folder / "bin" / name
@@ -66,25 +56,6 @@ async def test_the_addresses_of_npm_and_pip_are_passed_on(machine: Machine, tmp_
     machine.options.write_text(":env:.index-url='https://user:p%2Cw@new.example.com/simple'\n")
     found = await find_registries(tmp_path)
     assert load(found).build_registries["pip"] == ("https://user:p%2Cw@new.example.com/simple",)
-
-
-async def test_the_files_of_the_default_index_are_on_another_host(machine: Machine, tmp_path: Path) -> None:
-    machine.options.write_text("install.index-url='https://pip.example.com/simple'\n")
-    registries = load(await find_registries(tmp_path)).build_registries
-    assert registries["pip"] == ("https://pip.example.com/simple", "https://files.example.com")
-
-
-async def test_a_machine_without_npm_and_pip_adds_nothing_that_is_invalid(machine: Machine, tmp_path: Path) -> None:
-    machine.install("npm", "#!/bin/sh\nexit 1\n")
-    machine.install("pip", "#!/bin/sh\necho nonsense\n")
-    assert await find_registries(tmp_path) == {}
-
-
-async def test_a_setting_takes_the_place_of_the_machines_registries(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GATEWAY_BUILD_REGISTRIES", "npm=https://mine.example.com")
-    assert (await find_registries(tmp_path))["GATEWAY_BUILD_REGISTRIES"] == "npm=https://mine.example.com"
 
 
 async def test_all_authorities_that_the_machine_trusts_are_trusted(
