@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
+from gateway.keys import deliveries_key
 from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -278,6 +279,21 @@ async def test_an_uncopied_secret_needs_a_confirmation_to_leave(holder: Holder) 
     await expect(holder.heading("Deploy hooks")).to_be_focused()
 
 
+async def test_older_deliveries(holder: Holder) -> None:
+    key = deliveries_key(holder.account.id)
+    with holder.gateway.redis.client() as client:
+        now = int(client.time()[0]) * 1000
+        for number in range(40):
+            row = {"id": f"evt_{number}", "type": "app.crashed", "app": f"app-{number:03}", "at": now}
+            client.xadd(key, {**row, "durationMs": 1, "outcome": "dropped", "status": "", "error": "no-receiver"})
+        client.expire(key, 600)
+    await holder.log_in("webhooks")
+    await expect(holder.row("app-")).to_have_count(30)
+    await holder.button("Older", exact=True).click()
+    await expect(holder.row("app-")).to_have_count(40)
+    await expect(holder.button("Older", exact=True)).to_have_count(0)
+
+
 # -- deploy hooks --------------------------------------------------------------------------------------------
 
 
@@ -347,6 +363,31 @@ async def test_a_deploy_is_followed_to_its_end(holder: Holder) -> None:
     await expect(page.get_by_role("status")).to_have_text("The deploy is live.")
     await expect(phases).to_contain_text("Canary: done")
     await expect(page.get_by_role("link", name=f"{app}.apps.localhost")).to_be_visible()
+
+
+async def test_hidden_pages_and_finished_deploys_send_no_requests(holder: Holder) -> None:
+    page, deploy = holder.page, await holder.deploy(await holder.app())
+    await page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? false })")
+    requests: list[str] = []
+    page.on(
+        "request", lambda request: requests.append(request.url) if f"/account/deploys/{deploy}" in request.url else None
+    )
+    await page.clock.install()
+    await holder.log_in()
+    await page.evaluate(f"location.hash = '#/deploys/{deploy}'")
+    await expect(page.get_by_role("log")).to_be_visible()
+    await page.evaluate("window.away = true")
+    before = len(requests)
+    await page.clock.run_for(20_000)
+    assert len(requests) == before
+    await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    await wait_until(lambda: len(requests) > before)
+    await holder.report(deploy, "build", ok=False, reason="no")
+    await page.clock.run_for(2_000)
+    await expect(page.get_by_text("Build: no")).to_be_visible()
+    before = len(requests)
+    await page.clock.run_for(20_000)
+    assert len(requests) == before
 
 
 async def test_a_deploy_is_canceled_a_release_comes_back_and_a_preview_is_promoted(holder: Holder) -> None:

@@ -216,6 +216,11 @@ async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend)
     await inside.get_by_label("Name or id").fill("vreni")
     await inside.keyboard.press("Enter")
     await expect(inside.get_by_role("status")).to_have_text("1 account.")
+    await inside.get_by_label("Plan").select_option("max")
+    await inside.get_by_role("button", name="Search").click()
+    await expect(inside.get_by_text("No account has “vreni” in its name or id.")).to_be_visible()
+    await inside.get_by_label("Plan").select_option("free")
+    await inside.get_by_role("button", name="Search").click()
     await inside.get_by_role("link", name="Café <b>Vreni</b>").click()
     await expect(inside.get_by_role("heading", level=1)).to_have_text("Café <b>Vreni</b>")
     await expect(inside.get_by_role("row").filter(has_text="vrenis-cafe")).to_contain_text("Never live")
@@ -385,6 +390,19 @@ async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(
     await inside.keyboard.press("Enter")
     await expect(inside.get_by_text("No record matches.")).to_be_visible()
     assert "operator=nobody" in inside.url
+
+
+async def test_a_view_that_arrives_during_a_press_takes_no_click_away(inside: Page) -> None:
+    box = await inside.get_by_role("link", name="24 hours").bounding_box()
+    assert box is not None
+    await inside.mouse.move(box["x"] + 5, box["y"] + 5)
+    await inside.mouse.down()
+    async with inside.expect_response("**/platform/usage*"):
+        await inside.evaluate("location.hash = '#/?period=7d'")
+    await inside.wait_for_timeout(300)  # in which the view would be drawn
+    await inside.mouse.up()
+    await expect(inside).to_have_url(re.compile("period=24h"))
+    await expect(inside.get_by_role("img", name=re.compile("in 24 hours"))).to_have_count(2)
 
 
 async def test_providers_are_shown_and_switched(
