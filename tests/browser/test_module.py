@@ -98,6 +98,13 @@ async def test_an_abort_before_the_start_sends_no_request(visitor: Visitor, prov
     assert not [e for e in site.exchanges if e.path == "/session"]
 
 
+async def test_a_slow_on_token_gets_all_tokens_in_order(visitor: Visitor, provider: FakeProvider) -> None:
+    words = [f"{n} " for n in range(20)]
+    slow = "async (t) => { await new Promise((r) => setTimeout(r, 12 * Math.random())); tokens.push(t) }"
+    answer = await visitor.ask(provider.plays(tokens(*words)), f"{{ onToken: {slow} }}")
+    assert answer.tokens == words
+
+
 async def test_a_refused_token(app: App, visit: Visit, site: Site, provider: FakeProvider) -> None:
     site.token = app.token(expires=-60)
     async with visit(app) as visitor:
