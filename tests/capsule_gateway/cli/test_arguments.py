@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from capsule_gateway.cli.arguments import app_argument, find_app_name
-from capsule_gateway.cli.service import WrongUsage
 from tests.capsule_gateway.cli.conftest import Service
 from tests.support.command_line import Tool
 from tests.support.redis_servers import free_port
@@ -38,13 +37,6 @@ def test_the_nearest_manifest_up_to_the_root_of_the_repository(folder: Path) -> 
     assert find_app_name() is None
     (folder.parents[1] / "capsule.toml").rename(folder / "capsule.toml")
     assert find_app_name() == "notes"
-
-
-@pytest.mark.parametrize("text", ["name = ", "name = " + "[" * 10_000, "name = " + "9" * 5_000, "\udcff"])
-def test_a_damaged_manifest(folder: Path, text: str) -> None:
-    (folder / "capsule.toml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(WrongUsage, match=r"capsule\.toml cannot be read"):
-        find_app_name()
 
 
 def run(*arguments: str, **options: object) -> str:

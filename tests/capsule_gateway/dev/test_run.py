@@ -193,18 +193,6 @@ async def test_a_published_release_takes_the_place_of_the_folder(folder: Path, s
     assert Site(live).current == published["id"]
 
 
-async def test_without_a_registry_the_static_template_takes_the_place_of_the_demo(folder: Path) -> None:
-    closed = f"127.0.0.1:{five_free_ports()}"
-    run = await start(five_free_ports(), folder, NPM_CONFIG_REGISTRY=f"http://{closed}")
-    try:
-        await run.read(until="demo answers at")
-        assert f"Network: could not connect to {closed}: it refused the connection (capsule deploys show " in run.said
-        assert "The static template takes its place." in run.said
-        assert "Ask the model." in await read_page(run, "demo")
-    finally:
-        assert await run.stop() == 0
-
-
 async def test_trust_builds_runs_apps_without_a_sandbox(folder: Path) -> None:
     run = await start(five_free_ports(), folder, "--trust-builds")
     await run.read(until="Press Ctrl-C to stop.")
