@@ -29,12 +29,9 @@ SLOW = ("workers/", "docs/")
 LONG = (  # tests that `make test` leaves out
     "browser/",
     "chaos/",
-    "docs/test_backup",
     "docs/test_clients",
     "docs/test_examples",
-    "docs/test_first_capsule",
     "docs/test_identity",
-    "docs/test_load_testing",
     "docs/test_proxies",
     "capsule_gateway/cli/test_mcp",
     "capsule_gateway/cli/test_operators",

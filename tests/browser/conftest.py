@@ -9,8 +9,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.browser import dashboard
 from tests.browser.dashboard import Holder
-from tests.browser.site import Site
-from tests.browser.visitor import Visitor, chromium, visiting
+from tests.browser.visitor import Site, Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.dns_server import DnsServer
 from tests.support.fixtures import folder_fixture, provider, resolver

@@ -91,9 +91,6 @@ class Holder:
     async def clipboard(self) -> str:
         return await self.page.evaluate("navigator.clipboard.readText()")
 
-    async def width(self) -> int:
-        return await self.page.evaluate("document.documentElement.scrollWidth")
-
     async def app(self, name: str | None = None, **fields: Any) -> str:
         name = name or f"app-{secrets.token_hex(4)}"
         body = {"account": self.account.id, "repository": {"url": "https://git.example.com/a", "branch": "main"}}

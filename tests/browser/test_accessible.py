@@ -1,6 +1,6 @@
 """Every page meets WCAG 2.2 AA as far as a program can check it.
 
-That is by axe-core, in both color schemes, on a desktop and a phone; and with zoom, forced colors and a keyboard.
+That is by axe-core, in both color schemes, on a desktop and a phone; and with zoom and a keyboard.
 """
 
 import pytest

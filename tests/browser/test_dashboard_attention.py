@@ -1,11 +1,9 @@
 """The dashboard says what is wrong, and its forms work: with optional parts empty, and up to their effects."""
 
-import secrets
-
 import pytest
 from playwright.async_api import expect
 
-from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -135,43 +133,6 @@ async def test_the_accounts_name_and_keys(holder: Holder) -> None:
     await assert_accessible(page, EVERY_LOOK)
 
 
-async def test_changes_are_filtered_by_action_and_actor(holder: Holder) -> None:
-    page, account, gw = holder.page, holder.account, holder.gateway
-    name = f"app-{secrets.token_hex(4)}"
-    await account.call("POST", "/account/apps", {"name": name})
-    await account.call("PUT", f"/account/apps/{name}/env", {"TOKEN": "x"})
-    await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "Too loud"})
-    await gw.platform("DELETE", f"accounts/{account.id}/suspension")
-    await holder.log_in("account")
-    changes = holder.card("Changes")
-    rows = changes.locator("tbody").get_by_role("row")
-    await expect(rows.filter(has_text="Create app")).to_contain_text(name)
-    everything = await rows.count()
-    await page.get_by_label("All changes").select_option("Change variables")
-    await expect(rows).to_have_count(1)
-    await expect(rows).to_contain_text(name)
-    await page.get_by_label("By anybody").select_option("operator")
-    await expect(changes.get_by_text("No changes yet")).to_be_visible()
-    await page.get_by_label("All changes").select_option("All changes")
-    await expect(rows.filter(has_text="Suspend account")).to_be_visible()
-    for row in await rows.all():
-        await expect(row).to_contain_text("operator")
-    assert await rows.count() < everything
-    await page.get_by_label("By anybody").select_option("By anybody")
-    await expect(rows).to_have_count(everything)
-
-
-async def test_a_name_that_no_app_can_have(holder: Holder) -> None:
-    page = holder.page
-    await holder.log_in("new-app")
-    await page.get_by_label("Name").fill(f"Ünïque Notes {holder.account.id[-6:]}!")
-    fit = f"unique-notes-{holder.account.id[-6:]}"
-    await holder.button(f"Use {fit}").click()
-    await expect(page.get_by_label("Name")).to_have_value(fit)
-    await page.keyboard.press("Enter")
-    await expect(holder.heading(fit)).to_be_focused()
-
-
 async def test_a_suspension_is_seen_with_its_reason(holder: Holder) -> None:
     page, gw = holder.page, holder.gateway
     app = await holder.app()
@@ -248,3 +209,46 @@ async def test_an_account_holder_limits_an_app(holder: Holder, backend: FakeAppB
     await expect(card).to_contain_text("of €2.00 today")
     limits = (await holder.account.get(path)).json()
     assert (limits["dailyEuro"], limits["userRequestsPerMinute"]) == (None, 2)
+
+
+async def test_many_apps(holder: Holder) -> None:
+    page, prefix = holder.page, holder.account.id[-6:].lower()
+    names = [await holder.app(f"shop-{prefix}-{n:03}") for n in range(20)]
+    await holder.log_in()
+    cards = page.locator(".apps > li")
+    await page.get_by_label("Order").select_option("By name")
+    await expect(cards.get_by_role("heading")).to_have_text(names[:9])
+    await holder.button("Show more").click()
+    await expect(cards).to_have_count(20)
+    await page.get_by_label("Find an app").fill(names[15][-3:])
+    await expect(cards.get_by_role("heading")).to_have_text([names[15]])
+    await page.reload()
+    await expect(page.get_by_label("Find an app")).to_have_value(names[15][-3:])
+    await expect(cards).to_have_count(1)
+
+    await page.keyboard.press("Control+k")
+    dialog = page.get_by_role("dialog", name="Switch app")
+    await expect(dialog.get_by_role("link")).to_have_count(13)
+    await expect(dialog.get_by_role("status")).to_have_text("And 8 more apps. Type a part of the name.")
+    await assert_accessible(page, EVERY_LOOK)
+    await page.keyboard.type(names[7][-6:])
+    await expect(dialog.get_by_role("link")).to_have_text([names[7]])
+    await page.keyboard.press("Enter")
+    await expect(holder.heading(names[7])).to_be_focused()
+    await holder.button(names[7]).click()
+    await dialog.get_by_role("link", name="All apps").click()
+    await expect(holder.heading("Overview")).to_be_focused()
+
+    # A choice of one among many, with the mouse and with the keyboard.
+    await open_view(page, "deploys")
+    select, dialog = page.get_by_label("Show", exact=True), page.get_by_role("dialog", name="Choose an app")
+    await select.click()
+    await page.keyboard.type(names[15][-6:])
+    await dialog.get_by_role("button", name=names[15]).click()
+    await expect(dialog).to_be_hidden()
+    await expect(select).to_have_value(names[15])
+    await expect(select).to_be_focused()
+    await page.keyboard.press("Space")
+    await expect(dialog.get_by_label("Find an app")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(select).to_have_value(names[15])

@@ -18,12 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PAGE = "<!doctype html><title>Früh</title>"
 LONG = "/".join(["a-rather-long-folder"] * 8) + "/früh.txt"
-# A drop of files, as the browser reports one. Scripts cannot make entries of folders, which the inputs cover.
-DROP = """(zone, files) => {
-    const transfer = new DataTransfer();
-    for (const [name, text] of files) transfer.items.add(new File([text], name));
-    zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
-}"""
+
 
 # A drop of a folder, of which scripts can only play the entries.
 DROP_FOLDER = """(zone, files) => {
@@ -41,12 +36,6 @@ DROP_FOLDER = """(zone, files) => {
     const transfer = new DataTransfer();
     transfer.items.add(new File(["x"], "site"));
     zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
-}"""
-
-DRAGGED = """() => {
-    const transfer = new DataTransfer();
-    transfer.items.add(new File(["x"], "index.html"));
-    return transfer;
 }"""
 
 
@@ -80,20 +69,10 @@ async def test_a_folder_becomes_a_deploy(holder: Holder, tmp_path: Path) -> None
     assert await published(holder, app) == files
 
 
-async def test_what_is_dropped_becomes_a_deploy(holder: Holder) -> None:
-    """Pages, files and a folder."""
+async def test_a_folder_that_is_dropped_becomes_a_deploy(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     zone = page.get_by_role("dialog", name=f"Publish {app}").locator(".drop")
     await holder.log_in()
-    for files, expected in (
-        ([["about.html", PAGE]], {"index.html": PAGE.encode()}),
-        ([["index.html", PAGE], ["a.css", "p {}"]], {"index.html": PAGE.encode(), "a.css": b"p {}"}),
-    ):
-        await holder.go(f"apps/{app}")
-        await expect(holder.button("Publish", exact=True)).to_be_visible()
-        await page.locator("main").dispatch_event("dragenter", {"dataTransfer": await page.evaluate_handle(DRAGGED)})
-        await zone.evaluate(DROP, files)
-        assert await published(holder, app) == expected
     folder = {
         "node_modules": {"x": {"i.js": "", "j.js": ""}},
         "env": {"bin": {"python": ""}, "pyvenv.cfg": ""},

@@ -1,29 +1,17 @@
-"""The public page in a real browser: its example, its copy buttons, its links; and the page for unknown addresses."""
+"""The public page, the page for unknown addresses and the documentation in a real browser."""
 
 import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.conftest import EXAMPLE
+from tests.browser.dashboard import Holder
+from tests.fakes import FakeAppBackend
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 END = "its pages, its backend and its data."
-
-
-async def test_the_example_plays_token_by_token(page: Page, gw: Gateway) -> None:
-    await page.goto(gw.address)
-    answer = page.locator("#answer p")
-    whole = await answer.text_content()
-    await answer.scroll_into_view_if_needed()
-    await expect(page.locator(".rest")).not_to_be_empty()
-    assert await answer.text_content() == whole, "nothing moves while it plays"
-    await expect(page.locator(".rest")).to_be_empty()
-    await page.get_by_role("button", name="Play again").click()
-    await expect(page.locator(".rest")).not_to_be_empty()
-    await expect(page.locator(".rest")).to_be_empty()
-    assert await answer.text_content() == whole
 
 
 async def test_reduced_motion_shows_the_whole_answer_and_code_can_be_copied(page: Page, gw: Gateway) -> None:
@@ -38,18 +26,6 @@ async def test_reduced_motion_shows_the_whole_answer_and_code_can_be_copied(page
         copied: str = await page.evaluate("navigator.clipboard.readText()")
         assert copied.startswith(start)
         assert "Copy" not in copied
-
-
-async def test_the_picture_follows_the_color_scheme(page: Page, gw: Gateway) -> None:
-    await page.goto(gw.address)
-    picture = page.locator("picture img")
-    for scheme in ("light", "dark"):
-        await page.emulate_media(color_scheme=scheme)
-        await page.wait_for_function(
-            "(name) => document.querySelector('picture img').currentSrc.includes(name)", arg=f"overview-{scheme}"
-        )
-        await page.wait_for_function("document.querySelector('picture img').naturalWidth === 1200")
-    assert await picture.get_attribute("alt")
 
 
 async def test_the_page_shows_what_the_settings_say(page: Page, gw: Gateway) -> None:
@@ -70,3 +46,34 @@ async def test_an_unknown_address(page: Page, gw: Gateway) -> None:
     await assert_accessible(page, EVERY_LOOK)
     await page.get_by_role("link", name="Go to the home page").click()
     await expect(page.get_by_role("heading", level=1)).to_contain_text("Three things")
+
+
+async def test_search_by_keyboard(page: Page, gw: Gateway) -> None:
+    await page.goto(f"{gw.address}/docs")
+    field = page.get_by_role("combobox", name="Search the documentation")
+    await page.keyboard.press("/")
+    await expect(field).to_be_focused()
+    await field.press_sequentially("rotate the secret")
+    await expect(page.get_by_role("option").first).to_be_visible()
+    await assert_accessible(page)
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_role("option").first).to_have_attribute("aria-selected", "true")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/docs/*")
+
+
+async def test_code_can_be_copied_and_a_link_to_an_operation_unfolds_it(page: Page, gw: Gateway) -> None:
+    await page.goto(f"{gw.address}/docs/webhooks")
+    block = page.locator(".code").first
+    await block.get_by_role("button", name="Copy").click()
+    await expect(block.get_by_role("button")).to_have_text("Copied")
+    assert await page.evaluate("navigator.clipboard.readText()") == await block.locator("pre").text_content()
+    await page.goto(f"{gw.address}/docs/reference#get-account")
+    await expect(page.locator("#get-account pre")).to_contain_text(f"curl -X GET '{gw.address}/account'")
+
+
+async def test_examples_name_the_readers_app(holder: Holder, backend: FakeAppBackend) -> None:
+    app = await holder.account.app(backend)
+    await holder.log_in()
+    await holder.page.goto(f"{holder.gateway.address}/docs/api")
+    await expect(holder.page.locator("main code").filter(has_text=f"/capsule/{app.name}/").first).to_be_visible()

@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, expect
@@ -20,7 +18,7 @@ from capsule_gateway.cli.folders import write_template
 from gateway.deploys.templates import TEMPLATES
 from tests.browser.axe import DESKTOP, EVERY_LOOK, assert_accessible, assert_fits
 from tests.browser.packages import require
-from tests.browser.site import Folder
+from tests.browser.visitor import Folder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG, answer
@@ -175,64 +173,6 @@ async def test_notes_stay_change_and_come_back(page: Page) -> None:
     await look(page)
 
 
-async def test_a_save_keeps_what_is_written_meanwhile(page: Page) -> None:
-    text, items = page.get_by_label("New note"), page.locator("#list li")
-    arrived, go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold(route: Route) -> None:
-        arrived.set()
-        await go_on.wait()
-        await route.continue_()
-
-    async def save(words: str) -> None:
-        arrived.clear()
-        go_on.clear()
-        await page.locator("#text").fill(words)
-        await page.keyboard.press("Control+Enter")
-        await asyncio.wait_for(arrived.wait(), 5)
-
-    await expect(page.locator("#none")).to_be_visible()
-    await page.route("**/api/notes**", hold)
-    await save("One")
-    await text.fill("Two")
-    go_on.set()
-    await expect(items).to_have_count(1)
-    await expect(text).to_have_value("Two")
-    await save("Two")
-    await items.get_by_role("button", name="Edit").click()
-    go_on.set()
-    await expect(items).to_have_count(2)
-    await expect(page.get_by_label("Change the note")).to_have_value("One")
-    await save("Three")
-    go_on.set()
-    await expect(items.first).to_contain_text("Three")
-    await expect(text).to_have_value("")
-
-
-async def test_a_late_list_keeps_what_was_saved_meanwhile(page: Page) -> None:
-    items, go_on = page.locator("#list li p"), asyncio.Event()
-    await page.get_by_label("New note").fill("One")
-    await page.keyboard.press("Control+Enter")
-    await expect(items).to_have_text(["One"])
-
-    body = await page.evaluate("fetch('/api/notes').then((response) => response.text())")
-
-    async def delay(route: Route) -> None:
-        if route.request.method != "GET" or go_on.is_set():
-            return await route.continue_()
-        await go_on.wait()
-        await route.fulfill(body=body, content_type="application/json")
-
-    await page.route("**/api/notes", delay)
-    async with page.expect_request("**/api/notes"):
-        await page.reload()
-    await page.get_by_label("New note").fill("Two")
-    await page.keyboard.press("Control+Enter")
-    await expect(items).to_have_text(["Two"])
-    go_on.set()
-    await expect(items).to_have_text(["Two", "One"])
-
-
 async def test_an_answer_streams_and_becomes_a_note(page: Page, provider: FakeProvider) -> None:
     await look(page, "#ask")
     go_on = asyncio.Event()
@@ -260,25 +200,6 @@ async def test_markdown_shows_and_markup_stays_text(page: Page, provider: FakePr
     await expect(shown.locator("p").last).to_have_text(hostile)
     assert await page.evaluate("window.hit") is None
     await look(page, "#ask")
-
-
-async def test_a_question_about_a_note_and_the_one_after_it(page: Page, provider: FakeProvider) -> None:
-    await page.set_viewport_size({"width": 390, "height": 844})
-    await page.get_by_label("New note").fill("The key is under the mat")
-    await page.get_by_role("button", name="Save note").click()
-    await page.get_by_role("button", name="Ask about it").click()
-    await expect(page.get_by_label("Your question")).to_be_focused()
-    await expect(page.locator("#about")).to_contain_text("The key is under the mat")
-    first = "My note:\n\nThe key is under the mat\n\n---\n\nMy question:\n\nWhere is it?"
-    provider.plays(tokens("Under the mat."), prompt=first)
-    turn = await ask(page, "Where is it?")
-    await expect(turn.locator(".answer")).to_have_text("Under the mat.")
-    await expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
-    history = "Our conversation so far:\n\nI asked: Where is it?\n\nYou answered: Under the mat."
-    provider.plays(tokens("Yes."), prompt=f"{history}\n\n---\n\nMy question:\n\nSure?")
-    await expect((await ask(page, "Sure?")).locator(".answer")).to_have_text("Yes.")
-    await page.get_by_role("link", name="Notes").click()
-    await expect(page.locator("#list")).to_be_visible()
 
 
 async def test_stop_keeps_what_has_arrived(page: Page, provider: FakeProvider) -> None:
@@ -323,18 +244,6 @@ async def test_without_the_model_or_the_backend(page: Page) -> None:
     await expect(turn.get_by_role("alert")).to_contain_text("You are not signed in")
     await page.reload()
     await expect(page.get_by_role("heading", name="The app does not answer")).to_be_visible()
-
-
-async def test_the_app_serves_hashed_assets_for_good_and_pages_afresh(notes: Notes) -> None:
-    [script] = (notes.folder / "dist" / "assets").glob("*.js")
-    address = f"http://127.0.0.1:{urlsplit(notes.address).port}"
-    async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=30) as http:
-        asset = await http.get(f"/assets/{script.name}")
-        index = await http.get("/")
-        missing = await http.get("/assets/none.js")
-    assert asset.headers["cache-control"] == "public, max-age=31536000, immutable"
-    assert index.headers["cache-control"] == "no-cache"
-    assert missing.status_code == 404
 
 
 async def test_the_types_hold(notes: Notes) -> None:

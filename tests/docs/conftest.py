@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.server import Exchange, Script, answer
 from tests.support.accounts import Account
 from tests.support.fixtures import folder_fixture, provider
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -13,18 +12,9 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 __all__ = ["provider"]
 
 
-class OpenBackend(FakeAppBackend):
-    """Signs in every caller, as a backend under load tests does."""
-
-    def script(self, exchange: Exchange) -> Script:
-        if (exchange.method, exchange.path) == ("POST", "/session"):
-            return answer(200, self.token().encode(), {"Content-Type": "text/plain"})
-        return super().script(exchange)
-
-
 @folder_fixture
 async def backend() -> AsyncIterator[FakeAppBackend]:
-    async with OpenBackend() as backend:
+    async with FakeAppBackend() as backend:
         yield backend
 
 

@@ -2,6 +2,9 @@
 
 import functools
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -107,12 +110,6 @@ def test_every_attribute_of_a_trace_is_listed() -> None:
     assert set(find_table(read_page("docs/traces.md"), "attribute")) == present
 
 
-def test_compose_passes_variables_of_traces_on_that_are_listed() -> None:
-    passed = set(re.findall(r"^    (OTEL_\w+):", read_page("compose.yaml"), re.MULTILINE))
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in passed
-    assert passed <= set(find_table(read_page("docs/traces.md"), "variable"))
-
-
 def test_every_error_is_in_the_api() -> None:
     present = {
         (kind.code, str(kind.status)) for kind in (errors.ServiceError, *generate.subclasses(errors.ServiceError))
@@ -147,44 +144,29 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-SOURCES = [
-    path.relative_to(ROOT)
-    for folder in ("capsule_gateway", "gateway", "workers", "lua", "bench", "tests")
-    for path in (ROOT / folder).rglob("*.*")
-    if path.suffix in (".py", ".lua")
-]
-ELSEWHERE = {"receiver.py", "examples/receiver.py", "locustfile.py", "examples/locustfile.py"}  # in docs/
-# That people deploy.
-OF_PROJECTS = {"manage.py", "main.py", "settings.py", "app/main.py", "config.py", "app.py", "wsgi.py"}
+MODEL = runpy.run_path(str(ROOT / "bench/capacity.py"))
+README = (ROOT / "bench/README.md").read_text()
+FIGURES = README.partition("Redis Cluster, three primaries")[0]
 
 
-def test_the_documents_name_files_that_exist() -> None:
-    for source in PAGES:
-        folders = {path.parts[0] for path in SOURCES} - {"tests"}
-        if source == "bench/README.md":
-            folders = {"bench"}
-        elif source in ("CONTRIBUTING.md", "docs/security.md", "docs/chaos.md"):
-            folders |= {"tests"}
-        known = {
-            "/".join(path.parts[n:]) for path in SOURCES if path.parts[0] in folders for n in range(len(path.parts))
-        }
-        for name in re.findall(r"[\w/-]+\.(?:py|lua)\b", read_page(source)):
-            assert name in known | ELSEWHERE | OF_PROJECTS, (source, name)
+def test_the_page_on_scaling_has_what_the_script_prints() -> None:
+    document = read_page("docs/scaling.md")
+    done = subprocess.run([sys.executable, ROOT / "bench/capacity.py"], capture_output=True, text=True, check=True)
+    parts = done.stdout.strip().split("\n\n")
+    assert len(parts) == 3
+    assert [part for part in parts if f"\n{part}\n" not in document] == []
 
 
-def test_the_list_of_folders_is_true() -> None:
-    """Check that every folder with code has a line, and every line a folder."""
-    drawn = read_page("CONTRIBUTING.md").split("## Where things live")[1].split("```\n")[1].split("```")[0]
-    top, lines = Path(), set()
-    for line in drawn.splitlines():
-        if opened := re.match(r"(  )?([\w/-]+)/ ", line):
-            top = top if opened[1] else Path(opened[2])
-            folder = top / opened[2] if opened[1] else top
-            assert (ROOT / folder).is_dir(), folder
-            lines.add(folder)
-    packages = {
-        path.parent.relative_to(ROOT)
-        for name in ("capsule_gateway", "gateway", "workers")
-        for path in ROOT.glob(f"{name}/**/*.py")
-    }
-    assert sorted(packages - lines) == []
+def measured(row: str) -> float:
+    (value,) = re.findall(rf"^\| {re.escape(row)} \|.*?\*\*([\d.,]+) \(", FIGURES, re.M)
+    return float(value.replace(",", ""))
+
+
+def test_the_constants_are_the_measured_ones() -> None:
+    assert measured("C") == MODEL["REQUEST_US"]
+    assert measured("C-cold") - measured("C") == MODEL["NEW_USER_US"]
+    assert measured("B500") == MODEL["TOKEN_US"]
+    assert measured("mem") == MODEL["STREAM_KIB"]
+    assert f"| deliveries per CPU second, 64 accounts | {MODEL['DELIVERIES']:,} |" in README
+    assert f"| request, of Redis | {MODEL['REDIS_US']} |" in README
+    assert f"| second of an open stream, also while nothing arrives | {MODEL['STREAM_US']} |" in README

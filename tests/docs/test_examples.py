@@ -4,6 +4,8 @@ import contextlib
 import http.client
 import itertools
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,18 +16,24 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+import yaml
 
 from gateway.events import catalog
 from gateway.events.webhooks import sign_event
+from tests.docs.pages import run, run_shell, sections
 from tests.support import programs
+from tests.support.dev_process import Run, start
+from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
+from tests.support.redis_servers import RedisServer, five_free_ports, free_port
+from tests.support.s3_server import BUCKET, S3Server
 from tests.support.worker_process import Account, Queue, queue
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TOOLS = {"receiver.py": sys.executable, "receiver.mjs": "node", "receiver.go": "go"}
 MINUTES = 60.0
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def build_command(name: str, folder: Path) -> list[str]:
@@ -134,3 +142,111 @@ async def test_what_is_too_long_is_not_kept(example: Example) -> None:
         assert connection.getresponse().status == 413
     connection.close()
     assert await example.takes(*example.delivery()[1:]) == 204
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def service() -> AsyncIterator[Run]:
+    with passable_folder() as folder:
+        service = await start(five_free_ports(), folder)
+        await service.read(until="Press Ctrl-C to stop.")
+        yield service
+        assert await service.stop() == 0
+
+
+async def test_the_tutorial(service: Run, tmp_path: Path) -> None:
+    page = sections("first-capsule.md", {"https://api.example.com": f"http://localhost:{service.port}"})
+    # The clone has the command line. tests/gateway/api/test_install.py installs it.
+    assert page["Get the command line"].take("sh") == f"curl -fsSL http://localhost:{service.port}/install.sh | sh\n"
+    own = page["A service on your machine"]
+    assert own.take("sh") == "make run\n"
+    blocks = [own.take("sh")]
+    for title in ("Write the app", "Publish it", "Change it", "Look inside", "Pages only"):
+        while page[title].has("sh"):
+            blocks.append(page[title].take("sh"))
+    script = [f"cd {shlex.quote(str(Path(__file__).parents[2]))}", *blocks]
+    done = await run("bash", "-euc", "\n".join(script), folder=tmp_path, given=f"{service.api_key}\n", seconds=300)
+    assert done.code == 0, done.out + done.err
+    assert re.findall(r"^Live at (\S+) after", done.out, re.MULTILINE) == [
+        f"http://notes.apps.localhost:{service.port + 1}" for _ in range(3)
+    ] + [f"http://leaflet.apps.localhost:{service.port + 1}"]
+    assert "BETTER_AUTH_SECRET" in done.out
+    async with httpx.AsyncClient(base_url=service.hosted, trust_env=False, timeout=30) as http:
+        for app, title in (("notes", "notes"), ("leaflet", "leaflet")):  # after the rollback
+            shown = await http.get("/", headers={"Host": f"{app}.apps.localhost:{service.port + 1}"})
+            assert f"<title>{title}</title>" in shown.text
+
+
+ROOT = Path(__file__).parents[2]
+# `docker compose run … SERVICE COMMAND` runs the command here. Others are noted. Each must name services that exist.
+DOCKER = """\
+#!/bin/bash -eu
+echo "$*" >> "$HOME/docker.log"
+[ "$1" = compose ] && shift
+while [[ $1 == --* ]]; do shift 2; done
+verb=$1; shift
+while [ $# -gt 0 ]; do
+  case $1 in
+    -v) shift 2 ;;
+    -*) shift ;;
+    *) [[ " $SERVICES " == *" $1 "* ]] || { echo "no service $1" >&2; exit 1; }
+       if [ "$verb" = run ]; then shift; exec "$@"; fi
+       shift ;;
+  esac
+done
+"""
+ACCOUNT = '{"id":"acc_1","name":"A","plan":"free","createdAt":"2026-07-02T10:00:00.000Z"}'
+
+
+async def test_the_page_about_backups(valkey: RedisServer, redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text(DOCKER)
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    target = str(tmp_path / "target")
+    page = sections(
+        "backup.md",
+        {
+            "/mnt/backups/capsule": target,
+            "/var/backups/capsule": target,
+            "s3://bucket/capsule": f"s3://{BUCKET}/backups",
+            " TARGET\n": f" {target}\n",
+        },
+    )
+    async with S3Server(tmp_path) as s3:
+        s3.environment.pop("GATEWAY_STORAGE_URL")
+        settings = {
+            **s3.environment,
+            "GATEWAY_REDIS_URL": redis_url,
+            "GATEWAY_DATA_DIR": str(tmp_path / "data"),
+            "GATEWAY_ENCRYPTION_KEY": "an-encryption-key-of-32-characters",
+            "SERVICES": " ".join(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]),
+        }
+
+        async def follow(title: str) -> list[str]:
+            """Returns the lines that the next block prints."""
+            block = f'PATH="$HOME/bin:$PATH"\n{page[title].take("")}'
+            done = await run_shell(block, tmp_path, **settings)
+            assert done.code == 0, done.out + done.err
+            return done.out.splitlines()
+
+        with valkey.client() as client:
+            client.set("{p09}:account:acc_1", ACCOUNT)
+            printed = await follow("Back up")
+            written = page["Back up"].take("").strip()
+            form = re.sub(
+                r"\d[\d:.\-TZ]*", lambda _: r"\d\S*", re.escape(written).replace("\\-", "-").replace("\\.", ".")
+            )
+            assert len(printed) == 2
+            assert all(re.fullmatch(form, line) for line in printed), (form, printed)
+            assert "complete" in (await follow("Every day"))[-1]
+            assert (await follow("Verify"))[-1].startswith("The backup of ")
+            for _ in range(2):  # the second way is Compose's
+                client.flushall()
+                assert (await follow("Restore"))[-1].startswith("Restored 1 accounts and 0 apps as of ")
+                assert client.get("{p09}:account:acc_1") == ACCOUNT.encode()
+            client.flushall()
+    assert not any(page[title].left for title in ("Back up", "Every day", "Verify", "Restore"))
+    assert (tmp_path / "docker.log").read_text().splitlines()[-3:] == [
+        "compose --profile backup stop gateway workers deploys backup",
+        f"compose run --rm -v ./backups:{target} deploys capsule restore {target}",
+        "compose up -d",
+    ]

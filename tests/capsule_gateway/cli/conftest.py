@@ -8,8 +8,11 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.gateway.conftest import backend, building, hosted, provider
 from tests.support.command_line import Tool
 from tests.support.gateway_process import OPERATOR
+
+__all__ = ["backend", "building", "hosted", "provider"]
 
 
 class Service(FakeServer):

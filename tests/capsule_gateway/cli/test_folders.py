@@ -5,10 +5,12 @@ import json
 import secrets
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from capsule_gateway.cli.folders import write_template
+from gateway.deploys.templates import TEMPLATES
 from gateway.keys import partition_tag
 from tests.capsule_gateway.cli.conftest import Service
 from tests.fakes.server import answer
@@ -44,6 +46,22 @@ async def test_new_without_a_folder(offline: Tool, tmp_path: Path, monkeypatch: 
     (tmp_path / "notes").mkdir()  # an empty folder is fine
     assert (await offline("new", "notes")).code == 0
     assert (tmp_path / "notes" / "README.md").is_file()
+
+
+@pytest.mark.parametrize("kind", ["full", "static"])
+async def test_the_files_of_a_template(tmp_path: Path, kind: Literal["full", "static"]) -> None:
+    """tests/browser/test_template.py builds and uses them."""
+    folder = tmp_path / "app"
+    write_template("my-notes", kind, folder)
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert not [name for name, text in files.items() if "__NAME__" in text]
+    named = {name for name, text in files.items() if "my-notes" in text}
+    page = {"full": "index.html", "static": "site/index.html"}[kind]
+    packages = {"package.json", "package-lock.json"} if kind == "full" else set()
+    assert named == {"capsule.toml", "README.md", page, *packages}
+    assert "<title>my-notes</title>" in files[page]
+    [module] = folder.rglob("ai.js")
+    assert module.read_bytes() == (TEMPLATES / "lib" / "ai.js").read_bytes()
 
 
 @pytest.fixture

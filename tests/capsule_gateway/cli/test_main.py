@@ -3,8 +3,6 @@
 import asyncio
 import datetime
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -13,14 +11,6 @@ from tests.capsule_gateway.cli.conftest import Service
 from tests.support.command_line import Tool, run_in_terminal, run_process
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def test_a_group_alone_shows_its_help(offline: Tool) -> None:
-    assert (await offline("keys", "-h")).out.startswith("Usage: capsule keys [OPTIONS] COMMAND")
-    run = await asyncio.to_thread(run_process, offline, "webhooks")
-    assert run.returncode == 2
-    assert run.stderr.startswith("Usage: capsule webhooks ")
-    assert "rotate" in run.stderr
 
 
 async def test_the_help_has_each_command_under_its_topic(offline: Tool) -> None:
@@ -47,23 +37,6 @@ async def test_a_pipe_gets_whole_lines_and_a_terminal_colors(stubbed: Tool, serv
     assert url in seen  # a narrow one cuts no address
     assert "\x1b[" in seen
     assert "\x1b" not in await asyncio.to_thread(run_in_terminal, stubbed, "apps", "list", NO_COLOR="1")
-
-
-async def test_a_start_imports_only_what_it_needs() -> None:
-    """Each of these takes longer than the rest of the start."""
-    heavy = ("aiohttp", "dotenv", "httpx", "litestar", "mcp", "redis", "rich.table", "workers")
-    code = f"""
-import sys
-from capsule_gateway.cli.main import main
-for arguments in (["--version"], ["-h"], ["deploys", "list", "-h"], ["completion", "zsh"]):
-    try:
-        main(arguments)
-    except SystemExit:
-        pass
-    print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
-"""
-    run = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
-    assert (run.returncode, run.stderr.splitlines()) == (0, ["[]"] * 4)
 
 
 async def test_a_deletion_asks_for_the_name(stubbed: Tool, service: Service) -> None:

@@ -1,24 +1,32 @@
-"""`capsule serve --check` and `capsule worker --check`: the health checks of containers."""
+"""The health checks of containers; and a failed start prints one line, which says what to do."""
 
+import os
+import socket
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import redis
 
 from capsule_gateway.cli import processes
+from capsule_gateway.cli.service import ServiceRefusal
 from gateway.keys import worker_key
+from gateway.operations.layout import LAYOUT
 from tests.capsule_gateway.cli.conftest import Service
+from tests.fakes import FakeProvider
 from tests.fakes.server import HANG, answer
 from tests.support.command_line import Run, Tool
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.polling import wait_until
+from tests.support.preloaded import launch
 from tests.support.redis_servers import RedisServer, free_port
+from tests.support.worker_process import Worker
 from workers import __main__ as workers
 from workers.heartbeat import worker_name
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def test_the_names_are_those_of_the_workers() -> None:
-    assert list(processes.WORKERS) == list(workers.WORKERS)
 
 
 # -- serve ---------------------------------------------------------------------------------------------------
@@ -54,6 +62,7 @@ async def test_workers_with_a_heartbeat(offline: Tool, redis_url: str, valkey: R
             client.set(worker_key(group, name), "token", ex=15)
     run = await check(offline, redis_url, "webhooks", "monitors")
     assert run.line == "running: webhooks, monitors"
+    assert list(processes.WORKERS) == list(workers.WORKERS)
 
     run = await check(offline, redis_url)
     assert (run.code, run.out) == (1, "")
@@ -95,3 +104,101 @@ async def test_settings_that_are_wrong(offline: Tool) -> None:
     run = await offline.run("worker", "--check", GATEWAY_REDIS_URL="ftp://localhost")
     assert run.code == 1
     assert run.err.startswith("capsule: the settings are invalid:\nGATEWAY_REDIS_URL: ")
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def warnings_in(log: str) -> list[dict[str, Any]]:
+    lines = [msgspec.json.decode(line) for line in log.splitlines()]
+    return [line for line in lines if line["level"] not in ("debug", "info")]
+
+
+async def test_a_port_that_is_in_use_and_a_host_of_another_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ServiceRefusal, match=f"^port {port} of 127.0.0.1 is in use: .* choose another --port$"):
+            processes.check_port("127.0.0.1", port)
+    processes.check_port("127.0.0.1", port)
+    message = "^203.0.113.7 is not an address of this machine: choose another --host$"
+    with pytest.raises(ServiceRefusal, match=message):
+        processes.check_port("203.0.113.7", port)
+
+
+async def test_a_data_folder_of_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GATEWAY_DATA_DIR", f"{file}/data")
+    message = f"GATEWAY_DATA_DIR: '{file}' is not a folder; give the folder to the worker's user, or set another folder"
+    for names in ([], ["sites"], ["deploys", "webhooks"]):
+        assert workers.main(names) == 1
+        assert capsys.readouterr().err == f"The settings are invalid:\n{message}\n"
+
+
+async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = {"GATEWAY_DATA_DIR": str(tmp_path / "file"), "GATEWAY_PROVIDER_KEY_FILE": str(tmp_path / "none")}
+    async with gateway(f"redis://:secret@127.0.0.1:{free_port()}", provider, tmp_path, **settings) as gw:
+        gw.confidential.add("secret")
+    found = {line["event"]: line["action"] for line in warnings_in(gw.log)}
+    assert len(found) == len(warnings_in(gw.log))
+    assert found.keys() == {"data.not_writable", "provider.no_key", "redis.unavailable"}
+    for event, name in zip(sorted(found), ("DATA_DIR", "PROVIDER_KEY_FILE", "REDIS_URL"), strict=True):
+        assert f"GATEWAY_{name}" in found[event]
+
+
+async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: str, tmp_path: Path) -> None:
+    constants = {"gateway.operations.redis_health.MAX_SKEW_SECONDS": -1.0}  # so that any clock is
+    async with gateway(redis_url, provider, tmp_path, constants) as gw:
+        answer = await gw.http.get("/ready")
+        assert answer.status_code == 503
+        assert "The clock of this process is 0 seconds" in answer.text
+        assert (await gw.http.get("/health")).status_code == 200
+        await wait_until(lambda: "clock.off" in gw.log)
+
+
+NEWER = f"The data are of layout 1000, and this version knows {LAYOUT}: start the newer version that wrote them, or"
+
+
+@pytest.mark.parametrize("command", ["serve --port 0", "worker --restart"])
+async def test_data_of_a_newer_version(command: str, redis_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("layout", 1000)
+        arguments = command.replace(" 0", f" {free_port()}").split()
+        environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url, "GATEWAY_DATA_DIR": str(tmp_path)}
+        process = launch("capsule_gateway", arguments, {}, environment, tmp_path, log)
+        assert process.wait(60) == 78, log.read_text()
+        assert NEWER in log.read_text()
+        assert "Traceback" not in log.read_text()
+        client.delete("layout")
+
+
+async def test_a_redis_that_returns_with_data_of_a_newer_version(provider: FakeProvider, tmp_path: Path) -> None:
+    """Each of two processes of a gateway ends for it, and then the gateway."""
+    server, newer = RedisServer("valkey"), RedisServer("valkey").start()
+    with newer.client() as client:
+        client.set("layout", 1000)
+        client.save()
+    folder = Path(newer._scratch or "")
+    gw = Gateway(server.url, provider, tmp_path)
+    gw.workers = 2
+    worker = Worker(server.url, tmp_path, "webhooks", "sites", GATEWAY_DATA_DIR=str(tmp_path / "data"))
+    try:
+        await gw.start()
+        await worker.start()
+        assert not await gw.answers("/ready")
+        server.options, server._scratch = ("--appendonly", "no"), str(folder)
+        server.start()
+        await wait_until(lambda: gw.code is not None and worker.code is not None, 30)
+        assert (gw.code, worker.code) == (78, 78)
+        assert NEWER in gw.log
+        assert NEWER in worker.log
+    finally:
+        gw.kill()
+        worker.kill()
+        await gw.http.aclose()
+        server.stop()
+        newer.stop()

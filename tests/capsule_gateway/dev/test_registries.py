@@ -6,95 +6,32 @@ import pytest
 
 from capsule_gateway.dev.registries import find_registries
 from gateway.settings import load
-from tests.fakes.receiver import certificate
 
 NPM = """#!/bin/sh
 [ "$*" = "config get registry cafile" ] || exit 1
 echo "registry=https://npm.example.com/"
-echo "cafile={cafile}"
+echo "cafile=null"
 """
 PIP = """#!/bin/sh
-case "$*" in
-"config list") echo "global.index-url='https://old.example.com/simple'"; cat {options} ;;
---version) echo "pip 26.0 from {folder}/pip (python 3.11)" ;;
-*) exit 1 ;;
-esac
-"""
-# How pip itself knows its default index.
-INDEX = """
-class PyPI:
-    simple_url = "https://pip.example.com/simple"
-    file_storage_domain = "files.example.com"
+[ "$*" = "config list" ] || exit 1
+echo "global.index-url='https://old.example.com/simple'"
+cat {options}
 """
 
 
-class Machine:
-    """A machine with an npm and a pip of the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.options = folder, folder / "options"
-        self.options.touch()
-        index = folder / "pip" / "_internal" / "models" / "index.py"
-        index.parent.mkdir(parents=True)
-        index.write_text(INDEX)
-        self.install("npm", NPM.format(cafile="null"))
-        self.install("pip", PIP.format(folder=folder, options=self.options))
-
-    def install(self, name: str, script: str) -> None:
-        program = self.folder / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(script)
-        program.chmod(0o755)
-
-    def certificate(self, name: str) -> str:
-        return certificate(self.folder, name)[1]
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+async def test_the_addresses_of_npm_and_pip_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "GATEWAY_CA_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("GATEWAY_BUILD_REGISTRIES", raising=False)
+    (tmp_path / "bin").mkdir()
+    (options := tmp_path / "options").touch()
+    for name, script in (("npm", NPM), ("pip", PIP.format(options=options))):
+        (tmp_path / "bin" / name).write_text(script)
+        (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    return Machine(tmp_path)
-
-
-async def test_the_addresses_of_npm_and_pip_are_passed_on(machine: Machine, tmp_path: Path) -> None:
     assert await find_registries(tmp_path) == {
         "GATEWAY_BUILD_REGISTRIES": "npm=https://npm.example.com/,pip=https://old.example.com/simple"
     }
-    machine.options.write_text(":env:.index-url='https://user:p%2Cw@new.example.com/simple'\n")
+    options.write_text(":env:.index-url='https://user:p%2Cw@new.example.com/simple'\n")
     found = await find_registries(tmp_path)
     assert load(found).build_registries["pip"] == ("https://user:p%2Cw@new.example.com/simple",)
-
-
-async def test_the_files_of_the_default_index_are_on_another_host(machine: Machine, tmp_path: Path) -> None:
-    machine.options.write_text("install.index-url='https://pip.example.com/simple'\n")
-    registries = load(await find_registries(tmp_path)).build_registries
-    assert registries["pip"] == ("https://pip.example.com/simple", "https://files.example.com")
-
-
-async def test_a_machine_without_npm_and_pip_adds_nothing_that_is_invalid(machine: Machine, tmp_path: Path) -> None:
-    machine.install("npm", "#!/bin/sh\nexit 1\n")
-    machine.install("pip", "#!/bin/sh\necho nonsense\n")
-    assert await find_registries(tmp_path) == {}
-
-
-async def test_a_setting_takes_the_place_of_the_machines_registries(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GATEWAY_BUILD_REGISTRIES", "npm=https://mine.example.com")
-    assert (await find_registries(tmp_path))["GATEWAY_BUILD_REGISTRIES"] == "npm=https://mine.example.com"
-
-
-async def test_all_authorities_that_the_machine_trusts_are_trusted(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = machine.certificate("npm.example.com"), machine.certificate("pip.example.com")
-    machine.install("npm", NPM.format(cafile=first))
-    monkeypatch.setenv("SSL_CERT_FILE", first)
-    monkeypatch.setenv("NODE_EXTRA_CA_CERTS", str(tmp_path / "missing"))
-    assert (await find_registries(tmp_path))["GATEWAY_CA_FILE"] == first
-    machine.options.write_text(f"global.cert='{second}'\n")
-    merged = Path((await find_registries(tmp_path))["GATEWAY_CA_FILE"])
-    assert merged.read_text() == f"{Path(first).read_text()}\n{Path(second).read_text()}"
