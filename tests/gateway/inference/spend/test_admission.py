@@ -35,7 +35,6 @@ from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, B
 from tests.lua.scripts import CLOCK, SECOND, at, on_test_clock, set_clock
 from tests.support.background import cancel
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
 
 
@@ -359,109 +358,48 @@ async def test_a_partition_that_refuses_does_not_delay_the_others(
     assert await books.spend() == (300, 0)
 
 
-# -- a failover, in which a replica that lacks the latest writes takes over ---------------------------------------
+# -- writes that no replica has ------------------------------------------------------------------------------------
 
 
-class Pair:
-    """A primary and its replica. A test may disturb the network between them, and the gateway's network to them."""
-
-    def __init__(self, primary: RedisServer, replica: RedisServer, link: Proxy, gateway: Proxy) -> None:
-        self.primary, self.replica, self.link, self.gateway = primary, replica, link, gateway
-
-    async def replicated(self) -> None:
-        """Waits until the replica has what the primary has."""
-        with self.primary.client() as primary, self.replica.client() as replica:
-            written = primary.info("replication")["master_repl_offset"]
-            await wait_until(lambda: replica.info("replication").get("slave_repl_offset", -1) >= written)
-
-    def fail_over(self) -> None:
-        self.primary.kill()
-        with self.replica.client() as replica:
-            replica.replicaof("NO", "ONE")
-        self.gateway.target = self.replica.port
-        self.gateway.cut()
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
-    primary, replica = RedisServer("redis"), RedisServer("redis")  # a Valkey replica needs a second to start
-    yield primary, replica
-    primary.stop()
-    replica.stop()
-
-
-@pytest.fixture
-async def pair(servers: tuple[RedisServer, RedisServer]) -> AsyncIterator[Pair]:
-    primary, replica = servers
-    for server in servers:
-        server.kill()
-        server.start()
-    async with Proxy(primary.port) as link, Proxy(primary.port) as gateway:
-        with primary.client() as client:
-            client.config_set("repl-diskless-sync-delay", 0)
-        with replica.client() as client:
-            client.replicaof("127.0.0.1", str(link.port))
-        pair = Pair(primary, replica, link, gateway)
-        await wait_until(lambda: asyncio.to_thread(acknowledges, primary))
-        yield pair
-
-
-@pytest.fixture
-async def careful(pair: Pair) -> AsyncIterator[AdmissionProcess]:
-    """A gateway that waits for one replica (`GATEWAY_REDIS_WAIT`)."""
-    async with admission_process(pair.gateway.url, replicas=1) as running:
-        yield running
-
-
-async def test_a_lost_reservation_is_settled_once(pair: Pair) -> None:
-    async with admission_process(pair.gateway.url) as paired:
-        kept = await paired.reserve(1_000_003)
-        await pair.replicated()
-        pair.link.go_down()
-        lost = await paired.reserve(2_000_033)
-        pair.fail_over()
-        books = Books(paired.store.client)
-        assert await books.spend() == (0, 1_000_003)
-        await paired.settle(kept, 7)
-        for _ in range(3):
-            await paired.settle(lost, 1_234_567)
-        await wait_until(lambda: not paired.admission.pending)
-        assert await books.spend() == (1_234_574, 0)
-        assert await books.closed()
-        assert paired.counted("gateway_reservations_lost_total") == 1
-
-
-async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: AdmissionProcess) -> None:
-    reservations = await asyncio.gather(*[careful.reserve(1000, user=f"u{n}") for n in range(30)])
-    pair.link.go_down()
-    pair.fail_over()
-    books = Books(careful.store.client)
-    assert set(await books.open()) == {reservation.id for reservation in reservations}
-    assert await books.spend() == (0, 30_000)
-
-
-@pytest.mark.parametrize("fault", ["away", "behind"])
-async def test_a_reservation_that_no_replica_has_is_refused_and_released(
-    pair: Pair, careful: AdmissionProcess, fault: str
+async def test_a_reservation_that_a_failover_lost_is_settled_once(
+    process: AdmissionProcess, books: Books, redis_url: str
 ) -> None:
-    running = await careful.reserve(500)
-    if fault == "away":
-        pair.replica.kill()
-    else:
-        pair.link.swallowing = True
-    began = asyncio.get_running_loop().time()
-    answers = await asyncio.gather(
-        *[careful.admit(1000, user=f"u{n}") for n in range(20)], careful.admit(0), return_exceptions=True
-    )
-    assert asyncio.get_running_loop().time() - began < store_module.COMMAND_SECONDS
-    assert all(isinstance(answer, NotReplicated) for answer in answers[:-1])
-    assert (answers[0].status, answers[0].code) == (503, "BACKBONE_UNAVAILABLE")
-    assert isinstance(answers[-1], Admitted)  # it reserves nothing
-    await careful.settle(running, 7)  # does not wait
-    books = Books(careful.store.client)
-    await wait_until(books.closed)
-    assert await books.spend() == (7, 0)
+    kept = await process.reserve(1_000_003)
+    with redis.Redis.from_url(redis_url) as client:
+        replicated = {name: client.dump(name) for name in client.keys("*")}
+        lost = await process.reserve(2_000_033)
+        client.flushall()
+        for name, value in replicated.items():
+            client.restore(name, 60_000, value)
+    assert await books.spend() == (0, 1_000_003)
+    await process.settle(kept, 7)
+    for _ in range(3):
+        await process.settle(lost, 1_234_567)
+    assert await books.spend() == (1_234_574, 0)
+    assert await books.closed()
+    assert process.counted("gateway_reservations_lost_total") == 1
 
+
+async def test_a_reservation_that_no_replica_has_is_refused_and_released(
+    process: AdmissionProcess, books: Books, redis_url: str
+) -> None:
+    """The server has no replica, and `GATEWAY_REDIS_WAIT` is 1."""
+    running = await process.reserve(500)
+    async with admission_process(redis_url, replicas=1) as careful:
+        began = asyncio.get_running_loop().time()
+        *refusals, admitted = await asyncio.gather(
+            *[careful.admit(1000, user=f"u{n}") for n in range(20)], careful.admit(0), return_exceptions=True
+        )
+        assert asyncio.get_running_loop().time() - began < store_module.COMMAND_SECONDS
+        assert {type(refusal) for refusal in refusals} == {NotReplicated}
+        assert (NotReplicated.status, NotReplicated.code) == (503, "BACKBONE_UNAVAILABLE")
+        assert isinstance(admitted, Admitted)  # it reserves nothing
+        await careful.settle(running, 7)  # does not wait
+        await wait_until(books.closed)
+        assert await books.spend() == (7, 0)
+
+
+# -- notices about caps --------------------------------------------------------------------------------------------
 
 ACCOUNT, SHOP = "acc_one", "shop"
 
