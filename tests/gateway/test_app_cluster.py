@@ -38,21 +38,6 @@ async def clustered(
             yield gw
 
 
-async def test_changes_of_accounts_on_all_primaries_are_reported(clustered: Gateway, backend: FakeAppBackend) -> None:
-    async def follow(account: Account, app: str) -> None:
-        headers = {"Authorization": f"Bearer {account.key}"}
-        async with clustered.http.stream("GET", "/account/changes", headers=headers) as response:
-            lines = response.aiter_lines()
-            assert await anext(lines) == "event: ready"
-            assert (await account.call("POST", f"/account/apps/{app}/hooks", {"name": "a hook"})).is_success
-            async with asyncio.timeout(10):
-                while await anext(lines) != "event: hooks":
-                    pass
-
-    apps = [await clustered.app(backend) for _ in range(12)]
-    await asyncio.gather(*(follow(app.account, app.name) for app in apps))
-
-
 async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAppBackend) -> None:
     gw = clustered
     apps = [await gw.app(backend) for _ in range(20)]

@@ -13,11 +13,10 @@ from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
 from tests.support.accounts import App
 from tests.support.deployment import all_processes
-from tests.support.gateway_process import Gateway, gateway
+from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost
-from tests.support.redis_servers import RedisServer, ReplicatedCluster, replicated_cluster
-from tests.support.responses import answered
+from tests.support.redis_servers import ReplicatedCluster, replicated_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 RECOVERY_SECONDS = 15  # less than one on an idle machine
@@ -130,27 +129,3 @@ async def test_failovers_and_a_migrating_slot(provider: FakeProvider, backend: F
                 await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
             for app in apps:
                 assert await app.account.settled() >= cost(7, 3)
-
-
-async def test_the_gateway_waits_while_redis_loads_its_data(
-    provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
-) -> None:
-    prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
-    with RedisServer(folder=tmp_path) as server:
-        async with gateway(server.url, provider, tmp_path) as gw:
-            app = await gw.app(backend)
-            with server.client() as client, client.pipeline() as pipe:
-                for n in range(4000):
-                    pipe.set(f"filler:{n}", "")
-                pipe.bgrewriteaof().execute()  # into the format that Redis loads in steps, between which it answers
-                await wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
-            server.kill()
-            server.options += ("--key-load-delay", "1000")  # µs
-            server.options += ("--loading-process-events-interval-bytes", "1024")
-            loading = asyncio.create_task(asyncio.to_thread(server.start))
-            while not loading.done() and "LOADING" not in gw.log:  # the gateway checks every two seconds
-                await asyncio.sleep(0.1)
-            await loading
-            await wait_until(lambda: gw.answers("/ready"), RECOVERY_SECONDS)
-            answered(await app.ask(prompt))
-            assert "LOADING" in gw.log

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,53 +77,6 @@ def test_lines_are_written_in_order_and_gaps_are_reported(pipe: Pipe) -> None:
     assert read_all(pipe[0], b"again") == [b"again"]
 
 
-def test_gaps_are_reported_where_they_are(pipe: Pipe) -> None:
-    lines = writer(pipe[1])
-    dropped: list[int] = []
-    lines.on_drop = dropped.append
-    full = threading.Event()
-
-    def talk() -> None:
-        for number in range(200_000):
-            lines.write(b"%0100d\n" % number)
-            if number == 100_000:  # more than the queue and the pipe hold
-                full.set()
-            if number > 100_000 and number % 100 == 0:
-                time.sleep(0.001)
-
-    talking = threading.Thread(target=talk)
-    talking.start()
-    assert full.wait(30)
-    assert read_numbers(pipe[0], 200_000) == sum(dropped) > 0
-    talking.join()
-
-
-def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
-    """A pipe mixes writes that are larger than PIPE_BUF."""
-    code = "from gateway import log; import sys; log._open_standard_output()\n"
-    code += "for _ in range(3000): log.WRITER.write(sys.argv[1].encode() * 300 + b'\\n')"
-    reading, writing = os.pipe()
-    running = [subprocess.Popen([sys.executable, "-c", code, letter], stdout=writing) for letter in "abcd"]
-    os.close(writing)
-    with os.fdopen(reading, "rb") as file:
-        found = file.read().splitlines()
-    assert [process.wait(10) for process in running] == [0] * 4
-    assert len(found) == 12_000
-    assert {len(line) for line in found} == {300}
-    assert all(len(set(line)) == 1 for line in found)
-
-
-def test_a_stop_waits_for_the_reader_for_a_limited_time(pipe: Pipe) -> None:
-    lines = writer(pipe[1])
-    for _ in range(1_000):
-        lines.write(b"x" * 1_000)
-    began = time.monotonic()
-    lines.finish()
-    for _ in range(3):
-        lines.write(b"not waited for")
-    assert log.DRAIN_SECONDS <= time.monotonic() - began < log.DRAIN_SECONDS + 2
-
-
 def test_a_closed_pipe_drops_lines(pipe: Pipe) -> None:
     ends = os.pipe()
     lines = writer(ends[1])
@@ -138,15 +90,6 @@ def test_a_closed_pipe_drops_lines(pipe: Pipe) -> None:
     lines.open(pipe[1])
     lines.write(b"read\n")
     assert read_all(pipe[0], b"read") == [b"read"]
-
-
-def test_a_pipe_that_was_made_non_blocking(pipe: Pipe) -> None:
-    os.set_blocking(pipe[1], False)
-    lines = writer(pipe[1])
-    for number in range(30_000):
-        lines.write(b"%0100d\n" % number)
-    lines.write(b"the end\n")
-    assert [*map(int, read_all(pipe[0], b"the end")[:-1])] == [*range(30_000)]
 
 
 def test_queued_lines_are_written_at_the_end(pipe: Pipe) -> None:
