@@ -4,9 +4,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from gateway.redis.client import Script
-from tests.lua.scripts import MINUTE, ON_SERVERS, ON_VALKEY, SECOND, TAG, Scripts, at
-
-NOON = at("2026-11-21T12:00:00")
+from tests.lua.scripts import MINUTE, ON_SERVERS, ON_VALKEY, TAG
 
 
 @ON_SERVERS
@@ -19,16 +17,6 @@ def test_a_window_outlives_its_last_request(client: Any) -> None:
         last = int(client.lindex(keys[0], -1))
         ends = client.pexpiretime(keys[0])  # milliseconds; gone once the clock is past it
         assert (ends + 1) * 1000 >= last + MINUTE
-
-
-def test_after_a_limit_was_lowered_several_requests_must_leave_first(scripts: Scripts) -> None:
-    for second in range(4):
-        scripts.set_clock(NOON + second * SECOND)
-        scripts.admit(0)
-    for limit, leaves in ((4, 0), (3, 1), (2, 2), (1, 3), (0, 3)):
-        reply = scripts.admit(0, limits=(limit, limit))
-        assert reply.verdict == "app"
-        assert reply.app_frees_in == reply.user_frees_in == (leaves - 3) * SECOND + MINUTE
 
 
 def utc_days(client: Any, first: int, last: int) -> list[str]:
