@@ -5,12 +5,10 @@ import contextlib
 import gzip
 import time
 from collections.abc import AsyncIterator
-from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
 
-from gateway.accounts.jose import jwt
 from gateway.accounts.jose.jwk import MAX_TRIED, PublicKey
 from gateway.accounts.records import JwksAuth
 from gateway.errors import AppBackendUnreachable, ServiceError, TokenInvalid, TokensLimited
@@ -23,7 +21,7 @@ from tests.fakes.backend import jwk, private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
 from tests.gateway.inference.auth.verifier import Verifier
-from tests.gateway.inference.key_hosts import Hosts, age, an_app, token
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -107,30 +105,6 @@ async def test_a_key_without_alg_is_of_its_curves_algorithm_only(alone: Verifier
     assert await alone.verdict(alone.backend.token()) == "ana"
     other = alone.backend.token(alg="ES384", key=private_key("ES384"), headers={"kid": kid})
     assert await alone.verdict(other) == "401 algorithm"
-
-
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Counts the checks of signatures."""
-    checks = Mock(side_effect=jwt.verify_signature)
-    monkeypatch.setattr(jwt, "verify_signature", checks)
-    return checks
-
-
-@pytest.mark.parametrize("user_limits", [UserLimits(token_seconds=0, fetch_interval=0)], ids=["forgetful"])
-async def test_a_signature_is_checked_once_while_its_keys_are_fresh(users: Users, hosts: Hosts, checks: Mock) -> None:
-    """Neither the token, nor the key, nor the app has changed."""
-    key = hosts.keys["victim.apps.example"] = private_key("ES256")
-    known = token(key, "ana")
-    for _ in range(3):
-        assert await users.verify(an_app(), known) == "ana"
-    assert (checks.call_count, len(hosts.fetched)) == (1, 1)
-    age(users, 301)
-    assert await users.verify(an_app(), known) == "ana"  # also starts a fetch of the keys
-    await asyncio.sleep(0.1)
-    for _ in range(3):
-        assert await users.verify(an_app(), known) == "ana"
-    assert (checks.call_count, len(hosts.fetched)) == (2, 2)
 
 
 @pytest.mark.parametrize("user_limits", [UserLimits(fetch_interval=0)], ids=["often"])

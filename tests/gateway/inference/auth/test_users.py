@@ -13,7 +13,6 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from gateway.errors import AppBackendUnreachable, ServiceError, TokenFault, TokenInvalid
-from gateway.outbound.client import Client
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key, public_pem
 from tests.fakes.provider import tokens
@@ -113,17 +112,6 @@ async def test_the_claims(verifier: Verifier, case: str) -> None:
 
 
 # -- key sets and secrets ----------------------------------------------------------------------------------------
-
-RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-ALGORITHMS = (*RSA, "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-
-
-async def test_every_algorithm() -> None:
-    async with FakeAppBackend(*ALGORITHMS) as backend, Client(allow_private=True) as http:
-        verifier = Verifier(http, backend)
-        for alg in ALGORITHMS:
-            assert await verifier.verdict(backend.token(alg, alg)) == alg
-        assert backend.fetches == 1
 
 
 @pytest.mark.filterwarnings("ignore:The HMAC key")

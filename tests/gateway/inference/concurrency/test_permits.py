@@ -1,7 +1,6 @@
 """The permits, and the provider's quota of any minute, of several processes in virtual time."""
 
 import asyncio
-import collections
 import contextlib
 import random
 
@@ -401,29 +400,6 @@ async def test_a_request_that_needs_many_tokens_stays_first(simulated: Simulated
     assert (small.done(), large.done()) == (False, True)
     two.release(await large, served=False)
     assert await small
-
-
-@virtual_time
-async def test_a_flood_does_not_reduce_the_share_of_others(simulated: SimulatedRedis) -> None:
-    rate, quota = ProviderRate(requests=60), Quota()
-    processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
-    for _ in range(60):  # from then on, one request becomes free every second
-        await quota.request(processes[0], "first")
-        await asyncio.sleep(1)
-
-    async def ask(permits: Process, account: str) -> None:
-        while True:
-            try:
-                await quota.request(permits, account)
-            except ProviderQuotaExhausted:
-                await asyncio.sleep(2)
-
-    flood = [ask(p, "flood") for p in processes for _ in range(22)]
-    others = [ask(p, "other") for p in processes for _ in range(8)]
-    await asyncio.wait(map(asyncio.create_task, [*flood, *others]), timeout=100)
-    counts = collections.Counter(account for _, account in quota.starts)
-    assert counts["other"] == pytest.approx(counts["flood"], abs=2)
-    assert quota.most() <= 60
 
 
 @virtual_time

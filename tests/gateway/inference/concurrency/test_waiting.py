@@ -102,24 +102,3 @@ async def test_random_histories_keep_the_limits_and_lose_no_permit(simulated: Si
             for permit in held:
                 pool.release(permit)
             await settle_down()
-
-
-@virtual_time
-async def test_the_earliest_of_several_refusals_is_given(simulated: SimulatedRedis) -> None:
-    """Of two full providers, the one whose requests are shorter tells when to try again."""
-    slow, fast = (simulated.start(provider=name, limit=1) for name in ("a", "b"))
-    await settle_down()
-    for pool, seconds in ((slow, 60), (fast, 3)):
-        for _ in range(10):
-            permit = pool.take_now("acc") or await pool.wait_for_permit("acc", "app", 1)
-            await asyncio.sleep(seconds)
-            pool.release(permit)
-            await settle_down()
-    assert slow.take_now("x") or await slow.wait_for_permit("x", "app", 1)
-    assert fast.take_now("x") or await fast.wait_for_permit("x", "app", 1)
-    waiter = Waiter("acc", "app", 1, since=now())
-    waiter.move([slow, fast])
-    with pytest.raises(ProviderQuotaExhausted) as refusal:
-        await waiter.wait(1)
-    assert refusal.value.retry_after is not None
-    assert refusal.value.retry_after <= 5
