@@ -1,7 +1,6 @@
 """The gateway on Redis Cluster, with accounts on all three primaries."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
-from tests.support.providers import UNSET, states, write_providers
 from tests.support.redis_servers import cluster
 from tests.support.responses import answered, counted, refused, text_of
 from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
@@ -148,27 +146,3 @@ async def test_custom_domains(clustered: Gateway, backend: FakeAppBackend, resol
             assert allowed.status_code == status, allowed.text
         assert (await app.account.call("DELETE", path)).status_code == 204
         assert (await clustered.http.get("/platform/tls/allow", params={"domain": domain})).status_code == 404
-
-
-async def test_several_providers(backend: FakeAppBackend, tmp_path: Path) -> None:
-    """Each provider's permits and quota are in a slot of their own."""
-    async with contextlib.AsyncExitStack() as stack:
-        one, two = [await stack.enter_async_context(FakeProvider()) for _ in range(2)]
-        rated = {"concurrency": 2, "rate": {"requests": 1_000}}
-        path = write_providers(tmp_path, {"one": one, "two": two}, one=rated, two=rated)
-        url = stack.enter_context(cluster("valkey"))
-        options = {**UNSET, "GATEWAY_PROVIDERS_FILE": str(path)}
-        gw = await stack.enter_async_context(gateway(url, one, tmp_path, **options))
-        one.default, two.default = answer(500), tokens("two", usage=(7, 3))
-        apps = [await gw.app(backend) for _ in range(8)]
-        answers = await asyncio.gather(*(app.ask(f"prompt of {app.name}") for app in apps))
-        assert {answered(each)["text"] for each in answers} == {"two"}
-        for app in apps:
-            assert await app.account.settled() == cost(7, 3)
-
-        async def is_down() -> bool:
-            return (await states(gw))["one"]["status"] == "provider-unreachable"
-
-        await wait_until(is_down)
-        assert (await gw.platform("PUT", "providers/two", {"enabled": False})).json()["enabled"] is False
-        refused(await apps[0].ask("x"), 502, "PROVIDER_ERROR")

@@ -77,21 +77,6 @@ def test_lines_are_written_in_order_and_gaps_are_reported(pipe: Pipe) -> None:
     assert read_all(pipe[0], b"again") == [b"again"]
 
 
-def test_a_closed_pipe_drops_lines(pipe: Pipe) -> None:
-    ends = os.pipe()
-    lines = writer(ends[1])
-    dropped: list[int] = []
-    lines.on_drop = dropped.append
-    os.close(ends[0])
-    os.close(ends[1])
-    lines.write(b"lost\n")
-    assert lines.drain(2)
-    assert dropped == [1]
-    lines.open(pipe[1])
-    lines.write(b"read\n")
-    assert read_all(pipe[0], b"read") == [b"read"]
-
-
 def test_queued_lines_are_written_at_the_end(pipe: Pipe) -> None:
     code = "from gateway import log; from gateway.settings import Settings; import structlog\n"
     code += "log.configure(Settings())\nfor n in range(2000): structlog.get_logger().info('line', n=n)"

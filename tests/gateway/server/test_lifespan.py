@@ -1,17 +1,13 @@
-"""The end of a process, in which streams may finish for a while, and what it says at its start."""
+"""On SIGTERM, streams may finish for a while, and the rest cost their full reservation."""
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
-from gateway.accounts.vault import Vault
-from gateway.events.webhooks import Webhooks
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
@@ -20,10 +16,7 @@ from tests.support.accounts import App
 from tests.support.gateway_process import gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
-from tests.support.redis_servers import RedisServer
 from tests.support.responses import ended, refused, text_of
-from tests.support.stores import opened
-from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -100,31 +93,3 @@ async def test_a_request_that_passes_admission_after_the_drain_is_refused(
         await wait_until(lambda: gw.code is not None, 5)
         with gw.redis.client() as client:
             assert list(client.scan_iter("*:reservations")) == []
-
-
-REASON = "GATEWAY_ENCRYPTION_KEY opens 0 of 1 stored secrets"
-
-
-def lines(log: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in log.splitlines() if '"secrets.unopened"' in line]
-
-
-async def test_a_key_that_opens_nothing(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    with RedisServer() as server:
-        async with opened(server.url) as store:
-            vault = Vault("another-encryption-key-of-32-characters")
-            await Webhooks(store, vault, allow_private=True).set_receiver("acc_1", "http://127.0.0.1:9/")
-        async with gateway(server.url, provider, tmp_path) as wrong, Worker(server.url, tmp_path, "webhooks") as worker:
-
-            async def warning() -> str:
-                answer = await wrong.http.get("/ready")
-                assert answer.status_code == 200
-                return str(answer.json().get("warning", ""))
-
-            await wait_until(warning, holds=lambda text: text == f"{REASON}.")
-            await warning()
-            (line,) = lines(wrong.log)
-            assert (line["level"], line["reason"]) == ("error", REASON)
-            assert "capsule secrets check" in line["action"]
-            assert (await (await wrong.app(backend)).ask("x")).status_code == 200
-            await wait_until(lambda: lines(worker.log))

@@ -40,14 +40,6 @@ async def test_a_price_holds_from_its_date_on(tmp_path: Path) -> None:
     assert [each.date for each in tariffs] == ["2026-07-02", "2027-01-01", "2027-06-01"]
 
 
-async def test_a_date_before_those_of_the_service_replaces_them(tmp_path: Path) -> None:
-    tariffs = read(tmp_path, ONE.replace("2027", "2020"))
-    now = tariff_at(tariffs, milliseconds("2026-11-01T00:00:00"))
-    assert (now.prices[OSS], now.date) == (Price(200, 800), "2026-07-02")
-    (_, changed) = read(tmp_path, ONE.replace("2027-01-01", "2027-01-01T12:00:00"))
-    assert changed.since == milliseconds("2027-01-01T12:00:00"), "a time without an offset is in UTC"
-
-
 async def test_a_model_that_only_the_file_has_a_price_at_every_time(tmp_path: Path) -> None:
     tariffs = read(tmp_path, NEW.replace("= 1\n", "= 2\n").replace("03", "09"), NEW)
     prices = [each.prices["small-1"] for each in tariffs]

@@ -11,8 +11,6 @@ import pytest
 from gateway.keys import requests_key, spend_by_provider_key, usage_by_provider_key, usage_keys
 from gateway.telemetry.counters import DAY_KEY_SECONDS, MINUTE_KEY_SECONDS, PROCESS_SECONDS
 from gateway.telemetry.usage import (
-    LOGGED_REQUESTS,
-    MAX_WAITING_REQUESTS,
     Attempt,
     LoggedRequest,
     RequestDetails,
@@ -85,26 +83,6 @@ async def test_usage_is_not_sent_again_if_the_reply_is_lost(local: CountingProce
         assert (await local.read_hash(HOUR))["notes//requests"] == "1"
         assert len(await logged(local)) == 2
         assert peer.unlogged == 1  # it cannot know that the request was written
-        await peer.store.close()
-
-
-async def test_while_redis_is_unavailable_the_oldest_requests_are_dropped(
-    local: CountingProcess, valkey: RedisServer
-) -> None:
-    async with Proxy(valkey.port) as proxy:
-        peer = CountingProcess(proxy.url)
-        proxy.go_down()
-        for n in range(MAX_WAITING_REQUESTS + 3):
-            peer.counters.count_request("acc", request_line(request_id=f"r{n}"))
-            if n % 5_000 == 0:
-                assert not await peer.counters.flush()
-        assert peer.unlogged == 3
-        proxy.down = False
-        assert await peer.counters.flush()
-        newest = range(MAX_WAITING_REQUESTS + 3 - LOGGED_REQUESTS, MAX_WAITING_REQUESTS + 3)
-        assert {request.id for request in await logged(local)} == {f"r{n}" for n in newest}
-        assert (await local.read_hash(HOUR))["notes//requests"] == str(MAX_WAITING_REQUESTS + 3)
-        assert (await local.read_hash("{ops}:minute:2026-07-02T12:00"))["requests"] == str(MAX_WAITING_REQUESTS + 3)
         await peer.store.close()
 
 

@@ -80,15 +80,13 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "neither sub nor id": ({}, {"sub": ...}, "401 user"),
     "sub is null": ({}, {"sub": None, "id": "other"}, "other"),
     "sub is a number": ({}, {"sub": 7, "id": "other"}, "7"),
-    "sub is a large negative number": ({}, {"sub": -(2**70), "jti": 5}, str(-(2**70))),
+    "sub is a large negative number": ({}, {"sub": -(2**70)}, str(-(2**70))),
     "sub has half a character": ({}, {"sub": "\ud800"}, "401 user"),
     "sub is long": ({}, {"sub": "x" * 600}, "401 user"),
     **{f"sub is {value!r}": ({}, {"sub": value, "id": "other"}, "401 user") for value in NOT_IDS if value is not None},
-    **{f"jti is {value!r}": ({}, {"jti": value}, "401 malformed") for value in NOT_IDS},
     "another claim": ({"userClaim": "email"}, {"sub": "a", "email": "e@example.org"}, "e@example.org"),
     "a claim with dots in its name": ({"userClaim": URI}, {URI: "ben"}, "ben"),
     "a path with the same dots": ({"userClaim": URI}, {"https://example": {"com/uid": "ben"}}, "ben"),
-    "neither the name nor the path": ({"userClaim": URI}, {}, "401 user"),
     **{
         f"a user named {value!r}": ({"userClaim": "who"}, {"who": value}, "401 user")
         for value in ("", ["ana"], {"id": "ana"})
@@ -96,10 +94,7 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "issuer and audience": (STRICT, {"iss": ISSUER, "aud": "ai"}, "ana"),
     "one of several audiences": (STRICT, {"iss": ISSUER, "aud": ["web", "ai"]}, "ana"),
     "another audience": (STRICT, {"iss": ISSUER, "aud": "web"}, "401 audience"),
-    "no audience": (STRICT, {"iss": ISSUER}, "401 audience"),
     "another issuer": (STRICT, {"iss": "https://evil.example", "aud": "ai"}, "401 issuer"),
-    "an issuer with one slash more": (STRICT, {"iss": f"{ISSUER}/", "aud": "ai"}, "401 issuer"),
-    "no issuer": (STRICT, {"aud": "ai"}, "401 issuer"),
     "an audience that the app does not name": ({}, {"aud": "authenticated", "iss": "anyone"}, "ana"),
 }
 
@@ -237,14 +232,12 @@ Attack = Callable[[FakeAppBackend], str]
 ATTACKS: dict[TokenFault, dict[str, Attack]] = {
     "algorithm": {
         "none": lambda b: unsigned("none"),
-        "unknown alg": lambda b: unsigned("XS256", "c2ln"),
         "HS256 with the PEM": lambda b: hmacked(b, public_pem(b.keys["ES256"][1])),
         "RSA under the kid of EC": lambda b: b.token(alg="RS256", headers=kid_of(b)),
         "another curve": lambda b: b.token(alg="ES384", key=private_key("ES384"), headers=kid_of(b)),
     },
     "unknown-key": {
         "another's key": lambda b: MALLORY.token(),
-        "kid is a path": lambda b: MALLORY.token(headers={"kid": "../../../../dev/null"}),
     },
     "signature": {
         "another's key under our kid": lambda b: MALLORY.token(headers=kid_of(b)),
@@ -260,25 +253,12 @@ ATTACKS: dict[TokenFault, dict[str, Attack]] = {
         "expired, with another's signature": lambda b: resigned(b.token(expires=-60)),
         "a longer life": lambda b: tampered(b.token(expires=-60), exp=2**33),
     },
-    "expired": {
-        "expired": lambda b: b.token(expires=-15),
-    },
+    "expired": {"expired": lambda b: b.token(expires=-15)},
     "not-yet": {"not yet": lambda b: b.token(nbf=int(time.time()) + 60)},
     "malformed": {
         "no exp": lambda b: b.token(expires=None),
-        "exp is null": lambda b: b.token(expires=None, exp=None),
-        "exp is text": lambda b: b.token(expires=None, exp="tomorrow"),
-        "no alg": lambda b: f"{b64({'typ': 'JWT'})}.{b64(claims())}.c2ln",
-        "alg is no text": lambda b: unsigned(5, "c2ln"),
         "critical extensions": lambda b: b.token(headers={"crit": ["cormorant"], "cormorant": True}),
-        "kid of another type": lambda b: sign(b, claims(), kid=5),
-        "two parts": lambda b: b.token().rpartition(".")[0],
-        "dots": lambda b: "..",
-        "not base64": lambda b: "!!!.???.***",
         "payload is no object": lambda b: sign(b, b'["ana"]'),
-        "payload is not UTF-8": lambda b: sign(b, b'{"sub":"\xff"}'),
-        "payload is deep": lambda b: sign(b, b'{"a":' * 900 + b"1" + b"}" * 900),
-        "header is deep": lambda b: f"{b64(b'[' * 4000)}.{b64(claims())}.c2ln",
         "huge": lambda b: tampered(b.token(), padding="x" * 20_000),
     },
 }
@@ -424,18 +404,6 @@ async def test_a_backend_that_is_away(gw: Gateway) -> None:
     async with FakeAppBackend() as backend:
         app = await gw.app(backend)
     assert await reason(app, app.token(), 503) == "backend-unreachable"
-
-
-async def test_a_request_without_a_fault_of_its_token_has_no_reason(app: App) -> None:
-    assert (await app.ask("x")).status_code == 200
-    refused(await app.ask("x", maxTokens=0), 400, "REQUEST_MALFORMED")
-    refused(await app.post({"prompt": "x"}, headers={}), 401, "TOKEN_MISSING")
-
-    async def rows() -> list[dict[str, Any]] | None:
-        found = (await app.account.get("/account/requests")).json()
-        return found if len(found) == 3 else None
-
-    assert [row["reason"] for row in await wait_until(rows, 10)] == [None] * 3
 
 
 # -- checks of tokens ----------------------------------------------------------------------------------------

@@ -50,19 +50,6 @@ async def test_an_uncontended_request_makes_no_call(
 
 
 @virtual_time
-async def test_a_process_gets_every_free_permit(simulated: SimulatedRedis) -> None:
-    one, two = simulated.start(limit=10), simulated.start(limit=10)
-    await settle_down()
-    began = now()
-    held = await take(one, 10)
-    assert now() - began < 10 * ROUND_TRIP
-    assert (one.used, two.used, two.spare) == (10, 0, 0)
-    for permit in held:
-        one.release(permit)
-    assert len(await take(two, 10)) == 10
-
-
-@virtual_time
 async def test_idle_permits_are_returned(simulated: SimulatedRedis) -> None:
     permits = simulated.start(limit=100)
     for permit in await take(permits, 60):
@@ -100,18 +87,6 @@ async def test_a_freed_permit_is_used_at_once_in_another_process(simulated: Simu
         one.release(permit)
         await waiting
         assert now() - began <= ROUND_TRIP, "the call of one process, and the message to the other"
-
-
-@virtual_time
-async def test_a_burst_beyond_the_free_permits_waits_within_its_limit(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=100)
-    await take(permits, 1)
-    asked = [asyncio.create_task(permits.wait_for_permit("acc", "app", 1)) for _ in range(500)]
-    await asyncio.sleep(1)
-    done = [task for task in asked if task.done()]
-    refused = [task for task in done if isinstance(task.exception(), ProviderQuotaExhausted)]
-    assert (len(done), len(refused), permits.waiting) == (440, 341, 60)
-    await cancel(*asked)
 
 
 # -- leaving ---------------------------------------------------------------------------------------------------
