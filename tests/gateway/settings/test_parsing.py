@@ -39,26 +39,6 @@ async def test_one_message_names_every_invalid_variable() -> None:
     assert sorted(line.partition(":")[0] for line in str(raised.value).splitlines()) == sorted(values)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *((name, "https://user:the-password@[host") for name in ("BASE_URL", "API_URL", "STORAGE_URL")),
-        *(("OIDC_ISSUER", f"https://user:the-password@{host}") for host in ("h\u2100st", "[host")),
-        *((name, "https://user:the-password@host.example") for name in ("PROVIDER_URL", "APPS_URL")),
-        ("STORAGE_URL", "s3://user:the-password@[host"),
-        *(("DAILY_CAPS", f"free={text}") for text in ("1e999999999", "nan")),
-        *(("ACCOUNT_GRACE", text) for text in ("9" * 5_000, "36501")),
-        ("FINDING_DEADLINES", "red=9999999"),
-        ("UPSTREAM", "host:" + "9" * 5_000),
-    ],
-)
-async def test_an_odd_value_ends_the_start_in_one_line(name: str, text: str) -> None:
-    """Without repeating a password."""
-    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: [^\n]*$") as caught:
-        load({"GATEWAY_OIDC_CLIENT_ID": "x", "GATEWAY_OIDC_CLIENT_SECRET": "x", **OIDC, f"GATEWAY_{name}": text})
-    assert "the-password" not in str(caught.value)
-
-
 async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> None:
     async with launch(GATEWAY_ENCRYPTION_KEY="") as gw:
         account = await gw.account()
@@ -367,10 +347,15 @@ async def test_a_valid_text(name: str, text: str, kept: Any) -> None:
 
 # By variable: how the message begins, and invalid texts.
 INVALID: dict[str, tuple[str, list[str]]] = {
+    "DAILY_CAPS": ("", ["free=1e999999999", "free=nan"]),
+    "ACCOUNT_GRACE": ("", ["9" * 5_000, "36501"]),
+    "FINDING_DEADLINES": ("", ["red=9999999"]),
+    "STORAGE_URL": ("", ["https://user:secret@[host", "s3://user:secret@[host"]),
+    "OIDC_ISSUER": ("", ["https://user:secret@h\u2100st", "https://user:secret@[host"]),
     "EXAMPLE_URL": ("", ["javascript:alert(1)", "https://me:secret@x", "//x", 'https://x"y z', "data:text/html,x"]),
-    **dict.fromkeys(
-        ("BASE_URL", "API_URL", "PROVIDER_URL"), (r".*without \? and #", ["https://example.com/v1?version=2"])
-    ),
+    **dict.fromkeys(("BASE_URL", "API_URL"), (r".*without \? and #", ["https://example.com/v1?version=2"])),
+    "PROVIDER_URL": ("", ["https://example.com/v1?version=2", "https://user:secret@host.example"]),
+    "APPS_URL": ("", ["https://user:secret@host.example"]),
     "PROVIDER_KEY": ("must be ASCII", ["secret words", "secret ü", "secret\nbreak"]),
     "PROVIDER_RATE": ("", ["600", "requests=0", "requests=-1", "tokens=1e6", "minutes=1", "requests"]),
     "DNS": (
@@ -378,7 +363,10 @@ INVALID: dict[str, tuple[str, list[str]]] = {
         ["192.0.2.1", "resolver:53", "192.0.2.1:0", "192.0.2.1:53,", "2001:db8::1", "[x]:53"],
     ),
     "ACME": ("must be", ["on", "letsencrypt", "http://acme.example.com", "https://", "https://a b"]),
-    "UPSTREAM": ("", ["unix/a.sock", "unix//a b", "unix//", f"unix//{'x' * 107}", "gateway", "unix:/a"]),
+    "UPSTREAM": (
+        "",
+        ["unix/a.sock", "unix//a b", "unix//", f"unix//{'x' * 107}", "gateway", "unix:/a", "host:" + "9" * 5_000],
+    ),
     "TRUSTED_PROXIES": (
         ".* is not private, off, or networks",
         ["on", "10.0.0.1/8", "10.0.0.0/8;x", "proxy.example.com", "10.0.0.0/8,"],
@@ -400,7 +388,7 @@ INVALID: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name in INVALID for text in INVALID[name][1]])
-async def test_an_invalid_text_is_explained_without_secrets(name: str, text: str) -> None:
-    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: {INVALID[name][0]}") as raised:
-        load({f"GATEWAY_{name}": text})
+async def test_an_invalid_text_is_explained_in_one_line_without_secrets(name: str, text: str) -> None:
+    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: {INVALID[name][0]}[^\n]*$") as raised:
+        load({**OIDC, f"GATEWAY_{name}": text})
     assert "secret" not in str(raised.value)

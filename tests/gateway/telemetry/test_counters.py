@@ -3,10 +3,12 @@
 import asyncio
 import signal
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from gateway.keys import requests_key, spend_by_provider_key, usage_by_provider_key, usage_keys
 from gateway.telemetry.counters import DAY_KEY_SECONDS, MINUTE_KEY_SECONDS, PROCESS_SECONDS
@@ -25,6 +27,13 @@ from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
 HOUR, DAY, PROVIDERS, _ = usage_keys("acc", "2026-07-02T12")
+
+
+@pytest_asyncio.fixture
+async def local(redis_url: str) -> AsyncIterator[CountingProcess]:
+    process = CountingProcess(redis_url)
+    yield process
+    await process.store.close()
 
 
 async def logged(local: CountingProcess, account: str = "acc") -> list[LoggedRequest]:

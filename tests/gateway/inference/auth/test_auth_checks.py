@@ -9,7 +9,7 @@ from gateway.inference.auth.auth_checks import check_auth
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk
 from tests.fakes.server import CLOSE, HANG, Script, answer
-from tests.gateway.inference.auth.verifier import Verifier
+from tests.gateway.inference.auth.conftest import Verifier
 from tests.gateway.inference.key_hosts import an_app
 from tests.support.accounts import App
 

@@ -20,7 +20,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
-from tests.gateway.inference.auth.verifier import Verifier
+from tests.gateway.inference.auth.conftest import Verifier
 from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway

@@ -17,7 +17,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key, public_pem
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
-from tests.gateway.inference.auth.verifier import SECRET, Verifier, b64, claims, sign
+from tests.gateway.inference.auth.conftest import SECRET, Verifier, b64, claims, sign
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis

@@ -99,6 +99,17 @@ async def test_an_account_has_one_slot_in_each_round_of_the_loop(limits: Verific
     assert limits._waiting == {}
 
 
+async def test_canceled_requests_do_not_block_the_slots(limits: VerificationLimits, clock: Clock) -> None:
+    tasks = [asyncio.create_task(verify(limits, an_app(), clock, 0)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(result is None for result in results) >= 10
+    await asyncio.sleep(0.01)
+    assert limits._waiting == {}
+
+
 async def test_waiting_tokens_and_budgets_are_limited(clock: Clock) -> None:
     limits = VerificationLimits(30, clock=lambda: clock.now, max_waiting=5, max_budgets=10)
     results = await asyncio.gather(*(verify(limits, an_app(), clock, 0) for _ in range(20)), return_exceptions=True)

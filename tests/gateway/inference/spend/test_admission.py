@@ -25,7 +25,7 @@ from gateway.errors import (
 )
 from gateway.events.notices import NoticeChoices, Notices
 from gateway.inference.spend import scripts
-from gateway.inference.spend.admission import Admitted, RedisClock
+from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock
 from gateway.inference.spend.budget import BudgetWatch
 from gateway.keys import partition_tag, stream_key, user_hash
 from gateway.redis import client as store_module
@@ -356,6 +356,25 @@ async def test_a_partition_that_refuses_does_not_delay_the_others(
         await books.client.rename("aside", key)
     await wait_until(books.closed)
     assert await books.spend() == (300, 0)
+
+
+@pytest.mark.parametrize("admission_options", [{"max_pending": 1}], ids=["1"])
+async def test_an_overflow_during_a_repetition_does_not_stop_the_queue(
+    proxy: Proxy, remote: AdmissionProcess, books: Books
+) -> None:
+    """The overflow removes the settlement that is being repeated."""
+    one, two = [await remote.reserve(1000) for _ in range(2)]
+    proxy.go_down()
+    await remote.settle(one, 10)
+    proxy.hold_requests, proxy.down = EVALSHA, False
+    await wait_until(lambda: proxy.held)
+    remote.admission._settle_later(PendingSettlement(two, 10))
+    proxy.go_down()
+    proxy.let_go()
+    proxy.down = False
+    await wait_until(lambda: not remote.admission.pending)
+    await remote.settle(one, 10)
+    assert await books.spend() == (20, 0)
 
 
 # -- writes that no replica has ------------------------------------------------------------------------------------
