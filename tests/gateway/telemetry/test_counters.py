@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.keys import requests_key, spend_by_provider_key, usage_by_provider_key, usage_keys
-from gateway.telemetry.counters import DAY_KEY_SECONDS, MINUTE_KEY_SECONDS, PROCESS_SECONDS
+from gateway.telemetry.counters import MINUTE_KEY_SECONDS, PROCESS_SECONDS
 from gateway.telemetry.usage import (
     Attempt,
     LoggedRequest,
@@ -97,7 +97,6 @@ async def test_usage_is_not_sent_again_if_the_reply_is_lost(local: CountingProce
 
 MINUTE = "{ops}:minute:2026-07-02T12:00"
 SPEND = "spend-by-account:2026-07-02"
-ATTEMPTS = "{ops}:providers:2026-07-02"
 
 
 async def test_counts_are_written(local: CountingProcess) -> None:
@@ -122,24 +121,6 @@ async def test_counts_are_written(local: CountingProcess) -> None:
     assert MINUTE_KEY_SECONDS - 5 < await local.store.client.ttl(MINUTE) <= MINUTE_KEY_SECONDS
 
 
-async def test_attempts_at_providers_are_counted_by_day(local: CountingProcess) -> None:
-    tried = (Attempt("one", "PROVIDER_ERROR", 5), Attempt("two", "PROVIDER_TIMEOUT", 5), Attempt("three", "", 5))
-    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried))
-    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried[:1]))
-    local.now += 86_400
-    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried[2:]))
-    await local.counters.flush()
-    assert await local.read_hash(ATTEMPTS) == {
-        "one:attempts": "2",
-        "one:failovers": "1",
-        "two:attempts": "1",
-        "two:failovers": "1",
-        "three:attempts": "1",
-    }
-    assert await local.read_hash(ATTEMPTS.replace("-02", "-03")) == {"three:attempts": "1"}
-    assert 0 < await local.store.client.ttl(ATTEMPTS) <= DAY_KEY_SECONDS
-
-
 async def test_each_flush_writes_only_new_counts(local: CountingProcess) -> None:
     for _ in range(3):
         local.count_answers()
@@ -153,22 +134,6 @@ async def test_a_time_counts_in_the_first_bucket_that_fits(local: CountingProces
     await local.counters.flush()
     found = {name: count for name, count in (await local.read_hash(MINUTE)).items() if name.startswith("ttft:")}
     assert found == {"ttft:10": "2", "ttft:20": "1", "ttft:30000": "1", "ttft:more": "1"}
-
-
-async def test_rejected_counts_wait_for_the_next_flush(local: CountingProcess) -> None:
-    hour, *_, requests = usage_keys("acc", "2026-07-02T12")
-    for key in (MINUTE, hour):
-        await local.store.client.set(key, "another kind", ex=60)
-    for _ in range(2):
-        local.count_answers()
-        began = local.counters._usage._present.began
-        await local.counters.flush()
-        assert local.counters._usage._present.began == began, "otherwise it would never be too old"
-    assert (await local.store.client.zscore(SPEND, "acc")) == 200  # the other keys are written
-    await local.store.client.delete(MINUTE, hour)
-    await local.counters.flush()
-    assert (await local.read_hash(MINUTE))["requests"] == (await local.read_hash(hour))["notes/gpt/requests"] == "2"
-    assert await local.store.client.zcard(requests) == 2
 
 
 async def test_counts_are_not_sent_again_if_the_reply_is_lost(local: CountingProcess, valkey: RedisServer) -> None:

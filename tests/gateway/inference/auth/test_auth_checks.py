@@ -81,8 +81,3 @@ async def test_a_backend(app: App) -> None:
         assert "nobody signed" in (await save(app, auth))["problem"]
         backend.refresh = answer(200, b"null")
         assert (await save(app, auth))["ok"]
-
-
-async def test_other_changes_are_not_checked(app: App) -> None:
-    answer = await app.account.call("PATCH", f"/account/apps/{app.name}", {"build": None})
-    assert "authCheck" not in answer.json()

@@ -17,7 +17,7 @@ from gateway.inference.auth.users import TOKEN_SECONDS, UserLimits, Users
 from gateway.outbound.client import Client
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.backend import jwk, private_key
+from tests.fakes.backend import private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
 from tests.gateway.inference.auth.conftest import Verifier
@@ -97,14 +97,6 @@ async def test_a_broken_backend_on_the_wire(gw: Gateway, provider: FakeProvider)
         assert app.backend.fetches <= 3, "not for every request"
         app.backend.jwks = None
         await wait_until(lambda: passes(app), 12, 0.5)
-
-
-async def test_a_key_without_alg_is_of_its_curves_algorithm_only(alone: Verifier) -> None:
-    kid, key = alone.backend.keys["ES256"]
-    alone.backend.jwks = answer(200, {"keys": [jwk("ES256", key, kid) | {"alg": None}]})
-    assert await alone.verdict(alone.backend.token()) == "ana"
-    other = alone.backend.token(alg="ES384", key=private_key("ES384"), headers={"kid": kid})
-    assert await alone.verdict(other) == "401 algorithm"
 
 
 @pytest.mark.parametrize("user_limits", [UserLimits(fetch_interval=0)], ids=["often"])
