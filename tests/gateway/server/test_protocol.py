@@ -109,6 +109,14 @@ async def test_garbage_does_not_replace_a_response(port: int, garbage: bytes, pa
     assert b"connection: close" in received.lower()
 
 
+async def test_a_body_that_ends_in_garbage_is_refused(port: int, site: Site) -> None:
+    head = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    received = await talk(port, GET + head + b"3\r\nabc\r\nzz\r\n")
+    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
+    assert site.bodies in ([], [b"abc"])
+    assert received.count(b"ok") == 1
+
+
 # -- HTTP/1.0 -----------------------------------------------------------------------------------------------
 
 

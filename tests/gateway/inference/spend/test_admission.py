@@ -156,8 +156,11 @@ def assert_refused(
 
 
 async def test_a_full_day_ends_at_midnight(process: AdmissionProcess, clock: Clock, books: Books) -> None:
+    clock.to(at("2026-11-21T23:59:59"))
+    running = await process.reserve(CAP)
+    assert_refused(await process.refusal(), SpendCapReached, 1, RUNNING)
+    await process.settle(running, CAP)
     clock.to(at("2026-11-21T23:59:00.000001"))
-    assert await process.refusal(CAP) is None
     assert_refused(await process.refusal(), SpendCapReached, 60)
     clock.to(at("2026-11-21T23:59:59.999999"))
     assert_refused(await process.refusal(1), SpendCapReached, 1)
