@@ -12,6 +12,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from gateway.accounts.records import SecretAuth
 from gateway.errors import AppBackendUnreachable, ServiceError, TokenFault, TokenInvalid
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key, public_pem
@@ -112,8 +113,9 @@ async def test_the_claims(verifier: Verifier, case: str) -> None:
 @pytest.mark.filterwarnings("ignore:The HMAC key")
 async def test_a_secret(verifier: Verifier) -> None:
     token = verifier.backend.token
+    known = token(alg="HS256", key=SECRET)
     for given, verdict in {
-        token(alg="HS256", key=SECRET): "ana",
+        known: "ana",
         token(alg="HS512", key=SECRET): "ana",
         token(alg="HS256", key="b" + SECRET): "401 signature",
         token(alg="HS256", key=SECRET, expires=None): "401 malformed",
@@ -122,6 +124,9 @@ async def test_a_secret(verifier: Verifier) -> None:
         jwt.encode(claims(), "", algorithm="none"): "401 algorithm",
     }.items():
         assert await verifier.verdict(given, verifier.secret()) == verdict
+    other = SecretAuth(secret=verifier.vault.seal("b" + SECRET))
+    for auth, verdict in ((verifier.secret(), "ana"), (other, "401 signature")):
+        assert await verifier.verdict(known, auth) == verdict, "it is cached for one app"
 
 
 async def test_a_short_secret_is_refused(gw: Gateway) -> None:
