@@ -21,7 +21,6 @@ from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
-from tests.support.processes import limit_descriptors
 from tests.support.raw_http import request
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered, counted
@@ -39,13 +38,11 @@ def redis_url() -> Iterator[str]:
 async def serving(
     redis_url: str, provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
-    """A gateway with a Unix socket, where an earlier one has left a file, and the soft limit of few descriptors."""
+    """A gateway with a Unix socket, where an earlier one has left a file."""
     folder = tmp_path_factory.mktemp("serving")
     with tempfile.TemporaryDirectory() as sockets:
         (socket := Path(sockets) / "gateway.sock").touch()
-        options = {"workers": 2, "prefix": limit_descriptors("-Sn 256"), "GATEWAY_UPSTREAM": f"unix/{socket}"}
-        constants = {"gateway.operations.overview.GAUGES_SECONDS": 0.2}
-        async with gateway(redis_url, provider, folder, constants, **options) as running:
+        async with gateway(redis_url, provider, folder, workers=2, GATEWAY_UPSTREAM=f"unix/{socket}") as running:
             yield running
 
 
