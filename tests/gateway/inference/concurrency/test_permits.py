@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
+from gateway.errors import BackboneUnavailable, InferenceDisabled, ProviderQuotaExhausted
 from gateway.inference.concurrency.lease import BudgetAnswer
 from gateway.inference.concurrency.quota import Budget, time_until_free
 from gateway.inference.concurrency.waiting import Permit, Waiter
@@ -274,6 +274,25 @@ async def test_redis_away_for_a_while(simulated: SimulatedRedis) -> None:
     assert provider.most == limit
     assert used_meanwhile > 0.6
     assert used_afterwards > 0.85
+
+
+@virtual_time
+async def test_waiting_requests_are_reported_again_after_a_lost_call(simulated: SimulatedRedis) -> None:
+    one, two = simulated.start(limit=1), simulated.start(limit=1)
+    [held] = await take(two, 1)
+    await settle_down()
+    network = simulated.running[one][1]
+
+    async def lose(keys: list[str], args: list[Any]) -> Any:
+        network.call = simulated.call
+        raise BackboneUnavailable from TimeoutError()
+
+    network.call = lose
+    waiting = asyncio.create_task(one.wait_for_permit("acc", "app", 1))
+    await asyncio.sleep(2)
+    assert [*(await simulated.share(two)).waiting] == ["acc"]
+    two.release(held)
+    await waiting
 
 
 @virtual_time
