@@ -240,7 +240,7 @@ def test_no_package_of_a_single_module(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["capsule_gateway", "gateway", "workers"])
 def test_each_test_module_names_its_source(folder: str) -> None:
-    """tests/gateway/inference/spend/test_admission_limits.py tests gateway/inference/spend/admission.py."""
+    """tests/gateway/inference/concurrency/test_permits_handler.py tests gateway/inference/concurrency/permits.py."""
     misplaced = []
     for path in python_files(f"tests/{folder}"):
         if path.name.startswith("test_"):

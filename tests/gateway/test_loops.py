@@ -1,41 +1,20 @@
 """What the event loop of a process logs, work that is repeated, and what one process at a time holds."""
 
 import asyncio
-import gc
-import itertools
-import logging
-import socket
 import time
 
 import pytest
 
 from gateway import loops
 from gateway.errors import BackboneUnavailable
-from gateway.loops import every, held, ignore_late_lookups, pauses, until, until_set
+from gateway.loops import every, held
 from gateway.redis.client import Store
-from tests.support.background import cancel, in_background
+from tests.support.background import in_background
 from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
-
-
-@pytest.mark.parametrize(("error", "logged"), [(socket.gaierror(-2, "unknown"), 0), (ValueError("a bug"), 1)])
-async def test_lookups_that_fail_late(error: Exception, logged: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Their callers have given up. All other errors that nobody reads are logged."""
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    ignore_late_lookups()
-    try:
-        with caplog.at_level(logging.ERROR, "asyncio"):
-            future = loop.create_future()
-            future.set_exception(error)
-            del future
-            gc.collect()
-    finally:
-        loop.set_exception_handler(before)
-    assert len(caplog.records) == logged
 
 
 async def test_rounds_go_on_after_each_failure() -> None:
@@ -52,42 +31,6 @@ async def test_rounds_go_on_after_each_failure() -> None:
         await asyncio.wait_for(done.wait(), 5)
     rounds.cancel()
     assert [line["event"] for line in lines] == ["work.failed"]
-
-
-async def test_rounds_without_a_failure_to_log_end_with_it() -> None:
-    async def work() -> None:
-        raise ValueError("a bug")
-
-    began = time.monotonic()
-    with pytest.raises(ValueError, match="a bug"):
-        await every(0, work, first=0.2)
-    assert time.monotonic() - began >= 0.2
-
-
-async def test_a_look_is_repeated_until_it_finds_something_or_the_time_is_over() -> None:
-    looks, found_at = 0, 3
-
-    async def look() -> str:
-        nonlocal looks
-        looks += 1
-        return "found" if looks == found_at else ""
-
-    assert [await until(look, 0.01), looks] == ["found", 3]
-    assert [await until(look, 0.02, 0.1), looks > 4] == ["", True]
-    before = looks
-    assert [await until(look, 5, 0), looks] == ["", before + 1], "it looks at least once"
-
-
-async def test_a_wait_for_an_event() -> None:
-    event = asyncio.Event()
-    assert not await until_set(event, 0.01)
-    asyncio.get_running_loop().call_later(0.01, event.set)
-    assert await until_set(event, 5)
-    assert await until_set(event, 0)
-
-
-def test_pauses_grow() -> None:
-    assert list(itertools.islice(pauses(0.5, 3), 5)) == [0.5, 1, 2, 3, 3]
 
 
 # -- one holder at a time ----------------------------------------------------------------------------------------
@@ -126,20 +69,6 @@ async def test_a_holder_that_fails_or_is_canceled_frees_the_key(store: Store) ->
     assert not await is_held(store)
 
 
-async def test_one_that_waits_can_be_canceled(store: Store) -> None:
-    await store.client.set(LOCK, "another", px=5_000)
-
-    async def work() -> None:
-        async with held(store, LOCK, 30, 0.01):
-            raise AssertionError
-
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0.1)
-    await cancel(task)
-    assert task.cancelled()
-    assert await store.get(LOCK) == "another"
-
-
 async def test_a_holder_that_dies_frees_the_key_in_time(valkey: RedisServer, store: Store) -> None:
     async with Proxy(valkey.port) as proxy, opened(proxy.url) as dying, held(dying, LOCK, 1, 0.01) as lost:
         proxy.go_down()
@@ -157,15 +86,6 @@ async def test_a_holder_notices_before_another_one_can_hold_the_key(valkey: Redi
         await asyncio.wait_for(lost.wait(), 3)
         async with held(store, LOCK, 1, 0.01):
             assert lost.is_set()
-
-
-async def test_a_holder_that_stood_still_has_lost_the_key(store: Store, valkey: RedisServer) -> None:
-    """Another process may have held it and be done with it."""
-    async with held(store, LOCK, 0.6, 0.01) as lost:
-        with valkey.client() as client:
-            time.sleep(0.8)
-            assert not client.exists(LOCK)
-        await asyncio.wait_for(lost.wait(), 1)
 
 
 async def test_a_holder_whose_key_another_one_has_leaves_it(store: Store) -> None:

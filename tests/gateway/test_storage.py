@@ -21,12 +21,10 @@ from gateway.storage import (
     S3Storage,
     Storage,
     fetch_object,
-    find_folder_fault,
     open_storage,
     read_object,
     until_storage_answers,
 )
-from tests.support.folders import as_ordinary_user, passable_folder
 from tests.support.logs import captured
 from tests.support.s3_server import BUCKET, SECRET, S3Server
 
@@ -70,19 +68,6 @@ async def test_objects_are_read_as_they_were_stored(storage: Storage, tmp_path: 
     await storage.delete_folder("archives/app")
     assert await storage.list_names("archives/app/") == []
     assert await storage.list_names("logs/") == ["day/one.gz"], "nothing else is deleted"
-
-
-async def test_objects_are_listed_with_their_versions(storage: Storage) -> None:
-    assert await storage.list_objects("logs/") == []
-    await storage.put("logs/day/one.gz", b"log")
-    await storage.put("logs/two.gz", b"")
-    await storage.put("sources/three.gz", b"other")
-    before = {each.name: each for each in await storage.list_objects("logs/")}
-    assert {name: each.size for name, each in before.items()} == {"day/one.gz": 3, "two.gz": 0}
-    await storage.put("logs/day/one.gz", b"new")
-    after = {each.name: each for each in await storage.list_objects("logs/")}
-    assert after["day/one.gz"].version != before["day/one.gz"].version
-    assert after["two.gz"] == before["two.gz"]
 
 
 async def test_objects_that_do_not_exist(storage: Storage, tmp_path: Path) -> None:
@@ -166,16 +151,6 @@ async def test_no_link_in_a_folder_is_followed(link: str, tmp_path: Path) -> Non
     assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
 
 
-async def test_a_folder_that_is_a_link_itself(tmp_path: Path) -> None:
-    """The operator has chosen it, by `GATEWAY_DATA_DIR`."""
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "storage").symlink_to("disk")
-    storage = open_storage(load({"GATEWAY_DATA_DIR": f"{tmp_path}/storage"}))
-    await storage.put("logs/day/one", b"log")
-    assert (await storage.list_names("logs/"), await storage.list_folders("logs/")) == (["day/one"], ["day"])
-    assert (tmp_path / "disk" / "logs" / "day" / "one").read_bytes() == b"log"
-
-
 async def test_no_more_than_the_limit_is_read(storage: Storage, tmp_path: Path) -> None:
     await storage.put("logs/large", LARGE)
     for attempt in (
@@ -231,25 +206,6 @@ async def test_waiting_work_continues_when_the_storage_is_back(tmp_path: Path) -
     assert await read_object(storage, "logs/one", 10) == b"log"
 
 
-async def test_work_on_a_full_disk_is_repeated_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.storage.LONGEST_PAUSE_SECONDS", 0.01)
-    attempts = 0
-
-    async def attempt() -> int:
-        nonlocal attempts
-        attempts += 1
-        if attempts not in has_room:
-            raise StorageFull
-        return attempts
-
-    has_room = {3}
-    assert await until_storage_answers(attempt) == 3
-    attempts, has_room = 0, set()
-    with pytest.raises(StorageFull):
-        await until_storage_answers(attempt)
-    assert attempts == 5
-
-
 @pytest.mark.parametrize(
     ("url", "more", "words"),
     [
@@ -268,29 +224,6 @@ async def test_an_invalid_storage_url_is_explained_in_one_line(url: str, more: d
     assert line.startswith("GATEWAY_STORAGE_URL: ")
     assert words in line
     assert "hidden" not in line
-
-
-async def test_a_folder_that_cannot_be_written() -> None:
-    with passable_folder() as folder:
-        assert find_folder_fault(folder / "not" / "yet") == ""
-        folder.chmod(0o511)
-        with as_ordinary_user():
-            fault = f"user {os.geteuid()} may not write to '{folder}'"
-            assert [find_folder_fault(folder), find_folder_fault(folder / "not" / "yet")] == [fault, fault]
-        folder.chmod(0o711)
-        (file := folder / "file").touch()
-        assert find_folder_fault(file / "data") == f"'{file}' is not a folder"
-
-
-async def test_an_object_that_nobody_reads_is_closed(tmp_path: Path) -> None:
-    storage = FolderStorage(tmp_path)
-    await storage.put("a/b", b"content")
-    found = await storage.open("a/b")
-    assert found is not None
-    descriptors = Path("/proc/self/fd")
-    assert str(tmp_path / "a" / "b") in {os.path.realpath(each) for each in descriptors.iterdir()}
-    await found.chunks.aclose()
-    assert str(tmp_path / "a" / "b") not in {os.path.realpath(each) for each in descriptors.iterdir()}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

@@ -61,20 +61,6 @@ async def test_connections_with_an_incomplete_request_are_evicted(port: int, ope
             assert len(connections.CONNECTIONS) <= 40
 
 
-@pytest.mark.parametrize("times", [ConnectionTimes(fresh=0.2)], ids=["soon"])
-async def test_connections_without_a_head_are_evicted_before_uploads(port: int) -> None:
-    """A body may take longer than a head, and its request is already being answered."""
-    async with opened(port, 20, b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n") as uploads:
-        await wait_until(lambda: sum(c.uploading for c in connections.CONNECTIONS) == 20)
-        async with opened(port, 20, b"GET"):
-            await asyncio.sleep(0.5)
-            for _ in range(20):
-                assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
-            for reader, writer in uploads:
-                writer.write(b"x")
-                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
-
-
 async def test_a_process_with_only_busy_connections_refuses_new_ones_at_once(port: int) -> None:
     async with opened(port, 40, HANG):
         await wait_until(lambda: sum(c.is_answering() for c in connections.CONNECTIONS) == 40)

@@ -1,14 +1,20 @@
-"""A connection reads the right bytes as a request, and sends each request its own response."""
+"""A connection reads the right bytes as a request, sends each request its own response, and cannot be held forever."""
 
 import asyncio
 import contextlib
 import itertools
+import logging
 import socket
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.http_site import GET, Site, serving
-from tests.support.polling import PATIENCE_SECONDS
+from gateway.server import connections, protocol
+from gateway.server.protocol import ConnectionTimes
+from tests.support.accounts import App
+from tests.support.http_site import GET, HANG, Site, serving
+from tests.support.polling import PATIENCE_SECONDS, wait_until
+from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
@@ -56,13 +62,6 @@ async def test_the_body_of_an_upgrade_request_is_not_read_as_a_request(at_once: 
     await asyncio.gather(*(ask(*case) for case in itertools.product(UPGRADES, LENGTHS, CONNECTIONS)))
 
 
-async def test_requests_after_an_upgrade_request_are_answered_in_order(port: int, site: Site) -> None:
-    asks = b"GET /%d HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    received = await talk(port, b"".join(asks % number for number in range(5)))
-    assert site.requests == [("GET", f"/{number}") for number in range(5)]
-    assert received.count(b"HTTP/1.1 200 OK") == 5
-
-
 async def test_an_application_does_not_see_the_upgrade(port: int, site: Site) -> None:
     headers = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
     await talk(port, b"GET / HTTP/1.1\r\nhost: x\r\n%b\r\n" % headers)
@@ -77,9 +76,10 @@ async def test_an_application_does_not_see_the_upgrade(port: int, site: Site) ->
         b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
         b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
         b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, x\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
-    ids=["a tunnel", "TLS", "a negative length", "two lengths", "an encoding", "HTTP/2"],
+    ids=["a tunnel", "TLS", "a negative length", "two lengths", "an encoding", "a length and chunks", "HTTP/2"],
 )
 async def test_what_is_no_request(port: int, site: Site, asked: bytes) -> None:
     received = await talk(port, asked + SMUGGLED)
@@ -107,12 +107,6 @@ async def test_garbage_does_not_replace_a_response(port: int, garbage: bytes, pa
     assert first.endswith(b"5\r\nslow \r\n" * 5 + b"3\r\nend\r\n")
     assert second == b"" or second.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
     assert b"connection: close" in received.lower()
-
-
-async def test_each_request_before_the_garbage_gets_its_response(port: int, site: Site) -> None:
-    received = await talk(port, SLOW + GET + GET + b"\0")
-    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"200", b"400"]
-    assert len(site.requests) == 3
 
 
 async def test_a_body_that_ends_in_garbage_is_refused(port: int, site: Site) -> None:
@@ -173,3 +167,214 @@ async def test_a_request_in_pieces_of_any_size(port: int, site: Site) -> None:
         assert b"ok" in await asyncio.wait_for(reader.readuntil(b"ok"), 5)
     assert site.bodies == [b"abc"] * 5
     writer.close()
+
+
+READ = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+short_limits = pytest.mark.parametrize("times", [ConnectionTimes(head=0.2, leftover=0.2, stall=0.2)], ids=["short"])
+short_keep_alive = pytest.mark.parametrize("times", [ConnectionTimes(keep_alive=1.0)], ids=["short"])
+
+
+async def ask(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects, and returns after the response to a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await reader.readuntil(b"ok")
+    return reader, writer
+
+
+async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
+    """Sends `drip` again and again. Returns the seconds until the server closes the connection."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while connections.CONNECTIONS:
+        assert loop.time() - began < most, "the connection is still open"
+        if drip:
+            writer.write(drip)
+        await asyncio.sleep(every)
+    writer.close()
+    return loop.time() - began
+
+
+@short_limits
+@pytest.mark.parametrize(
+    ("asked", "drip"),
+    [
+        (GET, b"\r\n"),
+        (GET, b"\n"),
+        (GET, b"G"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n", b"x" * 1_000),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", b"\x81\x85"),
+    ],
+    ids=["crlf", "lf", "letter", "a long body", "after an upgrade"],
+)
+async def test_bytes_after_a_response_that_are_not_a_request(
+    port: int, asked: bytes, drip: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    _, writer = await ask(port, asked)
+    await hold(writer, drip=drip)
+    assert "WebSocket" not in caplog.text
+
+
+@short_keep_alive
+async def test_a_connection_without_a_further_request(port: int) -> None:
+    connections.ENDED.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(4):  # each request restarts the time
+        writer.write(GET)
+        await reader.readuntil(b"ok")
+        await asyncio.sleep(0.5)
+    assert 0.1 < await hold(writer) < 2
+    assert await reader.read() == b"", "closed, not aborted"
+    assert not connections.ENDED, "it is not an error"
+
+
+@short_keep_alive
+async def test_a_response_may_take_longer_than_the_keep_alive(port: int) -> None:
+    reader, writer = await ask(port, GET)
+    writer.write(HANG)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(), 1.5)
+    writer.close()
+
+
+@short_limits
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: ",
+        b"GET / HTTP/1.0\r\nx: ",
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\nGET / HTTP/1.1\r\nx:",
+        GET + b"GET / HTTP/1.1\r\nx: ",
+        HANG + b"GET / HTTP/1.1\r\nx: ",
+    ],
+    ids=["nothing", "1.1", "1.0", "after an upgrade", "after a request", "during a response"],
+)
+async def test_a_head_that_drips(port: int, opening: bytes) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    await wait_until(lambda: connections.CONNECTIONS)
+    writer.write(opening)
+    await hold(writer, drip=b"y" if opening else b"")
+
+
+@short_limits
+async def test_a_response_that_is_not_read(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(GET.replace(b"/ ", b"/endless ", 1))
+    await reader.readuntil(b"\r\n\r\n")
+    await hold(writer)
+
+
+@short_limits
+async def test_a_response_whose_end_is_not_read(port: int) -> None:
+    """The unsent rest is below the high-water mark, so writing does not pause. The connection is closed anyway."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sock_sendall(client, GET.replace(b"/ ", b"/nearly ", 1))
+    await wait_until(lambda: connections.CONNECTIONS)
+    await wait_until(lambda: not connections.CONNECTIONS, 9)
+    client.close()
+
+
+def pieces(opening: bytes, piece: bytes) -> Iterator[bytes]:
+    yield opening
+    for _ in range(20_000_000 // len(piece)):
+        yield piece
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        pieces(READ + b"0\r\n", b"x: y\r\n" * 10_000),
+        pieces(READ + b"1;", b"x" * 60_000),
+        pieces(GET, b"\r\n" * 30_000),
+        pieces(b"", b"\r\n" * 30_000),
+    ],
+    ids=["trailers", "an extension", "after a response", "before a request"],
+)
+async def test_endless_bytes_outside_heads_and_bodies(port: int, stream: Iterator[bytes]) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        for piece in stream:
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+            await asyncio.sleep(0)
+    assert sent < 10_000_000  # the buffers of the kernel on both sides
+    await wait_until(lambda: not connections.CONNECTIONS)
+    writer.close()
+
+
+async def test_trailers_do_not_become_headers(port: int, site: Site) -> None:
+    """They could replace headers that a proxy has checked."""
+    _, writer = await ask(port, READ + b"1\r\nx\r\n0\r\nx-forwarded-for: 192.0.2.1\r\n\r\n")
+    assert b"x-forwarded-for" not in dict(site.headers[0])
+    writer.close()
+
+
+async def test_endless_pipelined_requests_behind_a_slow_one(port: int) -> None:
+    """Each queued request takes two kilobytes, so their number is limited."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HANG)
+    await wait_until(lambda: connections.CONNECTIONS)
+    (connection,) = connections.CONNECTIONS
+    writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50_000)
+    await wait_until(lambda: not connections.CONNECTIONS)
+    assert len(connection.queue) <= protocol.PIPELINED_REQUESTS
+    writer.close()
+
+
+async def test_the_current_request_notices_that_a_pipelining_client_disconnected(port: int, site: Site) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HANG + GET)
+    await wait_until(lambda: any(c.queue for c in connections.CONNECTIONS))
+    writer.close()
+    await wait_until(lambda: site.left == 1)
+
+
+session = pytest.mark.asyncio(loop_scope="session")
+
+
+@session
+async def test_no_more_than_the_limit_is_read(app: App) -> None:
+    """The error arrives long before ten megabytes have been sent, with or without a Content-Length."""
+    piece = b"x" * 65_536
+    sized = request(app.path, b"", bearer(app), "Content-Length: 10485760")
+    reply = await send(app.gateway.port, sized, *[piece] * 160)
+    assert error_of(reply) == (413, "REQUEST_TOO_LARGE")
+    reply = await send(app.gateway.port, request(app.path, b"", bearer(app), "Content-Length: 102401"))
+    assert error_of(reply) == (413, "REQUEST_TOO_LARGE"), "before any byte of the body"
+    unsized = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
+    reply = await send(app.gateway.port, unsized, *[b"10000\r\n" + piece + b"\r\n"] * 160)
+    assert error_of(reply) == (413, "REQUEST_TOO_LARGE")
+    assert await is_healthy(app)
+
+
+@session
+async def test_a_content_length_of_thousands_of_digits(app: App) -> None:
+    """It is a number for the parser of HTTP, and none for Python."""
+    for length in ("0" * 5_000 + "2", "9" * 5_000, "9" * 19, "0" * 5_000):
+        reply = await send(app.gateway.port, request(app.path, b"{}", f"Content-Length: {length}", bearer(app)))
+        assert reply is not None
+        assert 400 <= reply.status < 500, reply
+
+
+@session
+async def test_a_client_that_expects_100_continue(app: App) -> None:
+    body = b'{"prompt":"x"}'
+    for authorization, expected in ((bearer(app), b"100"), ("Authorization: Bearer x", b"401")):
+        head = request(app.path, b"", authorization, f"Content-Length: {len(body)}", "Expect: 100-continue")
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        writer.write(head)
+        line = await asyncio.wait_for(reader.readline(), 2)
+        assert line.split()[1] == expected
+        if expected == b"100":
+            writer.write(body)
+            assert b"200" in await asyncio.wait_for(reader.readuntil(b" 200 "), 5)
+        writer.close()
+        await writer.wait_closed()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ from gateway.server import supervisor
 from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, remove_gauges, run_child
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
-from tests.fakes.server import CLOSE, HANG, Raw
+from tests.fakes.server import CLOSE, Raw
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.processes import list_children
@@ -30,7 +29,6 @@ from tests.support.redis_servers import RedisServer
 
 session = pytest.mark.asyncio(loop_scope="session")
 
-ANSWERED = r'gateway_requests_total\{code="",format="native",status="200"\}'
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemax", "gauge_livemin", "gauge_livemostrecent")
 FILES = {"lock", *(f"{kind}_{number}.db" for kind in KINDS for number in (0, 1))}
 STARTED = 25  # descriptors that a process has once it serves, and not before
@@ -46,12 +44,6 @@ def accepts(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
-
-
-async def read_metric(gw: Gateway, name: str) -> float | None:
-    response = await gw.http.get("/metrics", headers={"Connection": "close"})
-    found = re.search(rf"^{name} (\S+)$", response.text, re.M)
-    return float(found[1]) if found else None
 
 
 def workers(gw: Gateway) -> list[int]:
@@ -71,52 +63,6 @@ def descriptors(pid: int) -> int:
 async def serves_with_two(gw: Gateway) -> None:
     """Waits until two processes serve."""
     await wait_until(lambda: len([pid for pid in workers(gw) if descriptors(pid) > STARTED]) == 2, 30)
-
-
-@session
-async def test_the_gauges_of_replaced_processes_are_removed(
-    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
-) -> None:
-    """The open streams of killed processes do not count, and counters do not decrease."""
-    async with gateway(valkey.url, provider, tmp_path, workers=2, GATEWAY_DRAIN="1") as gw:
-
-        async def streams(expected: float) -> bool:
-            return await read_metric(gw, "gateway_streams_open") == expected
-
-        for number in (signal.SIGKILL, signal.SIGTERM):
-            await serves_with_two(gw)
-            app = await gw.app(backend)
-            prompt = provider.plays(ROLE, chunk("a"), HANG)
-            headers = app.headers(Connection="close")
-            body = {"prompt": prompt, "stream": True}
-            asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(10)]
-            await wait_until(lambda: streams(10), 15)
-            before = await read_metric(gw, ANSWERED)
-            for pid in workers(gw):
-                os.kill(pid, number)
-            await asyncio.gather(*asking, return_exceptions=True)
-            await wait_until(lambda: gw.answers("/health"), 20)
-            await wait_until(lambda: streams(0), 20)
-            assert await read_metric(gw, ANSWERED) == before
-
-
-@session
-async def test_a_gateway_says_where_it_listens_when_it_does(provider: FakeProvider, tmp_path: Path) -> None:
-    """The start takes long here: the process waits two seconds for a Redis that does not answer."""
-    (metrics := tmp_path / "metrics").mkdir()
-    gw = Gateway("redis://127.0.0.1:1/0", provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(metrics))
-    said = f"Uvicorn running on {gw.address}"
-    try:
-        starting = asyncio.create_task(gw.start())
-        while not accepts(gw.port):
-            assert said not in gw.log
-            await asyncio.sleep(0.01)
-        await starting
-        await wait_until(lambda: gw.log.count(said) == 1)
-        assert not [*metrics.iterdir()], "a folder with metrics of others is not used"
-    finally:
-        await gw.stop()
-        await gw.http.aclose()
 
 
 @session

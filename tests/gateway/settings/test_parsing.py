@@ -1,9 +1,10 @@
-"""Settings that are invalid or missing."""
+"""Settings that are read, and those that are invalid or missing: a message names the variable, and no secret."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from gateway.settings import BadSettings, ProviderRate, RateLimits, Settings, fi
 from gateway.settings.parsing import GONE
 from gateway.settings.prices import PRICES
 from tests.gateway.conftest import Launch
+from tests.support.folders import as_ordinary_user, passable_folder
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,36 +37,6 @@ async def test_one_message_names_every_invalid_variable() -> None:
     with pytest.raises(BadSettings) as raised:
         load(values)
     assert sorted(line.partition(":")[0] for line in str(raised.value).splitlines()) == sorted(values)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *((name, "https://user:the-password@[host") for name in ("BASE_URL", "API_URL", "STORAGE_URL")),
-        *(("OIDC_ISSUER", f"https://user:the-password@{host}") for host in ("h\u2100st", "[host")),
-        *((name, "https://user:the-password@host.example") for name in ("PROVIDER_URL", "APPS_URL")),
-        ("STORAGE_URL", "s3://user:the-password@[host"),
-        *(("DAILY_CAPS", f"free={text}") for text in ("1e999999999", "nan")),
-        *(("ACCOUNT_GRACE", text) for text in ("9" * 5_000, "36501")),
-        ("FINDING_DEADLINES", "red=9999999"),
-        ("UPSTREAM", "host:" + "9" * 5_000),
-    ],
-)
-async def test_an_odd_value_ends_the_start_in_one_line(name: str, text: str) -> None:
-    """Without repeating a password."""
-    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: [^\n]*$") as caught:
-        load({"GATEWAY_OIDC_CLIENT_ID": "x", "GATEWAY_OIDC_CLIENT_SECRET": "x", **OIDC, f"GATEWAY_{name}": text})
-    assert "the-password" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("ACCOUNT_GRACE", "0"), ("REDIS_WAIT", "0"), ("PROVIDER_CONCURRENCY", "0"), ("APP_SLEEP", "free=0")],
-)
-async def test_where_zero_is_valid_the_message_says_so(name: str, text: str) -> None:
-    load({f"GATEWAY_{name}": text})
-    with pytest.raises(BadSettings, match=rf"^GATEWAY_{name}: must be (from|at least) 0\b"):
-        load({f"GATEWAY_{name}": text.replace("0", "-1", 1)})
 
 
 async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> None:
@@ -159,7 +132,6 @@ async def test_a_providers_file(tmp_path: Path) -> None:
     ("tables", "said"),
     [
         ([], "1 to 8 tables"),
-        ([ONE] * 9, "1 to 8 tables"),
         ([ONE, ONE], r"provider\[1\].name: 'one' is the name of another"),
         ([ONE.replace('"one"', '"One"')], r"provider\[0\].name"),
         ([ONE.replace('name = "one"\n', "")], "missing required field `name`"),
@@ -168,13 +140,10 @@ async def test_a_providers_file(tmp_path: Path) -> None:
         ([ONE + 'key_file = "/x"\n'], r"provider\[0\].key_file"),
         ([ONE + 'key = "secret-key"\n'], "unknown field `key`"),
         ([ONE + "concurrency = -1\n"], r"provider\[0\].concurrency"),
-        ([ONE + "rate = { minutes = 9 }\n"], r"provider\[0\].rate"),
         ([ONE + 'models = { "gpt-5" = "x" }\n'], r"provider\[0\].models: 'gpt-5' has no price"),
         (['name = "one\n'], "line 2"),
-        ([ONE + "concurrency = " + "9" * 5_000 + "\n"], "too many digits .at line 6"),
         ([ONE + "rate = { tokens = 9_223_372_036_854_775_807 }\n"], r"provider\[0\].rate.tokens"),
         ([ONE.replace("//", "//user:secret-key@")], r"provider\[0\].url: must not contain a user or a password"),
-        ([ONE.replace("//a.example", "//user:secret-key@h\u2100st")], r"provider\[0\].url: must be an address"),
     ],
 )
 async def test_a_fault_in_the_providers_file_stops_the_start(tmp_path: Path, tables: list[str], said: str) -> None:
@@ -188,7 +157,7 @@ async def test_a_fault_in_the_providers_file_stops_the_start(tmp_path: Path, tab
     [
         *(
             (ONE.replace("https://a.example", url), "")
-            for url in ("http://localhost:8000", "http://10.1.2.3", "http://[::1]", "http://a.svc")
+            for url in ("http://localhost:8000", "http://10.1.2.3", "http://a.svc")
         ),
         *(
             (ONE.replace("https://a.example", url), "provider one: prompts go there without TLS")
@@ -235,34 +204,28 @@ async def test_variables_that_nothing_reads_are_named_at_the_start(gw: Gateway, 
     """And what else is doubtful. A port that is taken ends it."""
     in_file, in_environment = list(UNREAD)[:3], list(UNREAD)[3:]
     (tmp_path / ".env").write_text("".join(f"{name}=secret-value\n" for name in in_file))
-    starts = {
-        ("capsule_gateway", "serve", "--port", str(gw.port)): {"GATEWAY_PROVIDER_URL": "http://a.example"},
-        ("workers", "webhooks"): {"GATEWAY_LOG_LEVEL": "loud"},  # so that it ends
-    }
-    printed = []
-    for command, variables in starts.items():
-        run = subprocess.run(
-            [sys.executable, "-m", *command],
-            env={
-                **gw.environment,
-                **dict.fromkeys(in_environment, "secret-value"),
-                **variables,
-                "PYTHONPATH": str(ROOT),
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (run.returncode, run.stdout) == (1, "")
-        printed.append([line.removeprefix("capsule: ") for line in run.stderr.splitlines()])
-        for name, text in UNREAD.items():
-            assert printed[-1].count(f"{name} {text}") == 1, run.stderr
-        assert "secret-value" not in run.stderr
-    assert set(printed[0]) - {f"{name} {text}" for name, text in UNREAD.items()} == {
-        "provider default: prompts go there without TLS; use https://, unless it is in your own network",
-        f"port {gw.port} of 127.0.0.1 is in use: stop the process that listens there, or choose another --port",
-    }
+    run = subprocess.run(
+        [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(gw.port)],
+        env={
+            **gw.environment,
+            **dict.fromkeys(in_environment, "secret-value"),
+            "GATEWAY_PROVIDER_URL": "http://a.example",
+            "PYTHONPATH": str(ROOT),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "secret-value" not in run.stderr
+    assert sorted(line.removeprefix("capsule: ") for line in run.stderr.splitlines()) == sorted(
+        [
+            *(f"{name} {text}" for name, text in UNREAD.items()),
+            "provider default: prompts go there without TLS; use https://, unless it is in your own network",
+            f"port {gw.port} of 127.0.0.1 is in use: stop the process that listens there, or choose another --port",
+        ]
+    )
 
 
 async def test_all_variables_of_the_project_are_known() -> None:
@@ -292,3 +255,140 @@ async def test_variables_that_are_known_or_of_others(tmp_path: Path) -> None:
     assert find_unread(known) == []
     known["GATEWAY_PROVIDERS_FILE"] = str(tmp_path / "missing")
     assert [each.fault for each in find_unread(known)] == ["GATEWAY_KEY_OF_PARIS is unknown, and nothing reads it"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://localhost", "must begin with redis://"),
+        ("redis://localhost:99999", "port between 1 and 65535"),
+        ("redis://:secret@localhost:1x", "port between 1 and 65535"),
+        ("redis://", "must name a host"),
+        ("redis://a:1,b:2", "several hosts"),
+        ("redis://localhost/main", "the number of a database"),
+        ("redis://localhost?socket_timeout=abc", "invalid option"),
+        ("rediss://localhost?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs that does not exist"),
+        (f"rediss://localhost?ssl_ca_certs={__file__}", "contains no certificates"),
+        (f"rediss://localhost?ssl_certfile={__file__}", "must name a certificate"),
+        ("redis://localhost?color=red", "does not support: color"),
+        ("redis+cluster://a/3", "only one"),
+        ("redis+sentinel://a:26379", "the name of the service"),
+    ],
+)
+async def test_an_invalid_address_of_redis_is_explained(url: str, message: str) -> None:
+    with pytest.raises(BadSettings, match=f"^GATEWAY_REDIS_URL: .*{message}") as raised:
+        load({"GATEWAY_REDIS_URL": url})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["BASE_URL", "PROVIDER_URL", "PROBE_CHECK_URL", "APPS_URL"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http://me:secret@x:abc/{host}", "port between 1 and 65535"),
+        ("https://x:0/{host}", "port between 1 and 65535"),
+        ("ftp://me:secret@x/{host}", "an address such as"),
+        ("https://x y/{host}", "an address such as"),
+        (f"https://{'a' * 64}.example.com/{{host}}", "an address such as"),
+        ("https://[::1/{host}", "IPv6"),
+    ],
+)
+async def test_an_invalid_address_is_explained_and_not_repeated(name: str, text: str, message: str) -> None:
+    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: .*{message}") as raised:
+        load({f"GATEWAY_{name}": text})
+    assert "secret" not in str(raised.value)
+
+
+async def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for text in ("nothing", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"):
+        (path := tmp_path / "ca.pem").write_text(text)
+        with pytest.raises(BadSettings, match=r"^GATEWAY_CA_FILE: .* contains no certificates"):
+            load({"GATEWAY_CA_FILE": str(path)})
+    (tmp_path / "bytes").write_bytes(b"GATEWAY_DRAIN=\xff")
+    with pytest.raises(BadSettings, match="bytes: is not text"):
+        load(env_file=str(tmp_path / "bytes"))
+    with passable_folder() as folder:
+        (folder / "locked").touch(mode=0)
+        with as_ordinary_user(), pytest.raises(BadSettings, match="locked: cannot be read: Permission denied"):
+            load(env_file=str(folder / "locked"))
+
+
+VALKEYS = ("valkey", "valkeys", "valkey+cluster", "valkeys+sentinel")
+UPSTREAMS = ("127.0.0.1:8000", "gateway:8000", "unix//run/capsule/gateway.sock")
+REGISTRIES = "https://a:secret@npm.example.com"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        *(("REDIS_URL", f"{scheme}://a/0", f"{scheme.replace('valkey', 'redis')}://a/0") for scheme in VALKEYS),
+        ("DNS", "192.0.2.1:53", "192.0.2.1:53"),
+        ("DNS", " 192.0.2.1:53 , [2001:db8::1]:5353 ", "192.0.2.1:53,[2001:db8::1]:5353"),
+        ("ACME", "", ""),
+        ("ACME", "Internal", "internal"),
+        ("ACME", "https://acme.example.com/directory", "https://acme.example.com/directory"),
+        *(("UPSTREAM", text, text) for text in UPSTREAMS),
+        ("TRUSTED_PROXIES", "private", "private"),
+        ("TRUSTED_PROXIES", "off", "off"),
+        ("TRUSTED_PROXIES", "192.0.2.7, 10.0.0.0/8,::1", "192.0.2.7/32 10.0.0.0/8 ::1/128"),
+        (
+            "BUILD_REGISTRIES",
+            f" npm={REGISTRIES}/ , pip=http://10.1.2.3:8080/simple https://files.example.com",
+            {"npm": (REGISTRIES,), "pip": ("http://10.1.2.3:8080/simple", "https://files.example.com")},
+        ),
+        ("PROVIDER_RATE", "requests=600,tokens=1000000", ProviderRate(600, 1_000_000)),
+        ("PROVIDER_RATE", " tokens=7 ", ProviderRate(0, 7)),
+        ("PROVIDER_RATE", "", None),
+    ],
+)
+async def test_a_valid_text(name: str, text: str, kept: Any) -> None:
+    assert getattr(load({f"GATEWAY_{name}": text}), name.lower()) == kept
+
+
+# By variable: how the message begins, and invalid texts.
+INVALID: dict[str, tuple[str, list[str]]] = {
+    "DAILY_CAPS": ("", ["free=1e999999999", "free=nan"]),
+    "ACCOUNT_GRACE": ("", ["9" * 5_000, "36501"]),
+    "FINDING_DEADLINES": ("", ["red=9999999"]),
+    "STORAGE_URL": ("", ["https://user:secret@[host", "s3://user:secret@[host"]),
+    "OIDC_ISSUER": ("", ["https://user:secret@h\u2100st", "https://user:secret@[host"]),
+    "EXAMPLE_URL": ("", ["javascript:alert(1)", "https://me:secret@x", "//x", 'https://x"y z', "data:text/html,x"]),
+    **dict.fromkeys(("BASE_URL", "API_URL"), (r".*without \? and #", ["https://example.com/v1?version=2"])),
+    "PROVIDER_URL": ("", ["https://example.com/v1?version=2", "https://user:secret@host.example"]),
+    "APPS_URL": ("", ["https://user:secret@host.example"]),
+    "PROVIDER_KEY": ("must be ASCII", ["secret words", "secret ü", "secret\nbreak"]),
+    "PROVIDER_RATE": ("", ["600", "requests=0", "requests=-1", "tokens=1e6", "minutes=1", "requests"]),
+    "DNS": (
+        ".* is not address:port",
+        ["192.0.2.1", "resolver:53", "192.0.2.1:0", "192.0.2.1:53,", "2001:db8::1", "[x]:53"],
+    ),
+    "ACME": ("must be", ["on", "letsencrypt", "http://acme.example.com", "https://", "https://a b"]),
+    "UPSTREAM": (
+        "",
+        ["unix/a.sock", "unix//a b", "unix//", f"unix//{'x' * 107}", "gateway", "unix:/a", "host:" + "9" * 5_000],
+    ),
+    "TRUSTED_PROXIES": (
+        ".* is not private, off, or networks",
+        ["on", "10.0.0.1/8", "10.0.0.0/8;x", "proxy.example.com", "10.0.0.0/8,"],
+    ),
+    "BUILD_REGISTRIES": (
+        "must ",
+        [
+            REGISTRIES,
+            "npm=",
+            f"npm={REGISTRIES},npm=https://npm.example.com",
+            "npm=ftp://a:secret@npm.example.com",
+            "npm=https://a:secret@[::1]:4873",
+            "npm=https://a:secret@münchen.example.com",
+            f"npm={REGISTRIES}:99999",
+            "npm=" + " ".join([REGISTRIES] * 17),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name in INVALID for text in INVALID[name][1]])
+async def test_an_invalid_text_is_explained_in_one_line_without_secrets(name: str, text: str) -> None:
+    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: {INVALID[name][0]}[^\n]*$") as raised:
+        load({**OIDC, f"GATEWAY_{name}": text})
+    assert "secret" not in str(raised.value)

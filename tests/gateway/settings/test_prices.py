@@ -40,14 +40,6 @@ async def test_a_price_holds_from_its_date_on(tmp_path: Path) -> None:
     assert [each.date for each in tariffs] == ["2026-07-02", "2027-01-01", "2027-06-01"]
 
 
-async def test_a_date_before_those_of_the_service_replaces_them(tmp_path: Path) -> None:
-    tariffs = read(tmp_path, ONE.replace("2027", "2020"))
-    now = tariff_at(tariffs, milliseconds("2026-11-01T00:00:00"))
-    assert (now.prices[OSS], now.date) == (Price(200, 800), "2026-07-02")
-    (_, changed) = read(tmp_path, ONE.replace("2027-01-01", "2027-01-01T12:00:00"))
-    assert changed.since == milliseconds("2027-01-01T12:00:00"), "a time without an offset is in UTC"
-
-
 async def test_a_model_that_only_the_file_has_a_price_at_every_time(tmp_path: Path) -> None:
     tariffs = read(tmp_path, NEW.replace("= 1\n", "= 2\n").replace("03", "09"), NEW)
     prices = [each.prices["small-1"] for each in tariffs]
@@ -74,9 +66,7 @@ async def test_all_providers_may_serve_it(tmp_path: Path) -> None:
     [
         ([], "at least one table"),
         ([ONE, ONE], r"price\[1\].since: 'gpt-oss-120b' has another price since the same time"),
-        ([ONE, ONE.replace("01-01", "01-01T01:00:00+01:00")], r"price\[1\].since: "),
         ([ONE.replace('"gpt-oss-120b"', '"a/b"')], r"price\[0\].model: must be 1 to 100"),
-        ([ONE.replace('"gpt-oss-120b"', "5")], r"price\[0\].model: "),
         ([ONE.replace("since = 2027-01-01\n", "")], r"price\[0\]: .*missing required field `since`"),
         ([ONE.replace("2027-01-01", '"2027-01-01"')], r"price\[0\].since: must be a date or a time"),
         ([ONE, NEW.replace("= 1\n", "= 0\n")], r"price\[1\].input: must be euro per million tokens"),
@@ -85,7 +75,6 @@ async def test_all_providers_may_serve_it(tmp_path: Path) -> None:
         ([ONE.replace("0.80", "nan")], r"price\[0\].output: "),
         ([ONE.replace("0.80", "10_001")], r"price\[0\].output: "),
         ([ONE + "currency = 1\n"], "unknown field `currency`"),
-        (['model = "one\n'], "line 2"),
     ],
 )
 async def test_a_fault_stops_the_start(tmp_path: Path, tables: list[str], said: str) -> None:

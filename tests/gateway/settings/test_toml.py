@@ -2,7 +2,6 @@
 
 import time
 import tomllib
-from contextlib import suppress
 
 import pytest
 
@@ -39,9 +38,7 @@ NIBBLES = ".".join("0123456789abcdef0123456789abcdef") + ".ip6.arpa"
     "text",
     [
         f'name = "{NIBBLES}"',
-        f"name = '{NIBBLES}'\r\nother = 1",
         f'name = """\n{NIBBLES}\n[{NIBBLES}\n"""',
-        f"name = '''\n{NIBBLES}\n, {NIBBLES}'''''",
         f'names = [\n"{NIBBLES}",\n# {NIBBLES}\n"{NIBBLES}"]',
         f'name = "a"  # [{NIBBLES}',
         "# " + " ".join(f"{number}." for number in range(1, 34)),
@@ -53,28 +50,17 @@ def test_points_in_values_and_comments(text: str) -> None:
     assert parse_toml(text) == tomllib.loads(text)
 
 
-@pytest.mark.parametrize("text", ["9_" * 30_000, '"' * 60_000, "a." * 30_000, '\\"' * 30_000, "'#" * 30_000])
-def test_no_text_takes_long(text: str) -> None:
-    began = time.thread_time()
-    with suppress(tomllib.TOMLDecodeError):
-        parse_toml(f"a = {text}")
-    assert time.thread_time() - began < 0.5
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "'''\n\"" + '\\"' * 500_000 + "\n'''",
-        "'''\n\"\"\"" + '\\"' * 500_000 + "\n'''",
         "'''\n" + "\"'\n" * 300_000 + "'''",
         "'''\n" + ("9" * 4_000 + "\n") * 250 + "'''",
         "1\n" + "".join(f"b{number} = {'9' * 4_000}\n" for number in range(50)) + "c = 1",
         "1  # " + "[ a." * 250_000,
-        "1  # " + "[" * 1_000_000,
     ],
 )
-def test_no_long_text_takes_long(text: str) -> None:
-    """Also where a number with too many digits follows."""
+def test_no_text_takes_long(text: str) -> None:
     began = time.thread_time()
     with pytest.raises(tomllib.TOMLDecodeError, match="too many digits"):
         parse_toml(f"x = {text}\ny = " + "1" * 5_000)

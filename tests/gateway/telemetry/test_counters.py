@@ -1,15 +1,22 @@
-"""Counters in memory that are written to Redis exactly once, or after a fault at most once."""
+"""Counters, and the usage of each account, in memory: written to Redis exactly once, or after a fault at most once."""
 
 import asyncio
 import signal
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
+import msgspec
 import pytest
+import pytest_asyncio
 
-from gateway.keys import requests_key, usage_keys
-from gateway.telemetry.counters import DAY_KEY_SECONDS, MINUTE_KEY_SECONDS, PROCESS_SECONDS
-from gateway.telemetry.usage import Attempt, RequestDetails
+from gateway.keys import requests_key, spend_by_provider_key, usage_by_provider_key, usage_keys
+from gateway.telemetry.counters import MINUTE_KEY_SECONDS, PROCESS_SECONDS
+from gateway.telemetry.usage import (
+    Attempt,
+    LoggedRequest,
+    RequestDetails,
+)
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE
@@ -19,9 +26,77 @@ from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
+HOUR, DAY, PROVIDERS, _ = usage_keys("acc", "2026-07-02T12")
+
+
+@pytest_asyncio.fixture
+async def local(redis_url: str) -> AsyncIterator[CountingProcess]:
+    process = CountingProcess(redis_url)
+    yield process
+    await process.store.close()
+
+
+async def logged(local: CountingProcess, account: str = "acc") -> list[LoggedRequest]:
+    lines = await local.store.client.zrange(requests_key(account), 0, -1)
+    return [msgspec.json.decode(each, type=LoggedRequest) for each in lines]
+
+
+async def test_each_provider_has_its_counts(local: CountingProcess) -> None:
+    """The last provider that was asked is the one that counts, also of all accounts; who asked none is not counted."""
+    failed, answered = Attempt("paris-1", "PROVIDER_TIMEOUT", 30), Attempt("paris-2", "", 12)
+    answer = {"model": "gpt", "input_tokens": 7, "output_tokens": 3, "nano_euro": 100}
+    for account in ("acc", "acc", "other"):
+        local.counters.count_request(account, request_line(**answer), RequestDetails(attempts=(failed, answered)))
+    gone = request_line(model="gpt", code="CLIENT_GONE", nano_euro=50)
+    late = request_line(model="gpt", code="PROVIDER_TIMEOUT")
+    for line in (gone, late):
+        local.counters.count_request("acc", line, RequestDetails(attempts=(failed,)))
+    local.counters.count_request("acc", request_line(code="USER_RATE_LIMITED"))
+    assert await local.counters.flush()
+    whole = {"requests": 2, "inputTokens": 14, "outputTokens": 6, "nanoEuro": 200}
+    counts = {"requests": 2, "refused": 1, "failed": 1, "interrupted": 1, "nanoEuro": 50, "interruptedNanoEuro": 50}
+    of_failed = {f"paris-1/gpt/{name}": str(value) for name, value in counts.items()}
+    expected = {f"paris-2/gpt/{name}": str(value) for name, value in whole.items()}
+    assert await local.read_hash(PROVIDERS) == expected | of_failed
+    assert await local.read_hash(usage_by_provider_key("other", "2026-07-02")) == {
+        f"paris-2/gpt/{name}": str(value // 2) for name, value in whole.items()
+    }
+    of_all = {f"paris-2/gpt/{name}": str(value // 2 * 3) for name, value in whole.items()} | of_failed
+    assert await local.read_hash(spend_by_provider_key("2026-07-02")) == of_all
+    for key in (PROVIDERS, spend_by_provider_key("2026-07-02")):
+        assert 0 < await local.store.client.ttl(key) <= 400 * 86_400
+
+
+async def test_a_request_counts_in_the_minute_and_the_hour_of_its_end(local: CountingProcess) -> None:
+    local.count_answers()
+    local.now += 3600
+    local.count_answers(times=2)
+    await local.counters.flush()
+    assert (await local.read_hash(HOUR))["notes/gpt/requests"] == "1"
+    assert (await local.read_hash(HOUR.replace("T12", "T13")))["notes/gpt/requests"] == "2"
+    assert (await local.read_hash(DAY))["notes/gpt/requests"] == "3"
+    for hour, requests in (("12", "1"), ("13", "2")):
+        assert (await local.read_hash(f"{{ops}}:minute:2026-07-02T{hour}:00"))["requests"] == requests
+    assert len(await logged(local)) == 3
+
+
+async def test_usage_is_not_sent_again_if_the_reply_is_lost(local: CountingProcess, valkey: RedisServer) -> None:
+    async with Proxy(valkey.port) as proxy:
+        peer = CountingProcess(proxy.url)
+        peer.count_answers()
+        await peer.counters.flush()
+        peer.counters.count_request("acc", request_line())
+        proxy.lose_answer = b"request-log:acc"
+        await peer.counters.flush()
+        await peer.counters.flush()
+        assert (await local.read_hash(HOUR))["notes//requests"] == "1"
+        assert len(await logged(local)) == 2
+        assert peer.unlogged == 1  # it cannot know that the request was written
+        await peer.store.close()
+
+
 MINUTE = "{ops}:minute:2026-07-02T12:00"
 SPEND = "spend-by-account:2026-07-02"
-PROVIDERS = "{ops}:providers:2026-07-02"
 
 
 async def test_counts_are_written(local: CountingProcess) -> None:
@@ -46,24 +121,6 @@ async def test_counts_are_written(local: CountingProcess) -> None:
     assert MINUTE_KEY_SECONDS - 5 < await local.store.client.ttl(MINUTE) <= MINUTE_KEY_SECONDS
 
 
-async def test_attempts_at_providers_are_counted_by_day(local: CountingProcess) -> None:
-    tried = (Attempt("one", "PROVIDER_ERROR", 5), Attempt("two", "PROVIDER_TIMEOUT", 5), Attempt("three", "", 5))
-    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried))
-    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried[:1]))
-    local.now += 86_400
-    local.counters.count_request("acc", request_line(), RequestDetails(attempts=tried[2:]))
-    await local.counters.flush()
-    assert await local.read_hash(PROVIDERS) == {
-        "one:attempts": "2",
-        "one:failovers": "1",
-        "two:attempts": "1",
-        "two:failovers": "1",
-        "three:attempts": "1",
-    }
-    assert await local.read_hash(PROVIDERS.replace("-02", "-03")) == {"three:attempts": "1"}
-    assert 0 < await local.store.client.ttl(PROVIDERS) <= DAY_KEY_SECONDS
-
-
 async def test_each_flush_writes_only_new_counts(local: CountingProcess) -> None:
     for _ in range(3):
         local.count_answers()
@@ -77,22 +134,6 @@ async def test_a_time_counts_in_the_first_bucket_that_fits(local: CountingProces
     await local.counters.flush()
     found = {name: count for name, count in (await local.read_hash(MINUTE)).items() if name.startswith("ttft:")}
     assert found == {"ttft:10": "2", "ttft:20": "1", "ttft:30000": "1", "ttft:more": "1"}
-
-
-async def test_rejected_counts_wait_for_the_next_flush(local: CountingProcess) -> None:
-    hour, *_, requests = usage_keys("acc", "2026-07-02T12")
-    for key in (MINUTE, hour):
-        await local.store.client.set(key, "another kind", ex=60)
-    for _ in range(2):
-        local.count_answers()
-        began = local.counters._usage._present.began
-        await local.counters.flush()
-        assert local.counters._usage._present.began == began, "otherwise it would never be too old"
-    assert (await local.store.client.zscore(SPEND, "acc")) == 200  # the other keys are written
-    await local.store.client.delete(MINUTE, hour)
-    await local.counters.flush()
-    assert (await local.read_hash(MINUTE))["requests"] == (await local.read_hash(hour))["notes/gpt/requests"] == "2"
-    assert await local.store.client.zcard(requests) == 2
 
 
 async def test_counts_are_not_sent_again_if_the_reply_is_lost(local: CountingProcess, valkey: RedisServer) -> None:

@@ -1,16 +1,7 @@
 """find_key_set.lua lets one process fetch an app's public keys, and the others use its copy."""
 
-from typing import Any
-
-import pytest
-
-from tests.lua.key_sets import NOON, KeySets
+from tests.lua.inference.conftest import NOON, KeySets
 from tests.lua.scripts import SECOND
-
-
-@pytest.fixture
-def key_sets(client: Any) -> KeySets:
-    return KeySets(client)
 
 
 def test_the_copys_age_counts_from_its_fetch(key_sets: KeySets) -> None:

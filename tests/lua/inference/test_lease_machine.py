@@ -32,7 +32,6 @@ class Sim:
         self.name = name
         self.lease = PermitLease(LEASE)
         self.waiting: Counter[str] = Counter()
-        self.scarce = False
         self.pending: tuple[Call, Demand, int, bool] | None = None  # the call that waits for its answer
         self.answer: Any = None  # to the pending call
         self.inbox: list[str] = []

@@ -1,15 +1,6 @@
 """list_answers.lua lists the accounts that had an answer lately."""
 
-from typing import Any
-
-import pytest
-
-from tests.lua.answers import Answers
-
-
-@pytest.fixture
-def answers(client: Any) -> Answers:
-    return Answers(client)
+from tests.lua.inference.conftest import Answers
 
 
 def test_an_answer_counts_for_its_time(answers: Answers) -> None:

@@ -1,15 +1,6 @@
 """record_answer.lua keeps the accounts with a provider's two latest answers."""
 
-from typing import Any
-
-import pytest
-
-from tests.lua.answers import KEY, LIFE, Answers
-
-
-@pytest.fixture
-def answers(client: Any) -> Answers:
-    return Answers(client)
+from tests.lua.inference.conftest import ANSWERS_KEY, ANSWERS_LIFE, Answers
 
 
 def test_two_accounts_are_kept(answers: Answers) -> None:
@@ -20,7 +11,7 @@ def test_two_accounts_are_kept(answers: Answers) -> None:
 
 def test_the_key_expires_with_its_last_answer(answers: Answers) -> None:
     answers.record("a")
-    assert LIFE - 5_000 < answers.client.pttl(KEY) <= LIFE
+    assert ANSWERS_LIFE - 5_000 < answers.client.pttl(ANSWERS_KEY) <= ANSWERS_LIFE
 
 
 def test_an_answer_from_the_future_is_removed(answers: Answers) -> None:
@@ -28,4 +19,4 @@ def test_an_answer_from_the_future_is_removed(answers: Answers) -> None:
     answers.record("a", 60)
     answers.record("b", 61)
     answers.record("c")
-    assert answers.client.zrange(KEY, 0, -1) == [b"c"]
+    assert answers.client.zrange(ANSWERS_KEY, 0, -1) == [b"c"]

@@ -1,29 +1,20 @@
 """share_key_set.lua shares a fetched key set for a limited time."""
 
-from typing import Any
-
-import pytest
-
-from tests.lua.key_sets import KEYS, LIFE, NOON, KeySets
+from tests.lua.inference.conftest import KEY_SET_KEYS, KEY_SET_LIFE, NOON, KeySets
 from tests.lua.scripts import SECOND
-
-
-@pytest.fixture
-def key_sets(client: Any) -> KeySets:
-    return KeySets(client)
 
 
 def test_a_copy_ends_with_its_life(key_sets: KeySets) -> None:
     key_sets.share(age=100_000)
-    assert 199_000 < key_sets.client.pttl(KEYS[0]) <= 200_000
+    assert 199_000 < key_sets.client.pttl(KEY_SET_KEYS[0]) <= 200_000
     key_sets.set_clock(NOON + 200 * SECOND)
     assert key_sets.find()[0] == "copy"
     key_sets.set_clock(NOON + 201 * SECOND)
     assert key_sets.find() == ["fetch"]
-    key_sets.share("new", age=LIFE)
-    key_sets.client.delete(KEYS[0])
-    key_sets.share("too old", age=LIFE)
-    assert not key_sets.client.exists(KEYS[0])
+    key_sets.share("new", age=KEY_SET_LIFE)
+    key_sets.client.delete(KEY_SET_KEYS[0])
+    key_sets.share("too old", age=KEY_SET_LIFE)
+    assert not key_sets.client.exists(KEY_SET_KEYS[0])
 
 
 def test_an_older_document_does_not_replace_a_newer_one(key_sets: KeySets) -> None:

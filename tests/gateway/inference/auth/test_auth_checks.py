@@ -9,7 +9,7 @@ from gateway.inference.auth.auth_checks import check_auth
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk
 from tests.fakes.server import CLOSE, HANG, Script, answer
-from tests.gateway.inference.auth.verifier import Verifier
+from tests.gateway.inference.auth.conftest import Verifier
 from tests.gateway.inference.key_hosts import an_app
 from tests.support.accounts import App
 
@@ -81,8 +81,3 @@ async def test_a_backend(app: App) -> None:
         assert "nobody signed" in (await save(app, auth))["problem"]
         backend.refresh = answer(200, b"null")
         assert (await save(app, auth))["ok"]
-
-
-async def test_other_changes_are_not_checked(app: App) -> None:
-    answer = await app.account.call("PATCH", f"/account/apps/{app.name}", {"build": None})
-    assert "authCheck" not in answer.json()

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
 
 from gateway.accounts.records import JwksAuth
 from gateway.accounts.vault import Vault
-from gateway.errors import AppBackendUnreachable, TokenInvalid
-from gateway.inference.auth.shared_key_sets import MAX_BYTES, WAIT_SECONDS
+from gateway.errors import TokenInvalid
 from gateway.inference.auth.users import Users
 from gateway.keys import key_set_keys
 from gateway.outbound import client as outbound
@@ -157,44 +155,6 @@ async def test_redis_gets_no_private_members(store: Store) -> None:
     assert [(key.kid, key.algorithms) for key in key_set(one)._keys] == [
         (key.kid, key.algorithms) for key in key_set(two)._keys
     ]
-
-
-async def test_large_documents_are_not_shared(hosts: Hosts, store: Store) -> None:
-    class Large(Hosts):
-        async def fetch(self, method: str, url: str, **options: Any) -> outbound.Response:
-            (key,) = json.loads((await hosts.fetch(method, url, **options)).body)["keys"]
-            others = [{**key, "kid": f"other-{n}"} for n in range(MAX_BYTES // 100)]
-            return outbound.Response(200, {}, json.dumps({"keys": [key, *others]}).encode())
-
-    for n in range(2):
-        users = process(Large(), store)
-        await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST))
-        await shared(users)
-    assert hosts.fetched == [HOST, HOST]
-
-
-async def test_a_process_that_died_during_a_fetch_delays_the_others_for_a_moment(hosts: Hosts, store: Store) -> None:
-    await store.client.set(key_set_keys(APP.account, APP.id)[1], "x")
-    users = process(hosts, store)
-    assert await users.verify(APP, token(hosts.keys[HOST], "ana", HOST)) == "ana"
-    identity = key_set(users)._shared._identity  # type: ignore[union-attr]
-    await store.client.set(key_set_keys(APP.account, APP.id)[1], identity, px=6_000)
-    await store.client.delete(key_set_keys(APP.account, APP.id)[0])
-    began = time.monotonic()
-    assert await process(hosts, store).verify(APP, token(hosts.keys[HOST], "ben", HOST)) == "ben"
-    assert WAIT_SECONDS <= time.monotonic() - began < WAIT_SECONDS + 2
-
-
-async def test_after_a_failed_fetch_the_next_process_tries(hosts: Hosts, store: Store) -> None:
-    one, two = process(hosts, store), process(hosts, store)
-    key = hosts.keys.pop(HOST)
-    with pytest.raises(AppBackendUnreachable):
-        await one.verify(APP, token(key, "ana", HOST))
-    await shared(one)
-    hosts.keys[HOST] = key
-    began = time.monotonic()
-    assert await two.verify(APP, token(key, "ben", HOST)) == "ben"
-    assert time.monotonic() - began < 1
 
 
 async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:

@@ -99,19 +99,6 @@ async def test_an_account_has_one_slot_in_each_round_of_the_loop(limits: Verific
     assert limits._waiting == {}
 
 
-async def test_each_further_key_waits_for_a_slot(limits: VerificationLimits) -> None:
-    """Other work runs while a token that names no key is tried with several."""
-    verification = await limits.begin(an_app())
-    for _ in range(3):
-        others: list[str] = []
-        asyncio.get_running_loop().call_soon(others.append, "ran")
-        await verification.acquire_next()
-        assert others == ["ran"]
-    verification.finish(valid=False)
-    await asyncio.sleep(0.01)
-    assert limits._waiting == {}
-
-
 async def test_canceled_requests_do_not_block_the_slots(limits: VerificationLimits, clock: Clock) -> None:
     tasks = [asyncio.create_task(verify(limits, an_app(), clock, 0)) for _ in range(20)]
     await asyncio.sleep(0)
