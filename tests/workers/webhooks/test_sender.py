@@ -1,4 +1,4 @@
-"""Deliveries by real workers: the requests that arrive, the outcomes, and fairness between accounts."""
+"""Deliveries: the requests that arrive, the outcomes, fairness between accounts, broken entries, and traces."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -13,16 +14,20 @@ import pytest_asyncio
 from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
 from gateway.events.webhooks import Webhooks, new_secret
-from gateway.keys import bodies_key, partition_tag, previous_secret_key, stream_key
+from gateway.keys import bodies_key, dead_letters_key, partition_tag, previous_secret_key, stream_key, webhook_key
+from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
 from tests.fakes.receiver import OK, FakeReceiver, drip, verified
 from tests.fakes.server import HANG, Raw, Script, answer
+from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.senders import sending
-from tests.support.worker_process import Queue, queue
+from tests.support.worker_process import CRASH, Account, Queue, queue
+from workers import stream
 from workers.webhooks import sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 BUDGET = 2  # seconds of a delivery; production has 5
 SHORT = {"workers.webhooks.sender.BUDGET_SECONDS": BUDGET}
 Tls = tuple[ssl.SSLContext, str]
@@ -290,3 +295,120 @@ async def test_sigterm_waits_for_hanging_receivers_only_within_the_budget(own: Q
     assert await worker.stop() == 0
     assert time.monotonic() - began < 8, "one budget, not one per event"
     assert await own.waiting() == 9
+
+
+async def dead(own: Queue, tag: str) -> list[dict[str, str]]:
+    return [fields for _, fields in await own.store.client.xrange(dead_letters_key(tag))]
+
+
+async def test_unreadable_entries_become_dead_letters(own: Queue, receiver: FakeReceiver) -> None:
+    """This holds for entries that arrive before the worker starts and while it runs. All other events arrive."""
+    account = await own.account(receiver)
+    tag = partition_tag(account.id)
+    whole = {"id": "evt_x", "account": account.id, "app": "shop", "type": "app.crashed", "at": "1"}
+    elsewhere = own.unset_account(lambda other: other != tag)
+    poison = [
+        {"garbage": "1"},
+        {b"\xff": b"\xfe"},
+        {**whole, "at": "yesterday"},
+        {**whole, "at": ""},
+        {**whole, "account": elsewhere.id},
+        *({name: value for name, value in whole.items() if name != missing} for missing in ("id", "account", "type")),
+    ]
+    with captured(sender) as log:
+        for _ in range(2):
+            for fields in poison:
+                await own.store.client.xadd(f"{tag}:events", fields)
+        async with sending(own):
+            for _ in range(2):
+                assert await account.outcome(await account.emit()) == ("delivered", 204)
+                for fields in poison:
+                    await own.store.client.xadd(f"{tag}:events", fields)
+            letters = await wait_until(lambda: dead(own, tag), holds=lambda found: len(found) == 4 * len(poison))
+    assert {letter["reason"].split(":")[0] for letter in letters} == {"KeyError", "ValueError"}
+    assert await own.waiting() == 0
+    assert [line["event"] for line in log].count("stream.joined") == 1, "the worker never restarted"
+
+
+async def test_a_broken_receiver_record_fails_its_events(
+    own: Queue, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker makes three attempts. Then the account sees a failure, and can send the event again."""
+    # It claims entries early, and its deliveries end well before that.
+    monkeypatch.setattr(stream, "CLAIM_PAUSE_SECONDS", 0.1)
+    account, other = await own.account(receiver), await own.account(receiver)
+    record = await own.store.client.get(webhook_key(account.id))
+    await own.store.client.set(webhook_key(account.id), '{"url": 1}')
+    event_id = await account.emit()
+    with captured(sender) as log:
+        async with sending(own, sender={"budget": 0.2}, webhook_claim_idle=1.5):
+            assert await other.outcome(await other.emit()) == ("delivered", 204)
+            assert await account.outcome(event_id, 60) == ("failed", "internal")
+            assert [line["event"] for line in log].count("delivery.postponed") == 3
+            (letter,) = await dead(own, partition_tag(account.id))
+            assert letter["reason"].startswith("ValidationError")
+            assert event_id in letter["fields"]
+            await own.store.client.set(webhook_key(account.id), record)
+            await own.webhooks.redeliver(account.id, event_id)
+            await wait_until(lambda: receiver.got(f"/{account.id}"))
+    assert verified(receiver.got(f"/{account.id}")[0], account.secret)["id"] == event_id
+
+
+INTERNAL, CLIENT, CONSUMER = 1, 3, 5
+PATH = "/hooks/a-path-that-is-secret"
+
+
+def described(span: Span) -> tuple[str, int, dict[str, object]]:
+    return span.name, span.kind, span.attributes
+
+
+async def test_each_delivery_has_one_trace(tmp_path: Path, receiver: FakeReceiver) -> None:
+    async with queue(tmp_path) as running, FakeCollector() as collector:
+        await running.worker(**collector.settings())
+
+        async def deliver(account: Account) -> list[Span]:
+            return await collector.wait_for_trace("capsule.delivery", await account.emit())
+
+        account = await running.account(receiver.url(f"{PATH}?key=secret-in-the-query"))
+        before = time.time_ns()
+        root, *stages = await deliver(account)
+        whole = {
+            "capsule.delivery": receiver.got(f"{PATH}?key=secret-in-the-query")[0].header("x-service-delivery"),
+            "capsule.event": CRASH.type,
+            "capsule.account": account.id,
+            "capsule.app": account.app.name,
+            "capsule.outcome": "delivered",
+        }
+        attempt = {"capsule.attempt": 1, "http.request.method": "POST", "server.address": "127.0.0.1"}
+        assert described(root) == ("deliver", CONSUMER, whole)
+        assert [described(span) for span in stages] == [
+            ("confirm", INTERNAL, {}),
+            ("POST", CLIENT, {**attempt, "http.response.status_code": 204}),
+            ("record", INTERNAL, {}),
+        ]
+        assert not any(span.failed for span in (root, *stages))
+        assert before < root.began <= stages[0].began
+        assert stages[-1].ended <= root.ended < time.time_ns()
+        assert root.process["service.name"] == "capsule-workers"
+
+        receiver.plays("/broken", answer(500, {"error": "secret-in-the-answer"}))
+        root, _, post, _ = await deliver(await running.account(receiver, "/broken"))
+        assert post.attributes == {**attempt, "http.response.status_code": 500, "error.type": "500"}
+        assert (root.error, root.failed, post.failed, root.attributes["capsule.outcome"]) == (
+            "500",
+            True,
+            True,
+            "failed",
+        )
+
+        root, _, post, _ = await deliver(await running.account(f"http://127.0.0.1:{free_port()}{PATH}"))
+        assert (root.error, root.failed) == ("connect", True)
+        assert post.attributes == {**attempt, "error.type": "connect"}
+
+        root, *stages = await deliver(running.unset_account())
+        assert (root.error, root.failed, root.attributes["capsule.outcome"]) == ("no-receiver", False, "dropped")
+        assert [span.name for span in stages] == ["confirm", "record"]
+
+        hidden = {PATH, "secret-in", "oom", "exitCode", HEADER_SECRET, *running.confidential}
+        assert not [text for text in hidden if text.encode() in collector.raw]
+        running.confidential.add(HEADER_SECRET)

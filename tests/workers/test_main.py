@@ -1,13 +1,20 @@
-"""What the worker `sites` needs before it serves apps from a cluster."""
+"""What workers need before they start."""
 
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gateway.keys import ENGINE_KEY, worker_key
 from gateway.operations.layout import EXIT_CODE, CannotRun
 from gateway.settings import load
+from tests.support.folders import passable_folder
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.sandbox import require_control_groups
+from tests.support.worker_process import Worker
 from workers.__main__ import run_sites
 
 KEY = {"GATEWAY_ENCRYPTION_KEY": "k" * 32}
@@ -55,3 +62,23 @@ def test_what_is_missing_is_one_line(settings: dict[str, str], tmp_path: Path) -
     assert ended.returncode == EXIT_CODE, ended.stderr
     (line,) = ended.stderr.splitlines()
     assert line.startswith("GATEWAY_ENCRYPTION_KEY: is missing")
+
+
+async def test_every_worker_trusts_the_configured_authority(tls: tuple[ssl.SSLContext, str], tmp_path: Path) -> None:
+    require_control_groups()
+    port, (_, file) = free_port(), tls
+    options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")
+    with RedisServer("redis", *options) as server, passable_folder() as folder:
+        settings = {
+            "GATEWAY_CA_FILE": file,
+            "GATEWAY_DATA_DIR": str(folder / "data"),
+            "GATEWAY_STORAGE_URL": f"file://{folder / 'storage'}",
+            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}",
+        }
+        names = ("webhooks", "monitors", "deploys", "sites")
+        async with Worker(f"rediss://127.0.0.1:{port}", tmp_path, *names, **settings) as worker:
+            worker.tracebacks_allowed = True  # uvloop logs one if a TLS handshake is given up on a busy machine
+            with server.client() as client:
+                await wait_until(lambda: client.exists(ENGINE_KEY), 30)
+                for group in ("webhooks", "monitors", "deploys"):
+                    await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)
