@@ -70,7 +70,6 @@ LONG = (  # tests that `make test` leaves out
     "workers/sandbox/",
     "workers/test_main.py::test_every_worker_trusts",
     "workers/test_restarts",
-    "workers/webhooks/test_mailer.py::test_a_worker_that_dies",
     "workers/webhooks/test_sender_faults",
 )
 

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from itertools import count
 
 import pytest
@@ -35,9 +34,8 @@ from tests.support.stores import opened
 from workers.monitors import run
 from workers.monitors.run import run_monitors
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-
+@pytest.mark.asyncio(loop_scope="session")
 async def test_broken_deploys_of_an_external_engine(own: Fleet) -> None:
     domain = f"{secrets.token_hex(4)}.example.com"
     app = await own.app(domains=(Domain(domain, verified=True, proven=True),))
@@ -57,118 +55,98 @@ async def test_broken_deploys_of_an_external_engine(own: Fleet) -> None:
         assert await worker.stop() == 0
 
 
+# -- reservations of dead gateways -------------------------------------------------------------------------------
+
 ids = map("r{}".format, count())
+ACCOUNTS = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}  # by partition
 
 
-class Worker:
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    async def settle_overdue(self, at_most: int = run.BATCH_RESERVATIONS) -> int:
-        return await run.settle_overdue(self.store, at_most)
-
-    async def reserve(self, account: str, max_cost: int, life: int) -> str:
-        """Reserves as a gateway does. `life` is in ms; a negative one has already expired."""
-        reservation = next(ids)
-        decision = await scripts.admit(
-            self.store,
-            account,
-            "a",
-            "u",
-            Limits(10**6, 10**6, 10**9),
-            max_cost,
-            reservation=reservation,
-            life=life,
-            deadline=0,
-        )
-        assert decision.verdict == "ok"
-        return reservation
-
-    async def spend(self, account: str) -> tuple[int, int]:
-        """Returns the amounts settled and reserved today, in nano-euro."""
-        seconds, _ = await self.store.client.time()
-        day = datetime.fromtimestamp(seconds, UTC).date().isoformat()
-        settled, reserved = await self.store.client.hmget(spend_key(account, day), ["settled", "reserved"])
-        return int(settled or 0), int(reserved or 0)
+async def settle_overdue(store: Store) -> int:
+    return await run.settle_overdue(store, run.BATCH_RESERVATIONS)
 
 
-@pytest.fixture
-def settler(store: Store) -> Worker:
-    return Worker(store)
+async def reserve(store: Store, account: str, max_cost: int, life: int = -1) -> str:
+    """Reserves as a gateway does. `life` is in ms; a negative one has already expired."""
+    limits, reservation = Limits(10**6, 10**6, 10**9), next(ids)
+    given = {"reservation": reservation, "life": life, "deadline": 0}
+    decision = await scripts.admit(store, account, "a", "u", limits, max_cost, **given)
+    assert decision.verdict == "ok"
+    return reservation
 
 
-async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(settler: Worker) -> None:
-    await settler.reserve("acc_1", 100, life=-1)
-    running = await settler.reserve("acc_1", 30, life=60_000)
-    assert await settler.settle_overdue() == 1
-    assert await settler.spend("acc_1") == (100, 30)
-    assert await settler.settle_overdue() == 0
-    assert await settler.spend("acc_1") == (100, 30)
-    admission = Admission(Settings(), settler.store, Metrics())
+async def spend(store: Store, account: str) -> tuple[int, int]:
+    """Returns the amounts settled and reserved today, in nano-euro."""
+    settled, reserved = await store.client.hmget(spend_key(account, await store.today()), ["settled", "reserved"])
+    return int(settled or 0), int(reserved or 0)
+
+
+async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(store: Store) -> None:
+    await reserve(store, "acc_1", 100)
+    running = await reserve(store, "acc_1", 30, life=60_000)
+    for overdue in (1, 0):
+        assert await settle_overdue(store) == overdue
+        assert await spend(store, "acc_1") == (100, 30)
+    admission = Admission(Settings(), store, Metrics())
     await admission.settle(Reservation(running, "acc_1", 30, TARIFFS[0]), 0)
-    assert await settler.spend("acc_1") == (100, 0)
+    assert await spend(store, "acc_1") == (100, 0)
 
 
-async def test_every_partition_is_searched(settler: Worker) -> None:
-    accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
+async def test_every_partition_is_searched(store: Store) -> None:
     for partition in PARTITION_TAGS:
-        await settler.reserve(accounts[partition], 7, life=-1)
-    assert await settler.settle_overdue() == 16
-    for account in accounts.values():
-        assert await settler.spend(account) in ((7, 0), (0, 0))
-    assert not await settler.store.client.keys("*:leases")
+        await reserve(store, ACCOUNTS[partition], 7)
+    assert await settle_overdue(store) == 16
+    assert {await spend(store, ACCOUNTS[partition]) for partition in PARTITION_TAGS} == {(7, 0)}
+    assert not await store.client.keys("*:leases")
 
 
 async def test_several_workers_and_a_gateway_settle_each_reservation_once(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
-        workers = [Worker(await stack.enter_async_context(opened(redis_url))) for _ in range(3)]
+        stores = [await stack.enter_async_context(opened(redis_url)) for _ in range(3)]
+        store = stores[0]
         for n in range(100):
-            await workers[0].reserve("acc_1", n + 1, life=-1)
-        ended = await asyncio.gather(*[each.settle_overdue() for each in workers])
-        assert sum(ended) == 100
-        assert await workers[0].spend("acc_1") == (sum(range(1, 101)), 0)
-        admission = Admission(Settings(), workers[1].store, Metrics())
+            await reserve(store, "acc_1", n + 1)
+        assert sum(await asyncio.gather(*map(settle_overdue, stores))) == 100
+        assert await spend(store, "acc_1") == (sum(range(1, 101)), 0)
+        admission = Admission(Settings(), stores[1], Metrics())
         for _ in range(20):
-            before = (await workers[0].spend("acc_1"))[0]
-            late = Reservation(await workers[0].reserve("acc_1", 100, life=-1), "acc_1", 100, TARIFFS[0])
+            before, _ = await spend(store, "acc_1")
+            late = Reservation(await reserve(store, "acc_1", 100), "acc_1", 100, TARIFFS[0])
             # Only one of the two settlements counts, and none that comes later.
-            await asyncio.gather(workers[0].settle_overdue(), admission.settle(late, 5))
+            await asyncio.gather(settle_overdue(store), admission.settle(late, 5))
             await admission.settle(late, 100)
-            after, reserved = await workers[0].spend("acc_1")
+            after, reserved = await spend(store, "acc_1")
             assert (after - before, reserved) in {(100, 0), (5, 0)}
 
 
-async def test_a_failing_partition_does_not_delay_the_others(settler: Worker) -> None:
+async def test_a_failing_partition_does_not_delay_the_others(store: Store) -> None:
     """A partition fails, for example, while its node of a cluster is down."""
-    accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
-    first, last = accounts["{p09}"], accounts["{p96}"]
-    await settler.reserve(first, 7, life=-1)
-    await settler.reserve(last, 7, life=-1)
-    client = settler.store.client
-    await client.rename("{p09}:leases", "aside")
-    await client.set("{p09}:leases", "no set", ex=60)
+    first, last = ACCOUNTS["{p09}"], ACCOUNTS["{p96}"]
+    for account in (first, last):
+        await reserve(store, account, 7)
+    await store.client.rename("{p09}:leases", "aside")
+    await store.client.set("{p09}:leases", "no set", ex=60)
     try:
-        await asyncio.gather(settler.settle_overdue(), return_exceptions=True)
-        assert await settler.spend(last) == (7, 0)
+        await asyncio.gather(settle_overdue(store), return_exceptions=True)
+        assert await spend(store, last) == (7, 0)
     finally:
-        await client.rename("aside", "{p09}:leases")
-        await settler.settle_overdue()
-    assert await settler.spend(first) == (7, 0)
+        await store.client.rename("aside", "{p09}:leases")
+        await settle_overdue(store)
+    assert await spend(store, first) == (7, 0)
 
 
-async def test_a_broken_reservation_does_not_delay_the_others(settler: Worker) -> None:
+async def test_a_broken_reservation_does_not_delay_the_others(store: Store) -> None:
     """It has been overdue for the longest time, so every search finds it first."""
-    broken = await settler.reserve("acc_1", 100, life=-5000)
+    broken = await reserve(store, "acc_1", 100, life=-5000)
     for _ in range(3):
-        await settler.reserve("acc_1", 7, life=-1)
+        await reserve(store, "acc_1", 7)
     reservations = reservation_keys(partition_tag("acc_1"))[0]
-    whole = await settler.store.client.hget(reservations, broken)
-    await settler.store.client.hset(reservations, broken, "no words of three")
-    assert await settler.settle_overdue() == 3
-    assert (await settler.spend("acc_1"))[0] == 21
-    await settler.store.client.hset(reservations, broken, whole)
-    assert await settler.settle_overdue() == 1
-    assert await settler.spend("acc_1") == (121, 0)
+    whole = await store.client.hget(reservations, broken)
+    await store.client.hset(reservations, broken, "no words of three")
+    assert await settle_overdue(store) == 3
+    assert (await spend(store, "acc_1"))[0] == 21
+    await store.client.hset(reservations, broken, whole)
+    assert await settle_overdue(store) == 1
+    assert await spend(store, "acc_1") == (121, 0)
 
 
 async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +158,9 @@ async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.Monke
             assert not task.done()
             server.start()
             async with opened(server.url) as store:
-                gateway = Worker(store)
-                for _ in range(2):
-                    await gateway.reserve("acc_1", 100, life=1)
-                    await wait_until(lambda: _is_closed(gateway))
-                assert await gateway.spend("acc_1") == (200, 0)
+                for settled in (100, 200):
+                    await reserve(store, "acc_1", 100, life=1)
+                    await wait_until(lambda: spend(store, "acc_1"), holds=lambda found, due=settled: found == (due, 0))
             server.kill()
             await asyncio.sleep(0.2)
             assert not task.done()
-
-
-async def _is_closed(gateway: Worker) -> bool:
-    return (await gateway.spend("acc_1"))[1] == 0
