@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.kubernetes.addons import Volumes
 from tests.kubernetes.check_apps import (
     app_id,
     delete,
@@ -25,7 +26,6 @@ from tests.kubernetes.check_apps import (
 )
 from tests.kubernetes.cluster import Cluster, OwnCluster
 from tests.kubernetes.conftest import NAMESPACE
-from tests.kubernetes.volumes import Volumes
 from tests.support.deployment import START, Host
 from tests.support.polling import wait_until
 
