@@ -332,14 +332,11 @@ async def test_the_account_is_notified_once_per_certificate_within_seven_days(ow
     assert len(await notices(over)) == 1, "a restart repeats no event"
 
 
-def at_domains(app: Watched, *names: str) -> App:
-    return replace_domains(app.app, [Domain(name, verified=True) for name in names])
-
-
 async def test_several_domains_of_an_app(own: Fleet, edge: Edge) -> None:
     app = await app_of(own, "one.example.com")
     ends = [edge.shows(f"{name}.example.com", days) for name, days in (("one", 3), ("two", 2), ("three", 90))]
-    await own.registry.put_app(at_domains(app, "one.example.com", "two.example.com", "no.example.com"), app.app)
+    domains = [Domain(f"{name}.example.com", verified=True) for name in ("one", "two", "no")]
+    await own.registry.put_app(replace_domains(app.app, domains), app.app)
     # A record of the version before, which has notified the account of the first domain's certificate.
     fingerprint = (await read_certificate(own, edge.address, "one.example.com")).fingerprint
     tag = partition_tag(app.account.id)

@@ -12,15 +12,12 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.records import App, Build, Suspension
+from gateway.accounts.records import Build, Suspension
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Wanted
 from gateway.ids import now_iso
 from gateway.keys import (
     app_key,
-    certificates_key,
-    domain_checks_key,
-    findings_key,
     health_key,
     partition_tag,
     probes_key,
@@ -29,7 +26,6 @@ from gateway.keys import (
 from gateway.monitors import history
 from gateway.operations.needs_attention import list_unhealthy_apps
 from gateway.outbound.client import Client
-from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
@@ -166,11 +162,11 @@ async def test_apps_that_change(shared: Fleet) -> None:
     """An app gets another name, moves to another account, and is deleted."""
     app = await shared.app()
     await app.until("healthy")
-    named = Watched(shared, app.account, _with(app, name=f"{app.app.name}-2"))
+    named = Watched(shared, app.account, replace(app.app, name=f"{app.app.name}-2"))
     await shared.registry.put_app(named.app, app.app)
     await named.probed()
     other = await shared.app()
-    moved = Watched(shared, other.account, _with(named, account=other.account.id))
+    moved = Watched(shared, other.account, replace(named.app, account=other.account.id))
     await moved.goes_live()
     await shared.registry.put_app(moved.app, named.app)
     await moved.probed()
@@ -182,22 +178,6 @@ async def test_apps_that_change(shared: Fleet) -> None:
     await other.probed(5)
     assert moved.probes <= before + 1
     assert await moved.keys() == []
-
-
-def _with(watched: Watched, **fields: str) -> App:
-    return replace(watched.app, **fields)
-
-
-async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> None:
-    app = await shared.app()
-    await app.until("healthy")
-    await compare_and_set(shared.queue.store, app_key(app.app.name), "")
-    tag = partition_tag(app.account.id)
-    client = shared.queue.store.client
-    await client.hset(findings_key(tag, app.app.id), "version", "x")
-    for due in (certificates_key(tag), domain_checks_key(tag)):
-        await client.zadd(due, {app.app.id: 0}, xx=True)
-    await wait_until(app.keys, 10, holds=lambda keys: keys == [])
 
 
 # A worker without a network
