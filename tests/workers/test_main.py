@@ -1,9 +1,13 @@
 """What workers need before they start."""
 
+import asyncio
+import multiprocessing
+import os
 import ssl
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +20,7 @@ from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
 from tests.support.worker_process import Worker
 from workers.__main__ import run_sites
+from workers.child import keep_child, start_child, stop_with_parent
 
 KEY = {"GATEWAY_ENCRYPTION_KEY": "k" * 32}
 
@@ -36,7 +41,6 @@ def settings(tmp_path: Path) -> dict[str, str]:
         # The tokens of pods would be made from nothing, and everybody could make them.
         ({}, "", "GATEWAY_ENCRYPTION_KEY: is missing"),
         (KEY, None, "No cluster is known (Configuration file "),
-        (KEY, "", "No cluster is known (the file of KUBECONFIG is no kubeconfig); run this in a pod"),
         (KEY, "token: [secret", "No cluster is known (the file of KUBECONFIG is no kubeconfig); run this in a pod"),
     ],
 )
@@ -82,3 +86,24 @@ async def test_every_worker_trusts_the_configured_authority(tls: tuple[ssl.SSLCo
                 await wait_until(lambda: client.exists(ENGINE_KEY), 30)
                 for group in ("webhooks", "monitors", "deploys"):
                     await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_the_parent_is_noticed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the loop watched the parent further, it would be busy until the process ends."""
+    sentinel, parent = os.pipe()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(sentinel=sentinel))
+    stopped = asyncio.Event()
+    stop_with_parent(stopped)
+    os.close(parent)
+    await asyncio.wait_for(stopped.wait(), 5)
+    assert not asyncio.get_running_loop().remove_reader(sentinel)
+    os.close(sentinel)
+
+
+@pytest.mark.parametrize(("code", "error"), [(EXIT_CODE, CannotRun), (3, RuntimeError)])
+@pytest.mark.asyncio
+async def test_a_child_that_cannot_run_ends_its_parent_with_the_same_code(code: int, error: type[Exception]) -> None:
+    child = start_child(int, str(code))
+    with pytest.raises(error):
+        await asyncio.wait_for(keep_child(child), 10)

@@ -185,6 +185,20 @@ async def test_no_work_starts_while_another_worker_may_have_the_name(
     await asyncio.wait_for(confirming, 3)
 
 
+async def test_consumers_that_are_long_gone_are_removed(events: Stream) -> None:
+    one = await events.reader()
+    await wait_until(got(await events.add(), one))
+    await events.client.xgroup_createconsumer(KEY, GROUP, "long-gone-1")
+    await events.reader(forget_consumer_ms=-1)
+
+    async def is_removed() -> bool:
+        names = {consumer["name"] for consumer in await events.client.xinfo_consumers(KEY, GROUP)}
+        return "long-gone-1" not in names and one.name in names
+
+    await wait_until(is_removed)
+    assert await events.pending(one.name) == 1, "a consumer with pending entries stays"
+
+
 # Claims
 
 
@@ -212,6 +226,19 @@ async def test_many_entries_of_a_live_worker_do_not_hide_those_of_a_dead_one(eve
     two = await events.reader(idle=idle)
     await wait_until(lambda: set(left) <= set(two.taken), 2 * idle + 3)
     assert not set(two.taken) & set(live.taken)
+
+
+async def test_released_entries_are_claimed_at_once(events: Stream) -> None:
+    """Until then, a worker without room reads nothing."""
+    one, two = await events.reader(idle=3), await events.reader(idle=3)
+    two.has_room.clear()
+    await asyncio.sleep(1.1)  # claims start after a third of the idle time
+    numbers = await events.add(1000)
+    await wait_until(got(numbers, one))
+    await one.stop()
+    await one.consumer.release_entries()
+    two.has_room.set()
+    await wait_until(got(numbers, two), 2)
 
 
 async def test_after_an_outage_no_entry_of_a_live_worker_is_claimed(events: Stream, proxy: Proxy) -> None:
@@ -333,9 +360,7 @@ async def test_a_worker_that_starts_again_and_again_is_noticed(store: Store) -> 
     assert await count_starts(store, after=WORKER_STARTS_SECONDS + 1) == 0
     assert await store.client.zcard(WORKER_STARTS_KEY) == 3
     assert 0 < await store.client.ttl(WORKER_STARTS_KEY) <= WORKER_STARTS_SECONDS
-
-
-async def test_the_workers_of_a_host_that_start_once_are_not_one_that_starts_often(store: Store) -> None:
+    await store.client.delete(WORKER_STARTS_KEY)  # four that start once are not one that starts often
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):
             await stack.enter_async_context(beating(store))
