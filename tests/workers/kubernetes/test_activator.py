@@ -158,6 +158,7 @@ async def test_no_account_takes_all_places(apps: tuple[Apps, int]) -> None:
     others = [asyncio.create_task(ask(port, f"other-{number}.example.com")) for number in range(4)]
     await asyncio.sleep(0.3)
     assert not any(each.done() for each in others)
+    assert (await ask(port, "other-4.example.com")).status == 503, "half of the places are its share"
     own.awake.set()
     assert {answer.status for answer in await asyncio.gather(*others)} == {200}
     await asyncio.gather(*flooding)
