@@ -220,7 +220,7 @@ async def test_secrets_that_others_can_read(monkeypatch: pytest.MonkeyPatch) -> 
         assert await check(machine.check_secret_files, **settings) == good
         for name, file in files.items():
             shown = name if name == ".env" else str(file)
-            for mode, verb in ((0o644, "read"), (0o666, "change")):
+            for mode, verb in ((0o644, "read"), (0o606, "change")):
                 file.chmod(mode)
                 row = await check(machine.check_secret_files, **settings)
                 assert (row.state, row.detail) == ("warn", f"{shown}: every user of this machine can {verb} it")

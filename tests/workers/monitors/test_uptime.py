@@ -1,4 +1,4 @@
-"""Uptime monitoring by real worker processes, of a real server that fails and recovers."""
+"""Uptime monitoring of a real server that fails and recovers, and inspections of which one is broken or crashes."""
 
 import contextlib
 import secrets
