@@ -60,10 +60,8 @@ LONG = (  # tests that `make test` leaves out
     "workers/hosting/test_watchdog",
     "workers/kubernetes/test_pod",
     "workers/sandbox/",
-    "workers/test_main_tls",
+    "workers/test_main.py::test_every_worker_trusts",
     "workers/test_restarts",
-    "workers/webhooks/test_mailer.py::test_a_worker_that_dies",
-    "workers/webhooks/test_sender_crowd",
     "workers/webhooks/test_sender_faults",
 )
 

@@ -23,9 +23,8 @@ import pytest
 import yaml
 
 from tests.docs.pages import Run, Section, run, sections
+from tests.kubernetes.addons import Ingress, Volumes, copy
 from tests.kubernetes.cluster import OwnCluster
-from tests.kubernetes.ingress import Ingress, copy
-from tests.kubernetes.volumes import Volumes
 from tests.support.background import cancel, in_background
 from tests.support.deployment import server
 from tests.support.folders import passable_folder

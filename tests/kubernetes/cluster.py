@@ -2,8 +2,8 @@
 
 It needs root and Debian 12, and is Kubernetes 1.20, Debian's newest, with a newer kubectl. The binaries are made once
 (`build`) and kept; KUBERNETES_BIN names a folder that has them already. Pods have addresses that this machine reaches.
-There is no DNS, no kube-proxy and no ingress controller (but `ingress.py`), nobody enforces network policies (but
-`policies.py`), and this version knows no Pod Security.
+There is no DNS, no kube-proxy, no ingress controller, no volumes and nobody who enforces network policies (but
+`addons.py`), and this version knows no Pod Security.
 
 `python -m tests.kubernetes.cluster` starts a cluster, prints its KUBECONFIG, and ends it on Ctrl-C.
 """

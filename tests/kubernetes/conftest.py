@@ -18,11 +18,9 @@ import pytest_asyncio
 
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
+from tests.kubernetes.addons import STORAGE_CLASS, Ingress, Policies, Volumes
 from tests.kubernetes.cluster import Cluster, check_kubectl, find_binaries, running_cluster
 from tests.kubernetes.image import NAME
-from tests.kubernetes.ingress import Ingress
-from tests.kubernetes.policies import Policies
-from tests.kubernetes.volumes import STORAGE_CLASS, Volumes
 from tests.support.deployment import Host, account_on, host_on
 from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import gateway_with_redis

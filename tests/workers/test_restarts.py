@@ -12,7 +12,7 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
-from tests.support.preloaded import Running, launch
+from tests.support.preloaded import launch
 from tests.support.processes import list_children
 from tests.support.redis_servers import RedisServer, free_port
 from workers.hosting import caddy
@@ -20,18 +20,14 @@ from workers.hosting import caddy
 pytestmark = pytest.mark.asyncio
 
 
-def start(hosting: Hosting, redis_url: str, *arguments: str) -> Running:
-    environment = {**os.environ, **hosting.worker(redis_url).environment, "GATEWAY_KEEP_SERVING": "off"}
-    log = hosting.folder / "worker.log"
-    return launch("capsule_gateway", ["worker", *arguments], {}, environment, hosting.folder, log)
-
-
 async def test_visitors_are_served_while_each_worker_is_killed() -> None:
     with RedisServer() as server, passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"})
-        process = start(hosting, server.url, "--restart", "webhooks", "sites")
+        environment = {**os.environ, **hosting.worker(server.url).environment, "GATEWAY_KEEP_SERVING": "off"}
+        command = ["worker", "--restart", "webhooks", "sites"]
+        process = launch("capsule_gateway", command, {}, environment, folder, folder / "worker.log")
         answers: list[int] = []
         try:
             await wait_until(lambda: (folder / "web" / "address").exists(), 60)
@@ -82,21 +78,3 @@ async def test_the_log_goes_on_in_a_pipe(tmp_path: Path) -> None:
         process.terminate()
         await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0
-
-
-async def test_a_hangup_stops_the_workers_and_their_children() -> None:
-    with RedisServer() as server, passable_folder() as folder:
-        hosting = Hosting(folder)
-        hosting.port = free_port()
-        process = start(hosting, server.url, "webhooks", "sites")
-        log = folder / "worker.log"
-        try:
-            await wait_until(lambda: log.read_text().count("workers.started") == 2, 60)
-            await wait_until(lambda: (folder / "web" / "address").exists(), 60)
-            process.send_signal(signal.SIGHUP)
-            assert await asyncio.to_thread(process.wait, 60) == 0
-            assert log.read_text().count("workers.stopped") == 2, "each ended its work"
-        finally:
-            process.kill()
-            process.wait()
-            await caddy.stop(folder)

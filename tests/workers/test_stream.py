@@ -3,23 +3,25 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from gateway.events import scripts
-from gateway.keys import WORKER_STARTS_KEY, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, WORKER_STARTS_KEY, WORKER_STARTS_SECONDS, worker_key
+from gateway.operations.backlog import count_worker_starts
 from gateway.redis.client import Store
+from tests.support.background import in_background
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
-from workers import stream
+from workers import heartbeat, stream
 from workers.stream import Consumer, Entry
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 TAG, GROUP = "{p19}", "webhooks"
 KEY = f"{TAG}:events"
 IDLE = 1.0  # seconds; production has at least 10
@@ -39,6 +41,7 @@ class Reader:
         self.entries: list[Entry] = []
         self.taken: list[str] = []  # the numbers of the entries
         self.has_room = asyncio.Event()
+        self.has_room.set()
         self.consumer = Consumer(self.store, "events", GROUP, idle, self._accept, self.has_room.wait, **limits)
         self._task = asyncio.create_task(self.consumer.run())
 
@@ -74,13 +77,9 @@ class Stream:
         self.readers: list[Reader] = []
         self._number = 0
 
-    async def reader(
-        self, url: str | None = None, idle: float = IDLE, *, joined: bool = True, has_room: bool = True, **limits: Any
-    ) -> Reader:
+    async def reader(self, url: str | None = None, idle: float = IDLE, *, joined: bool = True, **limits: Any) -> Reader:
         reader = Reader(url or self.url, idle, **limits)
         self.readers.append(reader)
-        if has_room:
-            reader.has_room.set()
         if joined:
             await reader.join()
         return reader
@@ -94,30 +93,18 @@ class Stream:
         await pipeline.execute()
         return numbers
 
-    async def read_as(self, name: str) -> list[str]:
-        """Reads as a worker that then dies. Returns the ids of the entries."""
-        answer = await self.client.xreadgroup(GROUP, name, {KEY: ">"}, block=1)
-        return [entry_id for _, entries in answer for entry_id, _ in entries]
+    async def read_as(self, name: str) -> None:
+        """Reads as a worker that then dies."""
+        await self.client.xreadgroup(GROUP, name, {KEY: ">"}, block=1)
 
-    async def pending(self, name: str | None = None) -> int:
-        with contextlib.suppress(ResponseError):
-            return len(await self.client.xpending_range(KEY, GROUP, "-", "+", 10_000, name))
-        return 0
-
-    async def dead_letters(self, count: int) -> list[dict[str, str]]:
-        """Waits until there are so many dead letters."""
-
-        async def found() -> list[dict[str, str]]:
-            letters = [fields for _, fields in await self.client.xrange(f"{TAG}:dead")]
-            return letters if len(letters) == count else []
-
-        return await wait_until(found)
+    async def pending(self, name: str) -> int:
+        return len(await self.client.xpending_range(KEY, GROUP, "-", "+", 10_000, name))
 
     async def expire_heartbeat(self, reader: Reader) -> None:
         await self.client.delete(worker_key(GROUP, reader.name))
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture
 async def events(redis_url: str) -> AsyncIterator[Stream]:
     made = Stream(redis_url)
     yield made
@@ -126,7 +113,7 @@ async def events(redis_url: str) -> AsyncIterator[Stream]:
     await made.client.aclose()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture
 async def proxy(events: Stream, valkey: RedisServer) -> AsyncIterator[Proxy]:
     async with Proxy(valkey.port) as proxy:
         yield proxy
@@ -148,22 +135,6 @@ async def test_a_worker_gets_the_lowest_free_number(events: Stream) -> None:
     three, four = await events.reader(), await events.reader()
     assert (three.name[-2:], four.name[-2:]) == ("-1", "-3")
     await wait_until(lambda: events.client.zcard(WORKER_STARTS_KEY), holds=lambda starts: starts == 4)
-
-
-async def test_a_worker_without_a_name_waits_for_one(events: Stream) -> None:
-    one = await events.reader(renewal_seconds=0.1, names_per_host=2)
-    two = await events.reader(joined=False, renewal_seconds=0.1, names_per_host=2)
-    before = int((await events.client.info("stats"))["total_commands_processed"])
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(two.consumer.confirm_name(), 0.4)
-    commands = int((await events.client.info("stats"))["total_commands_processed"]) - before
-    assert commands < 1000, "it pauses between attempts"
-    await events.add()
-    await wait_until(lambda: one.taken)
-    await one.vanish()
-    await events.expire_heartbeat(one)
-    await two.join()
-    await wait_until(lambda: two.taken == one.taken)
 
 
 async def test_the_next_worker_with_a_name_gets_its_pending_entries_at_once(events: Stream) -> None:
@@ -228,23 +199,6 @@ async def test_consumers_that_are_long_gone_are_removed(events: Stream) -> None:
     assert await events.pending(one.name) == 1, "a consumer with pending entries stays"
 
 
-async def test_a_cancellation_that_a_command_swallows_ends_the_task_before_its_pause(events: Stream) -> None:
-    """asyncio may lose a cancellation that arrives while a command is sent."""
-    one, started = await events.reader(), asyncio.Event()
-
-    async def swallow_cancellation() -> bool:
-        started.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return False
-
-    task = asyncio.create_task(one.consumer._retry_until_done(swallow_cancellation, every=60))
-    await started.wait()
-    task.cancel()
-    await asyncio.wait({task}, timeout=5)
-    assert task.cancelled()
-
-
 # Claims
 
 
@@ -276,7 +230,8 @@ async def test_many_entries_of_a_live_worker_do_not_hide_those_of_a_dead_one(eve
 
 async def test_released_entries_are_claimed_at_once(events: Stream) -> None:
     """Until then, a worker without room reads nothing."""
-    one, two = await events.reader(idle=3), await events.reader(idle=3, has_room=False)
+    one, two = await events.reader(idle=3), await events.reader(idle=3)
+    two.has_room.clear()
     await asyncio.sleep(1.1)  # claims start after a third of the idle time
     numbers = await events.add(1000)
     await wait_until(got(numbers, one))
@@ -284,20 +239,6 @@ async def test_released_entries_are_claimed_at_once(events: Stream) -> None:
     await one.consumer.release_entries()
     two.has_room.set()
     await wait_until(got(numbers, two), 2)
-
-
-async def test_claims_start_after_live_workers_could_renew_their_entries(events: Stream) -> None:
-    """A worker that starts does not know whether Redis was unavailable before."""
-    await events.client.xgroup_create(KEY, GROUP, "0", mkstream=True)
-    numbers = await events.add(2)
-    entries = await events.read_as("other-1")
-    await events.client.xclaim(KEY, GROUP, "other-1", 0, entries, idle=60_000)
-    one = await events.reader(idle=3)
-    await asyncio.sleep(0.7)
-    assert one.taken == []
-    await events.client.xclaim(KEY, GROUP, "other-1", 0, entries[:1], idle=0)  # a live worker renews this one
-    await wait_until(lambda: one.taken)
-    assert one.taken == numbers[1:]
 
 
 async def test_after_an_outage_no_entry_of_a_live_worker_is_claimed(events: Stream, proxy: Proxy) -> None:
@@ -347,14 +288,6 @@ async def test_a_redis_that_lost_its_data_gets_new_groups(events: Stream) -> Non
     await wait_until(got(numbers, one))
 
 
-async def test_a_redis_that_refuses_writes_delays_the_worker(events: Stream) -> None:
-    one = await events.reader()
-    await events.client.config_set("min-replicas-to-write", 1)
-    await asyncio.sleep(0.5)
-    await events.client.config_set("min-replicas-to-write", 0)
-    await wait_until(got(await events.add(3), one))
-
-
 async def test_a_worker_that_starts_without_redis_waits_for_it(events: Stream, proxy: Proxy) -> None:
     proxy.down = True
     one = await events.reader(proxy.url, joined=False)
@@ -378,6 +311,68 @@ async def test_an_unreadable_entry_of_a_dead_worker_stops_no_other_worker(events
         await events.expire_heartbeat(one)
     two = await events.reader()
     await wait_until(got(numbers, two), 10)
-    await events.dead_letters(1)
+    await wait_until(lambda: events.client.xlen(f"{TAG}:dead"), holds=lambda letters: letters == 1)
     numbers += await events.add()
     await wait_until(got(numbers, two))
+
+
+def beating(
+    store: Store, renewal_seconds: float = heartbeat.RENEWAL_SECONDS
+) -> AbstractAsyncContextManager[asyncio.Task[None]]:
+    return in_background(heartbeat.keep_heartbeat(store, "monitors", renewal_seconds))
+
+
+def key(number: int) -> str:
+    return worker_key("monitors", heartbeat.worker_name(number))
+
+
+async def test_each_worker_of_a_host_has_its_own_number(store: Store) -> None:
+    async with beating(store):
+        await wait_until(lambda: store.client.exists(key(1)))
+        async with beating(store):
+            await wait_until(lambda: store.client.exists(key(2)))
+        assert await store.client.get(key(1)) != await store.client.get(key(2))
+    assert 0 < await store.client.ttl(key(1)) <= HEARTBEAT_SECONDS
+
+
+async def test_a_heartbeat_is_renewed(store: Store) -> None:
+    async with beating(store, 0.05):
+        await wait_until(lambda: store.client.exists(key(1)))
+        await store.client.expire(key(1), 2)
+        await wait_until(lambda: store.client.ttl(key(1)), holds=lambda left: left > 2)
+        await store.client.delete(key(1))
+        await wait_until(lambda: store.client.exists(key(1)))
+        assert not await store.client.exists(key(2))
+
+
+async def count_starts(store: Store, after: float = 0) -> int:
+    seconds, _ = await store.client.time()
+    return (await count_worker_starts(store, int((seconds + after) * 1000)))["monitors"]
+
+
+async def test_a_worker_that_starts_again_and_again_is_noticed(store: Store) -> None:
+    """Its former heartbeat may go on for a while, or the next worker may have its name."""
+    await store.client.zadd(WORKER_STARTS_KEY, {"monitors:long-ago:x": 1})
+    for starts in range(1, 4):
+        async with beating(store):
+            await wait_until(lambda: count_starts(store), holds=lambda found, expected=starts: found == expected)
+        await store.client.delete(key(1))
+    assert await count_starts(store, after=WORKER_STARTS_SECONDS + 1) == 0
+    assert await store.client.zcard(WORKER_STARTS_KEY) == 3
+    assert 0 < await store.client.ttl(WORKER_STARTS_KEY) <= WORKER_STARTS_SECONDS
+    await store.client.delete(WORKER_STARTS_KEY)  # four that start once are not one that starts often
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(beating(store))
+        await wait_until(lambda: store.client.zcard(WORKER_STARTS_KEY), holds=lambda starts: starts == 4)
+        assert await count_starts(store) == 1
+
+
+async def test_a_heartbeat_begins_soon_after_a_fault_of_redis() -> None:
+    with RedisServer("valkey") as server:
+        server.kill()
+        async with opened(server.url) as store, beating(store, 60) as task:
+            await asyncio.sleep(0.2)
+            assert not task.done()
+            server.start()
+            await wait_until(lambda: store.client.exists(key(1)))

@@ -1,8 +1,11 @@
 """A service that is backed up and restored: what comes back, what is refused, and what happens in between."""
 
 import asyncio
+import contextlib
 import re
-import threading
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,16 +15,13 @@ import redis
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
-from gateway.data.commands import DataCommands, DataUnavailable
 from gateway.deploys.environment import Environments
-from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.events.webhooks import Webhooks
+from gateway.errors import BackboneUnavailable
 from gateway.keys import (
     BACKUP_KEY,
     LAYOUT_KEY,
     LAYOUT_MINOR_KEY,
     PROCESSES_KEY,
-    data_status_key,
     deploy_key,
     invitations_key,
     invited_by_key,
@@ -33,16 +33,22 @@ from gateway.keys import (
     worker_key,
 )
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
-from gateway.operations.sealed import count_sealed, reseal_all
+from gateway.operations.sealed import reseal_all
 from gateway.settings import NANO
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.receiver import FakeReceiver
 from tests.support import redis_servers
-from tests.support.redis_servers import RedisServer
+from tests.support.background import in_background
+from tests.support.deployment import Host, host_on
+from tests.support.folders import passable_folder
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
 from tests.support.s3_server import BUCKET, S3Server
-from tests.workers.backup.conftest import KEY, Service, files_of, objects_of
-from workers.backup import files, run, spool
-from workers.backup.records import Copied, copy_records
+from tests.workers.backup.conftest import KEY, Forger, Service, files_of, objects_of
+from workers.backup import files, run
 from workers.backup.run import Backup, BackupRefused
-from workers.backup.target import BackupManifest, BackupTarget, BadBackup, Part, open_target
+from workers.backup.target import BackupManifest, BackupTarget, BadBackup, open_target
 from workers.engine.app_data import AppData
 
 
@@ -181,30 +187,6 @@ async def test_a_member_who_was_added_during_a_backup(service: Service, empty: S
     )  # a part of a second counts as one
 
 
-@pytest.mark.parametrize("gone", [True, False])
-async def test_a_worker_that_goes_away_before_the_snapshots(
-    gone: bool, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No app waits for it that did not wait already. While a worker runs, another host may have the next app."""
-    apps = [f"app-{number}" for number in range(run.SNAPSHOTS + 2)]
-    await service.store.client.mset({data_status_key("acc_1", app): "{}" for app in apps})
-    await service.store.client.set(worker_key("sites", "host-1"), "1")
-    asked = []
-
-    async def fail(commands: DataCommands, account: str, app: str, *_: Any, **__: Any) -> None:
-        asked.append(app)
-        if gone:
-            await service.store.client.delete(worker_key("sites", "host-1"))
-        raise DataUnavailable
-
-    monkeypatch.setattr(DataCommands, "run", fail)
-    report = await service.back_up(tmp_path / "target")
-    assert asked == (apps[: run.SNAPSHOTS] if gone else apps)
-    errors = {app: "its host did not answer" if app in asked else "no `sites` worker runs any longer" for app in apps}
-    notes = [f"the data of {app} are as of its last snapshot: {error}" for app, error in errors.items()]
-    assert sorted(report.notes) == notes
-
-
 # -- what is refused, and leaves everything as it was --------------------------------------------------------
 
 
@@ -246,21 +228,6 @@ async def test_secrets_that_no_key_opens(service: Service, empty: Service, tmp_p
     await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
     opened = Environments(empty.store, Vault("a-new-encryption-key-of-32-chars"))
     assert await opened.open_variables(app) == {"COLOR": "red 0"}
-
-
-async def test_a_secret_that_a_gateway_with_the_old_key_stores_meanwhile(
-    service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account, _ = await service.registry.create_account("A", "maker")
-
-    async def store_and_copy(*arguments: Any) -> Copied:
-        await service.webhooks.set_receiver(account.id, "http://127.0.0.1:9/")
-        return await copy_records(*arguments)
-
-    monkeypatch.setattr(run, "copy_records", store_and_copy)
-    await service.back_up(tmp_path / "target", encryption_key=f"a-new-encryption-key-of-32-chars,{KEY}")
-    with pytest.raises(BackupRefused, match=LACKS_KEY):
-        await empty.restore(tmp_path / "target", key="a-new-encryption-key-of-32-chars")
 
 
 async def test_what_is_there_is_not_replaced(empty: Service, servers: list[RedisServer], target: Path) -> None:
@@ -319,49 +286,6 @@ async def test_a_restore_that_is_ended_before_it_writes_lets_the_service_start(
     assert await service.store.get(LAYOUT_KEY) == str(LAYOUT)
 
 
-async def test_apps_that_outlive_their_worker(empty: Service, servers: list[RedisServer], target: Path) -> None:
-    """They would serve their former data, and what they write would be lost."""
-    data = AppData(empty.folder, "shop")
-    empty.folder.mkdir()
-
-    def keep() -> None:
-        with data.running("acc_1", 1_000):
-            begun.set()
-            while not data.is_held:
-                time.sleep(0.01)
-
-    begun = threading.Event()
-    keeper = threading.Thread(target=keep)
-    keeper.start()
-    begun.wait()
-    with pytest.raises(
-        BackupRefused, match=r"^1 apps of this data folder run .*, such as shop; --force ends them first"
-    ):
-        await empty.restore(target)
-    assert (content(servers[1]), keeper.is_alive()) == ({}, True)
-    await empty.restore(target, force=True)
-    keeper.join(0)
-    assert not keeper.is_alive()
-    assert not data.is_held
-    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
-
-
-async def test_an_app_that_does_not_end(
-    empty: Service, servers: list[RedisServer], target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AppData.__init__, "__kwdefaults__", {"stop_seconds": 0.1})
-    empty.folder.mkdir()
-    with (
-        AppData(empty.folder, "shop").running("acc_1", 1_000),
-        pytest.raises(BackupRefused, match=r"^shop does not end"),
-    ):
-        await empty.restore(target, force=True)
-    assert (content(servers[1]), files_of(empty.storage).keys()) == (
-        {},
-        {"data/shop/account", "data/shop/limit", "data/shop/lock"},
-    )
-
-
 async def test_damaged_backups(service: Service, empty: Service, servers: list[RedisServer], target: Path) -> None:
     """Whichever file it is, nothing is restored. The next backup replaces what is missing or has another size."""
     for path in [*objects_of(target), *(target / "backups").iterdir()]:
@@ -382,24 +306,6 @@ async def test_a_backup_of_a_newer_version(service: Service, tmp_path: Path) -> 
     await service.store.client.set(LAYOUT_KEY, LAYOUT + 1)
     with pytest.raises(BackupRefused, match="and this version knows"):
         await service.back_up(tmp_path / "target")
-
-
-# -- after a loss, as the runbook says -----------------------------------------------------------------------
-
-
-async def test_the_encryption_key_is_lost(service: Service, tmp_path: Path) -> None:
-    """Account holders set what was encrypted again, and then backups work again."""
-    (account, _, app), *_ = await service.fill(1)
-    key = "a-new-encryption-key-of-32-chars"
-    vault = Vault(key)
-    unopened = {kind_of(name) for name in (await count_sealed(service.store, vault)).unopened}
-    assert unopened == {"environment", "preview-environment", "webhook"}
-    with pytest.raises(BackupRefused, match="does not open 3 stored secrets"):
-        await service.back_up(tmp_path / "target", encryption_key=key)
-    await Webhooks(service.store, vault, allow_private=True).rotate_secret(account)
-    for kind in ("live", "preview"):
-        await Environments(service.store, vault).change_variables(app, {"COLOR": "blue"}, kind)
-    await service.back_up(tmp_path / "target", encryption_key=key)
 
 
 # -- files on the way ----------------------------------------------------------------------------------------
@@ -429,8 +335,7 @@ async def test_a_second_backup_copies_what_is_new(
     target = tmp_path / "target"
     first = await service.back_up(target)
     before = {path: path.stat().st_mtime_ns for path in objects_of(target)}
-    fetched: list[str] = []
-    fetch = files.fetch_part
+    fetched, fetch = list[str](), files.fetch_part
 
     async def count(storage: Any, key: str, path: Path) -> Any:
         fetched.append(key)
@@ -491,28 +396,6 @@ async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(se
     assert len(list((target / "backups").iterdir())) == 4
 
 
-async def test_a_backup_that_is_interrupted(
-    service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await service.fill()
-    target = tmp_path / "target"
-
-    async def fail(*_: Any) -> Any:
-        raise BackboneUnavailable
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "copy_records", fail)
-        with pytest.raises(BackboneUnavailable):
-            await service.back_up(target)
-    with pytest.raises(BadBackup, match=r"^there is no backup$"):
-        await empty.restore(target)
-    copied = objects_of(target)
-    assert copied
-    report = await service.back_up(target)
-    assert report.added < sum(path.stat().st_size for path in objects_of(target))
-    await empty.restore(target)
-
-
 @pytest.mark.parametrize("place", ["restore_files", "write_records"])
 async def test_a_restore_that_is_interrupted(
     place: str,
@@ -520,10 +403,11 @@ async def test_a_restore_that_is_interrupted(
     empty: Service,
     servers: list[RedisServer],
     target: Path,
+    forger: Forger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No process starts with half of the data."""
-    whole = getattr(run, place)
+    """No process starts with half of the data, and the same restore goes on where it ended."""
+    whole, first = getattr(run, place), forger.newest["at"]
 
     async def fail(*args: Any) -> Any:
         await whole(*args)
@@ -535,32 +419,10 @@ async def test_a_restore_that_is_interrupted(
             await empty.restore(target)
     with pytest.raises(LayoutFault, match="if a restore was interrupted, run it again"):
         await upgrade_redis(empty.store)
-    first = (await service.back_up(target)).manifest.at
     with pytest.raises(BackupRefused, match="not empty"):
-        await empty.restore(target)  # this is another backup
-    await empty.restore(target, first, force=True)
+        await empty.restore(target, (await service.back_up(target)).manifest.at)  # this is another backup
+    await empty.restore(target, first)
     await upgrade_redis(empty.store)
-    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
-
-
-async def test_a_restore_continues(
-    service: Service, empty: Service, servers: list[RedisServer], target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    restore, restored = BackupTarget.fetch, list[str]()
-
-    async def fail_late(self: BackupTarget, part: Part, path: Path) -> None:
-        restored.append(part.digest)
-        if len(restored) >= 3:
-            raise StorageUnavailable
-        await restore(self, part, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(spool, "PARALLEL", 1)
-        patch.setattr(BackupTarget, "fetch", fail_late)
-        with pytest.raises(ExceptionGroup):
-            await empty.restore(target)
-    assert 0 < len(files_of(empty.storage)) < len(files_of(service.storage))
-    await empty.restore(target)
     assert files_of(empty.storage) == files_of(service.storage)
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
 
@@ -634,18 +496,13 @@ async def test_the_access_list_of_the_documentation(
     for server in servers[:2]:
         with server.client() as client:
             client.execute_command("ACL SETUSER gateway on >secret ~* &* +@all -@dangerous +info")
-    limited = [
-        Service(server.url.replace("//", "//gateway:secret@"), tmp_path / folder)
-        for server, folder in zip(servers, ("data", "other"), strict=False)
-    ]
-    await limited[0].back_up(tmp_path / "target")
-    await limited[1].restore(tmp_path / "target")
+    urls = [server.url.replace("//", "//gateway:secret@") for server in servers[:2]]
+    limited, other = Service(urls[0], tmp_path / "data"), Service(urls[1], tmp_path / "other")
+    await limited.back_up(tmp_path / "target")
+    await other.restore(tmp_path / "target")
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
-    for each in limited:
-        await each.close()
-    for server in servers[:2]:
-        with server.client() as client:
-            client.acl_deluser("gateway")
+    await limited.close()
+    await other.close()
 
 
 async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_path: Path) -> None:
@@ -663,3 +520,113 @@ async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_p
     await back.restore(tmp_path / "again")
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
     await back.close()
+
+
+ROOT = Path(__file__).parents[3]
+# Each POST adds its body to a file in DATA_DIR, and a GET returns the file.
+NOTES = """\
+const fs = require('fs'), http = require('http')
+const file = process.env.DATA_DIR + '/notes'
+http.createServer((request, answer) => {
+  if (request.method !== 'POST') return answer.end(fs.existsSync(file) ? fs.readFileSync(file, 'utf8') : '')
+  request.on('data', (chunk) => fs.appendFileSync(file, chunk)).on('end', () => answer.end('kept'))
+}).listen(process.env.PORT)
+"""
+
+
+async def capsule(gw: Gateway, *arguments: str, code: int = 0) -> str:
+    """Runs a command on the machine of the service. Returns what it prints."""
+    run = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "capsule_gateway", *arguments],
+        env=gw.environment | {"PYTHONPATH": str(ROOT)},
+        cwd=gw.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == code, run.stderr
+    assert not gw.find_secrets((run.stdout + run.stderr).encode())
+    return run.stdout + run.stderr
+
+
+async def restore_in_place(gw: Gateway, server: RedisServer, folder: Path, app: str, target: str) -> None:
+    """An app outlives its worker, and has written since the backup. What it wrote later would be lost."""
+    with server.client() as client:
+        beats = [PROCESSES_KEY, *(key.decode() for key in client.scan_iter(worker_key("*", "*")))]
+        await wait_until(lambda: not client.exists(*beats), 30)
+    data = AppData(folder, app)
+    refused = await capsule(gw, "restore", target, code=1)
+    assert f"1 apps of this data folder run and would change their former data, such as {app}; --force" in refused
+    assert (data.is_running, (data.files / "notes").read_text()) == (True, "one lost")
+    await capsule(gw, "restore", target, "--force")
+    assert (data.is_running, (data.files / "notes").read_text()) == (False, "one ")
+
+
+async def test_apps_data_hooks_and_money_are_back(tmp_path: Path) -> None:
+    target = str(tmp_path / "target")
+    async with contextlib.AsyncExitStack() as stack:
+        for name in ("redis-1", "redis-2"):
+            (tmp_path / name).mkdir()
+        first, second = [stack.enter_context(RedisServer(folder=tmp_path / f"redis-{number}")) for number in (1, 2)]
+        data, other = [stack.enter_context(passable_folder()) for _ in range(2)]
+        provider = await stack.enter_async_context(FakeProvider())
+        backend = await stack.enter_async_context(FakeAppBackend("ES256"))
+        receiver = await stack.enter_async_context(FakeReceiver())
+        gw, restored = [
+            Gateway(server.url, provider, tmp_path, GATEWAY_DATA_DIR=str(folder), GATEWAY_CANARY="0.2")
+            for server, folder in ((first, data), (second, other))
+        ]
+        for each in (gw, restored):
+            stack.push_async_callback(each.http.aclose)
+            stack.callback(each.kill)
+        await gw.start()
+        async with host_on(gw, receiver, free_port()) as host:
+            await host.worker("deploys", "webhooks")
+            page = await host.app()
+            hook = await host.hook(page)
+            await host.over(await host.publish(page, {"index.html": "first"}))
+            await host.over(await host.publish(page, {"index.html": "second"}))
+            notes = await host.app(build={"start": "exec node server.js"})
+            assert (await host.over(await host.publish(notes, {"server.js": NOTES})))["state"] == "live"
+            headers = {"Host": f"{notes}.apps.localhost"}
+            assert (await host.web.post("/", content="one ", headers=headers)).text == "kept"
+            inference = await host.account.app(backend)
+            assert (await inference.ask("hello")).status_code == 200
+            spent = await host.account.settled()
+            await wait_until(
+                lambda: host.call("GET", f"/account/apps/{notes}/data"), holds=lambda found: found["usedBytes"]
+            )
+
+            async def load() -> None:
+                while True:
+                    await inference.ask("hello")
+
+            async with in_background(load()):
+                printed = await capsule(gw, "backup", target)
+            assert "Note" not in printed, printed
+            assert (await host.web.post("/", content="lost", headers=headers)).text == "kept"
+        await gw.stop()
+        await restore_in_place(gw, first, data, notes, target)
+        first.kill()
+        shutil.rmtree(data / "releases")
+
+        await capsule(restored, "restore", target)
+        second.kill()
+        second.start()
+        await restored.start()
+        host.account.gateway = restored
+        back = Host(restored, host.account, receiver, free_port())
+        stack.push_async_callback(back.web.aclose)
+        worker = await (await back.worker("deploys", "webhooks")).serving()
+        stack.push_async_callback(worker.stop)
+        await wait_until(lambda: back.page(page), 60, holds=lambda text: text == "second")
+        await wait_until(lambda: back.page(notes), 60, holds=lambda text: text == "one ")
+        assert await host.account.settled() >= spent
+        received = len(receiver.exchanges)
+        assert (await back.over(await back.trigger(hook)))["state"] == "live"
+        await wait_until(lambda: len(receiver.exchanges) > received, 30)
+        deploys = await back.call("GET", f"/account/deploys?app={page}")
+        rolled = await back.call("POST", f"/account/apps/{page}/rollback", json={"deployId": deploys[-1]["id"]})
+        assert (await back.over(rolled["deployId"]))["state"] == "live"
+        assert await back.page(page) == "first"

@@ -9,7 +9,9 @@ from typing import cast
 import pytest
 
 from gateway.deploys.states import DeployError
+from tests.support.background import in_background
 from tests.support.polling import wait_until
+from tests.support.raw_http import Reply, send
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, close_afterwards, find_host
 from workers.kubernetes.sleep import Sleep
@@ -87,42 +89,31 @@ async def apps(request: pytest.FixtureRequest, unused_tcp_port: int) -> AsyncIte
     apps, limits = Apps(), {"look_seconds": 0.02, **getattr(request, "param", {})}
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
     activator = Activator(cast("Sleep", apps), cast("SleepLimits", Limits()), port=unused_tcp_port, **limits)
-    running = asyncio.create_task(activator.run())
-    try:
+    async with apps.server, in_background(activator.run()):
+        while True:
+            with contextlib.suppress(OSError):
+                (await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1].close()
+                break
+            await asyncio.sleep(0.01)
         yield apps, unused_tcp_port
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        apps.server.close()
 
 
-async def ask(port: int, host: str = "notes.example.com", *, more: bytes = b"", body: bytes = b"") -> bytes:
-    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        with contextlib.suppress(OSError):
-            return await asyncio.open_connection("127.0.0.1", port)
-        return None
-
-    connection = await wait_until(connect)
-    assert connection is not None
-    reader, writer = connection
-    writer.write(b"GET /page HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (host.encode(), more))
-    writer.write(body)
-    with contextlib.closing(writer):
-        async with asyncio.timeout(20):
-            return await reader.read()
+async def ask(port: int, host: str = "notes.example.com", *headers: str, body: bytes = b"") -> Reply:
+    head = "\r\n".join(["GET /page HTTP/1.1", f"Host: {host}", *headers, "", ""])
+    reply = await send(port, head.encode() + body, timeout=20)
+    assert reply is not None
+    return reply
 
 
 async def test_requests_wait_until_the_app_is_awake(apps: tuple[Apps, int]) -> None:
     own, port = apps
-    asking = [
-        asyncio.create_task(ask(port, "Notes.example.com:80", more=b"Connection: keep-alive\r\n")) for _ in range(20)
-    ]
+    asking = [asyncio.create_task(ask(port, "Notes.example.com:80", "Connection: keep-alive")) for _ in range(20)]
     await asyncio.sleep(0.3)
     assert not any(each.done() for each in asking)
     own.awake.set()
     for answer in await asyncio.gather(*asking):
-        assert answer.startswith(b"HTTP/1.1 200 OK")
-        assert b"GET /page HTTP/1.1\r\nHost: Notes.example.com:80\r\nConnection: close\r\n" in answer
+        assert answer.status == 200
+        assert answer.body.startswith(b"GET /page HTTP/1.1\r\nHost: Notes.example.com:80\r\nConnection: close\r\n")
 
 
 @pytest.mark.parametrize("host", ["notes.example.com", "suspended.example.com", "other.example.org"])
@@ -131,31 +122,28 @@ async def test_an_answer_before_the_whole_upload_reaches_the_visitor(apps: tuple
     own, port = apps
     own.awake.set()
     for _ in range(10):
-        answer = await ask(port, host, more=b"Content-Length: 5000000\r\n", body=b"x" * 5_000_000)
-        assert answer.startswith(b"HTTP/1.1 "), answer
+        await ask(port, host, "Content-Length: 5000000", body=b"x" * 5_000_000)
 
 
 @pytest.mark.parametrize("apps", [{"held_of_app": 2}], indirect=True)
 async def test_what_cannot_be_answered_is_refused_at_once(apps: tuple[Apps, int]) -> None:
     own, port = apps
-    probed = await ask(port, more=b"User-Agent: capsule-uptime\r\n")
-    assert probed == b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n", "a probe wakes no app"
-    assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
+    probed = await ask(port, "notes.example.com", "User-Agent: capsule-uptime")
+    assert probed == Reply(204, {"connection": "close"}, b""), "a probe wakes no app"
+    assert (await ask(port, "other.example.org")).status == 404
     suspended = await ask(port, "suspended.example.com")
-    assert suspended.startswith(b"HTTP/1.1 503 ")
-    assert suspended.endswith(b"This app is suspended.\n")
-    assert (await ask(port, more=b"Host: two.example.com\r\n")).startswith(b"HTTP/1.1 404 ")
+    assert (suspended.status, suspended.body) == (503, b"This app is suspended.\n")
+    assert (await ask(port, "notes.example.com", "Host: two.example.com")).status == 404
     held = [asyncio.create_task(ask(port)) for _ in range(2)]
     await asyncio.sleep(0.3)
     refused = await ask(port)
-    assert refused.startswith(b"HTTP/1.1 503 ")
-    assert b"Retry-After: 1" in refused
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
     other = asyncio.create_task(ask(port, "other.example.com"))
     own.error = "no node has room"
     own.awake.set()
     for answer in await asyncio.gather(*held, other):
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"no node" not in answer
+        assert answer.status == 503
+        assert b"no node" not in answer.body
 
 
 @pytest.mark.parametrize("apps", [{"held": 8}], indirect=True)
@@ -170,15 +158,15 @@ async def test_no_account_takes_all_places(apps: tuple[Apps, int]) -> None:
     others = [asyncio.create_task(ask(port, f"other-{number}.example.com")) for number in range(4)]
     await asyncio.sleep(0.3)
     assert not any(each.done() for each in others)
+    assert (await ask(port, "other-4.example.com")).status == 503, "half of the places are its share"
     own.awake.set()
-    for answer in await asyncio.gather(*others):
-        assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert {answer.status for answer in await asyncio.gather(*others)} == {200}
     await asyncio.gather(*flooding)
 
 
 @pytest.mark.parametrize("apps", [{"hold_seconds": 0.2}], indirect=True)
 async def test_a_request_is_not_held_for_ever(apps: tuple[Apps, int]) -> None:
-    assert (await ask(apps[1])).startswith(b"HTTP/1.1 503 ")
+    assert (await ask(apps[1])).status == 503
 
 
 def test_a_websocket_may_stay_open() -> None:

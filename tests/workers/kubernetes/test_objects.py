@@ -164,17 +164,6 @@ def test_what_the_policy_allows_and_excludes_beside() -> None:
     assert "2001:bc8::/32" in excluded["2000::/3"]
 
 
-@pytest.mark.parametrize("release", [LIVE, RELEASE, msgspec.structs.replace(RELEASE, runs=False)])
-def test_a_node_has_room_for_a_hundred_apps(release: PodRelease) -> None:
-    pod = describe_deployment(release, SETTINGS)["spec"]["template"]["spec"]
-    for resource, most in (("cpu", 20), ("memory", 128), ("ephemeral-storage", 64)):
-        used = [
-            [int(re.sub(r"\D", "", each["resources"]["requests"][resource])) for each in pod[kind]]
-            for kind in ("containers", "initContainers")
-        ]
-        assert max(sum(used[0]), *used[1]) <= most, resource
-
-
 def test_cert_manager_issues_a_certificate_for_each_host_name() -> None:
     annotations = {"nginx.ingress.kubernetes.io/proxy-body-size": "0"}
     settings = msgspec.structs.replace(

@@ -6,25 +6,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
 
-from tests.fakes.cluster import ADDRESSES
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.processes import list_children
 from tests.support.redis_servers import free_port
 from workers.engine.app_data import AppData
-from workers.engine.packing import DataError
 from workers.hosting.archives import pack
 from workers.hosting.releases import PREVIOUS_SECONDS, replace_link
 from workers.kubernetes import pod_relay
-from workers.kubernetes.data_client import DataClient
-from workers.kubernetes.pod import DATA_PORT, PodRelease
+from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.receive import receive
 from workers.sandbox.keeper import STOPPED_STATUS, _read_memory, listen_for_visitors
 from workers.sandbox.relay import Relay
@@ -140,35 +137,10 @@ class Pod:
             return Said(b"")
 
 
-@contextlib.asynccontextmanager
-async def flooding(ip: str, port: int, connections: int, *fields: bytes) -> AsyncIterator[None]:
-    """Begins requests whose heads have these fields, and no end."""
-    with contextlib.ExitStack() as flood:
-        for _ in range(connections):
-            connection = flood.enter_context(socket.socket())
-            connection.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                connection.connect((ip, port))
-            await asyncio.sleep(0.001)
-            with contextlib.suppress(OSError):
-                connection.send(b"\r\n".join([b"GET / HTTP/1.1", b"Host: shop", *fields, b""]))
-        await asyncio.sleep(2)
-        yield
-
-
 async def say_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
     writer.close()
-
-
-async def until_answers(client: DataClient) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(DataError):
-                await client.report(10 << 20)
-                return
-            await asyncio.sleep(0.1)
 
 
 async def put(port: int, token: str, body: bytes, path: str = "/release") -> int:
@@ -184,12 +156,12 @@ async def put(port: int, token: str, body: bytes, path: str = "/release") -> int
 
 async def make_pod(
     hosting: Hosting,
-    folder: Path,
     files: dict[str, str | bytes],
     *,
     previous: dict[str, str | bytes] | None = None,
     **more: object,
 ) -> Pod:
+    folder = hosting.folder.parent
     deploy = hosting.deploy("dep_1", kind="preview" if more.get("address") == "preview" else "live")
     start = str(more.pop("start")) if "start" in more else None
     site = hosting.build(deploy, files, start)
@@ -239,148 +211,129 @@ async def single_machine(hosting: Hosting, pod: Pod) -> AsyncIterator[None]:
         relay.pause()
 
 
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    """Builds releases. Pods are beside it."""
+    with passable_folder() as folder:
+        yield Hosting(folder / "host")
+
+
 @pytest.mark.parametrize("address", ["live", "preview"])
-async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
-    with passable_folder() as folder:
-        hosting = Hosting(folder / "host")
-        pod = await make_pod(hosting, folder, FILES, address=address)
-        site = hosting.site(hosting.deploy("dep_1", kind="live" if address == "live" else "preview"))
-        site.swap("dep_1")
-        hosting.releases.serve_as(HOST, site)
-        async with hosting.served(), pod.serving():
-            for path in (*PATHS, "/assets/app-GpEN3EET.js"):
-                await assert_same(hosting, pod, path)
-            assert (await pod.ask("/", host="renamed.apps.test")).body == b"<h1>Shop</h1>"
+async def test_a_pod_answers_as_a_single_machine_does(hosting: Hosting, address: str) -> None:
+    pod = await make_pod(hosting, FILES, address=address)
+    site = hosting.site(hosting.deploy("dep_1", kind="live" if address == "live" else "preview"))
+    site.swap("dep_1")
+    hosting.releases.serve_as(HOST, site)
+    async with hosting.served(), pod.serving():
+        for path in (*PATHS, "/assets/app-GpEN3EET.js"):
+            await assert_same(hosting, pod, path)
+        assert (await pod.ask("/", host="renamed.apps.test")).body == b"<h1>Shop</h1>"
 
 
-async def test_other_domains_lead_to_the_primary_one() -> None:
+async def test_other_domains_lead_to_the_primary_one(hosting: Hosting) -> None:
     """As the Secret says that is mounted into the pod. The cluster replaces its files by renaming a link."""
-    with passable_folder() as folder:
-        pod = await make_pod(Hosting(folder / "host"), folder, FILES)
-        mounted = pod.folder / "redirects"
+    pod = await make_pod(hosting, FILES)
+    mounted = pod.folder / "redirects"
 
-        def mount(version: str, **redirects: str) -> None:
-            (mounted / version).mkdir()
-            for host, url in redirects.items():
-                (mounted / version / host).write_text(url)
-                if not (mounted / host).is_symlink():
-                    (mounted / host).symlink_to(f"..data/{host}")
-            replace_link(mounted / "..data", version)
+    def mount(version: str, **redirects: str) -> None:
+        (mounted / version).mkdir()
+        for host, url in redirects.items():
+            (mounted / version / host).write_text(url)
+            if not (mounted / host).is_symlink():
+                (mounted / host).symlink_to(f"..data/{host}")
+        replace_link(mounted / "..data", version)
 
-        async with pod.serving():
-            assert (await pod.ask("/about", host="www.example.org")).body == b"about"
-            mount("..1", **{"www.example.org": "https://example.org"})
-            said = await pod.ask("/about?a=%20b", host="www.example.org")
-            assert (said.status, said.headers["location"]) == (308, "https://example.org/about?a=%20b")
-            assert (await pod.ask("/about", host="example.org")).body == b"about"
-            mount("..2", **{"example.org": "https://www.example.org"})
-            assert (await pod.ask("/about", host="www.example.org")).body == b"about"
-            assert (await pod.ask("/", host="example.org")).headers["location"] == "https://www.example.org/"
+    async with pod.serving():
+        assert (await pod.ask("/about", host="www.example.org")).body == b"about"
+        mount("..1", **{"www.example.org": "https://example.org"})
+        said = await pod.ask("/about?a=%20b", host="www.example.org")
+        assert (said.status, said.headers["location"]) == (308, "https://example.org/about?a=%20b")
+        mount("..2", **{"example.org": "https://www.example.org"})
+        assert (await pod.ask("/about", host="www.example.org")).body == b"about"
+        assert (await pod.ask("/", host="example.org")).headers["location"] == "https://www.example.org/"
 
 
-async def test_a_page_from_before_the_swap_finds_its_scripts_for_a_while() -> None:
+async def test_a_page_from_before_the_swap_finds_its_scripts_for_a_while(hosting: Hosting) -> None:
     previous: dict[str, str | bytes] = {"index.html": "before", "before.js": "1", "old.html": "old"}
-    with passable_folder() as folder:
-        pod = await make_pod(Hosting(folder / "host"), folder, FILES, previous=previous)
-        async with pod.serving():
-            assert (await pod.ask("/")).body == b"<h1>Shop</h1>"
-            assert (await pod.ask("/before.js")).body == b"1"
-            assert (await pod.ask("/old.html")).status == 404, "a page comes from the current release alone"
-        left = sorted(path.name for path in (pod.folder / "releases/shop/live/dep_0").iterdir())
-        assert left == ["files"], "what no page loads takes no room"
-        current = pod.folder / "releases/shop/live/current"
-        nearly = current.lstat().st_mtime - PREVIOUS_SECONDS + 2
-        os.utime(current, (nearly, nearly), follow_symlinks=False)
-        async with pod.serving():  # its container was started again
-            async with asyncio.timeout(20):
-                while (await pod.ask("/before.js")).status != 404:
-                    await asyncio.sleep(0.1)
-            assert (await pod.ask("/")).body == b"<h1>Shop</h1>"
-
-
-async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.kubernetes.receive.PREVIOUS_FILES_BYTES", 100_000)
-    with passable_folder() as folder:
-        previous: dict[str, str | bytes] = {"before.js": "1", "large.bin": bytes(200_000)}
-        pod = await make_pod(Hosting(folder / "host"), folder, FILES, previous=previous)
-        assert not list((pod.folder / "releases/shop/live/dep_0").iterdir())
-        async with pod.serving():
-            assert (await pod.ask("/before.js")).status == 404
+    pod = await make_pod(hosting, FILES, previous=previous)
+    async with pod.serving():
+        assert (await pod.ask("/")).body == b"<h1>Shop</h1>"
+        assert (await pod.ask("/before.js")).body == b"1"
+        assert (await pod.ask("/old.html")).status == 404, "a page comes from the current release alone"
+    left = sorted(path.name for path in (pod.folder / "releases/shop/live/dep_0").iterdir())
+    assert left == ["files"], "what no page loads takes no room"
+    current = pod.folder / "releases/shop/live/current"
+    nearly = current.lstat().st_mtime - PREVIOUS_SECONDS + 2
+    os.utime(current, (nearly, nearly), follow_symlinks=False)
+    async with pod.serving():  # its container was started again
+        async with asyncio.timeout(20):
+            while (await pod.ask("/before.js")).status != 404:
+                await asyncio.sleep(0.1)
+        assert (await pod.ask("/")).body == b"<h1>Shop</h1>"
 
 
 async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_containers(
-    monkeypatch: pytest.MonkeyPatch,
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with passable_folder() as folder:
-        hosting = Hosting(folder / "host")
-        pod = await make_pod(
-            hosting, folder, {"server.py": SERVER}, start="PATH=$PWD/.capsule/bin:$PATH exec python3 $PWD/server.py"
-        )
-        AppData(pod.folder, "shop").unmark_stale()  # as the worker does, by the container `data`
-        app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
-        scratch.mkdir()
-        run = (
-            f"start.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
-            f" scratch=pathlib.Path({str(scratch)!r}), mounted=folder / 'data/shop/files', port={pod.app_port})"
-        )
-        async with pod.container(run) as process, pod.serving() as serving:
-            said = await pod.ask("/")
-            assert said.body == f"https://{HOST} good day to you 127.0.0.1 1000".encode()
-            assert said.headers["set-cookie"] == "a=b; Path=/"
-            monkeypatch.setattr(pod_relay, "RELAY_PORT", pod.relay_port)
-            state = await pod_relay.ask_relay("127.0.0.1")
-            assert state.listening is not None
-            assert (state.listening.port, state.listening.reached) == (pod.app_port, True)
-            assert 0 <= state.idle_seconds < 10
-            async with single_machine(hosting, pod):
-                for path in ("/", "/trailers", "/cut"):
-                    await assert_same(hosting, pod, path)
-            [server] = list_children(serving.pid)
-            os.kill(server, signal.SIGKILL)  # Caddy, which is started again
+    pod = await make_pod(
+        hosting, {"server.py": SERVER}, start="PATH=$PWD/.capsule/bin:$PATH exec python3 $PWD/server.py"
+    )
+    AppData(pod.folder, "shop").unmark_stale()  # as the worker does, by the container `data`
+    app, scratch = pod.folder / "releases/shop/live/dep_1/app", hosting.folder.parent / "scratch"
+    scratch.mkdir()
+    run = (
+        f"start.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
+        f" scratch=pathlib.Path({str(scratch)!r}), mounted=folder / 'data/shop/files', port={pod.app_port})"
+    )
+    async with pod.container(run) as process, pod.serving() as serving:
+        said = await pod.ask("/")
+        assert said.body == f"https://{HOST} good day to you 127.0.0.1 1000".encode()
+        assert said.headers["set-cookie"] == "a=b; Path=/"
+        monkeypatch.setattr(pod_relay, "RELAY_PORT", pod.relay_port)
+        state = await pod_relay.ask_relay("127.0.0.1")
+        assert state.listening is not None
+        assert (state.listening.port, state.listening.reached) == (pod.app_port, True)
+        assert 0 <= state.idle_seconds < 10
+        async with single_machine(hosting, pod):
+            for path in ("/", "/trailers", "/cut"):
+                await assert_same(hosting, pod, path)
+        [server] = list_children(serving.pid)
+        os.kill(server, signal.SIGKILL)  # Caddy, which is started again
+        await pod.until(200)
+        assert (await pod.ask("/crash")).status == 502
+        async with asyncio.timeout(10):
+            assert await process.wait() == 3
+        assert process.stdout is not None
+        output = await process.stdout.read()
+        assert output.startswith(b"asked, with ***\n")
+        said = await pod.ask("/")
+        assert (said.status, said.body) == (502, b"The app does not answer at the moment.\n")
+        async with pod.container(run) as process:  # as the cluster starts it again
             await pod.until(200)
-            assert (await pod.ask("/crash")).status == 502
+            with AppData(pod.folder, "shop").stopped():
+                assert (await pod.ask("/")).status != 200
             async with asyncio.timeout(10):
-                assert await process.wait() == 3
-            assert process.stdout is not None
-            output = await process.stdout.read()
-            assert output.startswith(b"asked, with ***\n")
-            said = await pod.ask("/")
-            assert (said.status, said.body) == (502, b"The app does not answer at the moment.\n")
-            async with pod.container(run) as process:  # as the cluster starts it again
-                await pod.until(200)
-                with AppData(pod.folder, "shop").stopped():
-                    assert (await pod.ask("/")).status != 200
-                async with asyncio.timeout(10):
-                    assert await process.wait() == STOPPED_STATUS
-            (folder / "former").mkdir()
-            stale = run.replace("folder / 'data/shop/files'", f"pathlib.Path({str(folder / 'former')!r})")
-            async with pod.container(stale) as process, asyncio.timeout(20):  # its volume was mounted too early
                 assert await process.wait() == STOPPED_STATUS
+        (former := hosting.folder.parent / "former").mkdir()
+        stale = run.replace("folder / 'data/shop/files'", f"pathlib.Path({str(former)!r})")
+        async with pod.container(stale) as process, asyncio.timeout(20):  # its volume was mounted too early
+            assert await process.wait() == STOPPED_STATUS
 
 
-async def test_an_app_cannot_use_up_the_memory_of_what_serves_it() -> None:
+async def test_an_app_cannot_use_up_the_memory_of_what_serves_it(hosting: Hosting) -> None:
     """Where it would be killed, the app could take the visitors' port."""
-    with passable_folder() as folder:
-        hosting = Hosting(folder / "host")
-        pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")
-        async with await asyncio.start_server(say_hello, "127.0.0.1", pod.app_port), pod.serving() as serving:
-            async with flooding("127.0.0.1", pod.port, 3_000, b"X: " + b"x" * 60_000):
-                used = sum(map(_read_memory, (serving.pid, *list_children(serving.pid))))
-                assert used < 200 << 20, f"of 256 MiB, it uses {used >> 20}"
-            await pod.until(200)
-
-
-async def test_an_app_cannot_use_up_the_memory_of_what_keeps_its_data() -> None:
-    with passable_folder() as folder:
-        pod = await make_pod(Hosting(folder / "host"), folder, FILES)
-        (token := folder / "token").write_text(TOKEN)
-        data = "data_pod.AppData(folder, r.app)"
-        ip = next(ADDRESSES)
-        async with pod.container(
-            f"data_pod.run({data}, pathlib.Path({str(token)!r}), scratch=folder, host={ip!r})"
-        ) as keeping:
-            client = DataClient(ip, TOKEN, folder / "packed.tar.gz")
-            await until_answers(client)
-            async with flooding(ip, DATA_PORT, 600, *(b"X%d: " % n + b"x" * 8_000 for n in range(100))):
-                assert (used := _read_memory(keeping.pid)) < 150 << 20, f"of 256 MiB, it uses {used >> 20}"
-            await until_answers(client)
+    pod = await make_pod(hosting, {"server.py": SERVER}, start="exec python3 server.py")
+    async with await asyncio.start_server(say_hello, "127.0.0.1", pod.app_port), pod.serving() as serving:
+        with contextlib.ExitStack() as flood:
+            for _ in range(3_000):  # heads without an end
+                connection = flood.enter_context(socket.socket())
+                connection.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    connection.connect(("127.0.0.1", pod.port))
+                await asyncio.sleep(0.001)
+                with contextlib.suppress(OSError):
+                    connection.send(b"GET / HTTP/1.1\r\nHost: shop\r\nX: " + b"x" * 60_000 + b"\r\n")
+            await asyncio.sleep(2)
+            used = sum(map(_read_memory, (serving.pid, *list_children(serving.pid))))
+            assert used < 200 << 20, f"of 256 MiB, it uses {used >> 20}"
+        await pod.until(200)

@@ -1,6 +1,7 @@
-"""Uptime monitoring by real worker processes, of a real server that fails and recovers."""
+"""Uptime monitoring of a real server that fails and recovers, and inspections of which one is broken or crashes."""
 
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -11,34 +12,31 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.records import App, Build, Suspension
+from gateway.accounts.records import Build, Suspension
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Wanted
 from gateway.ids import now_iso
 from gateway.keys import (
-    PARTITION_TAGS,
     app_key,
-    certificates_key,
-    domain_checks_key,
-    findings_key,
+    health_key,
     partition_tag,
+    probes_key,
     unhealthy_key,
 )
 from gateway.monitors import history
 from gateway.operations.needs_attention import list_unhealthy_apps
 from gateway.outbound.client import Client
-from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
 from tests.support.background import in_background
 from tests.support.logs import captured
-from tests.support.monitored_apps import UP, Fleet, Watched, fleet
+from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
-from tests.support.redis_servers import cluster, free_port
-from tests.support.stores import change_plan, opened
-from tests.support.worker_process import Queue
-from workers.monitors import inspection_loop, uptime
+from tests.support.redis_servers import free_port
+from tests.support.stores import change_plan
+from workers.monitors import uptime
+from workers.monitors.inspection_loop import InspectedApp, Inspection, InspectionLoop
 from workers.monitors.uptime import Uptime, probe
 from workers.sandbox.relay import MONITOR
 
@@ -164,11 +162,11 @@ async def test_apps_that_change(shared: Fleet) -> None:
     """An app gets another name, moves to another account, and is deleted."""
     app = await shared.app()
     await app.until("healthy")
-    named = Watched(shared, app.account, _with(app, name=f"{app.app.name}-2"))
+    named = Watched(shared, app.account, replace(app.app, name=f"{app.app.name}-2"))
     await shared.registry.put_app(named.app, app.app)
     await named.probed()
     other = await shared.app()
-    moved = Watched(shared, other.account, _with(named, account=other.account.id))
+    moved = Watched(shared, other.account, replace(named.app, account=other.account.id))
     await moved.goes_live()
     await shared.registry.put_app(moved.app, named.app)
     await moved.probed()
@@ -180,38 +178,6 @@ async def test_apps_that_change(shared: Fleet) -> None:
     await other.probed(5)
     assert moved.probes <= before + 1
     assert await moved.keys() == []
-
-
-def _with(watched: Watched, **fields: str) -> App:
-    return replace(watched.app, **fields)
-
-
-async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> None:
-    app = await shared.app()
-    await app.until("healthy")
-    await compare_and_set(shared.queue.store, app_key(app.app.name), "")
-    tag = partition_tag(app.account.id)
-    client = shared.queue.store.client
-    await client.hset(findings_key(tag, app.app.id), "version", "x")
-    for due in (certificates_key(tag), domain_checks_key(tag)):
-        await client.zadd(due, {app.app.id: 0}, xx=True)
-    await wait_until(app.keys, 10, holds=lambda keys: keys == [])
-
-
-async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
-    apps = [await own.app() for _ in range(12)]
-    slow: Script = [0.3, *UP]  # so that a probe is under way while the other worker claims apps
-    for app in apps:
-        app.fails(slow)
-    with captured(inspection_loop) as log:
-        async with probing(own, probe_interval=0.4), probing(own, probe_interval=0.4):
-            await wait_until(lambda: all(app.probes for app in apps), 10)
-            first = {app: app.probes for app in apps}
-            began = time.monotonic()
-            await wait_until(lambda: all(app.probes >= first[app] + 4 for app in apps), 15)
-            most = 1 + (time.monotonic() - began) / (0.4 * (1 - inspection_loop.JITTER))
-            assert max(app.probes - first[app] for app in apps) <= most
-    assert not [line for line in log if line["event"].startswith("inspection.")]
 
 
 # A worker without a network
@@ -286,23 +252,65 @@ async def test_the_reasons_why_a_probe_fails_and_each_has_a_new_connection(http:
         assert {exchange.header("user-agent") for exchange in site.got()} == {MONITOR}
 
 
-# On Redis Cluster
+BROKEN = ["not JSON", '{"id": 1}', '{"id": "x", "unknown": []}']
 
 
-async def test_on_a_cluster(tmp_path: Path) -> None:
-    with cluster() as url:
-        async with FakeReceiver() as site, FakeReceiver() as receiver, opened(url) as store:
-            running = Queue(url, tmp_path)
-            await running.store.close()
-            running.store = running.webhooks._store = store
-            own = Fleet(running, site, receiver)
-            apps = [await own.app() for _ in range(12)]
-            async with probing(own, probe_interval=0.2):
-                for app in apps[:6]:
-                    app.fails()
-                for app in apps[:6]:
-                    await app.until("unhealthy")
-                for app in apps[6:]:
-                    await app.until("healthy")
-                waiting = [await store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
-                assert sum(waiting) == 6
+async def beside(watched: Watched) -> Watched:
+    """Creates another app of the account."""
+    name = f"app-{secrets.token_hex(4)}"
+    other = Watched(watched.fleet, watched.account, replace(watched.app, id=name, name=name))
+    await other.goes_live()
+    await watched.fleet.registry.put_app(other.app, None)
+    return other
+
+
+async def test_broken_records_stop_no_inspection_of_other_apps(own: Fleet) -> None:
+    same = await own.app()
+    tag, client = partition_tag(same.account.id), own.queue.store.client
+    poisoned = [await beside(same) for _ in BROKEN]
+    whole = [await client.get(app_key(app.app.name)) for app in poisoned]
+    for app, broken in zip(poisoned, BROKEN, strict=True):
+        await client.set(app_key(app.app.name), broken)
+    suspended = await own.app()
+    while partition_tag(suspended.account.id) != tag:
+        suspended = await own.app(live=False)
+    await suspended.goes_live()
+    change = partial(replace, suspension=Suspension("test", now_iso()))
+    await own.registry.change_account(suspended.account.id, change)
+    await client.hset(health_key(tag, suspended.app.id), "state", "not JSON")
+    worker = await own.worker()
+    await same.probed(3, 20)
+    assert worker.code is None
+    lines = [line for line in worker.log.splitlines() if "inspection.unreadable" in line]
+    for app in (*poisoned, suspended):
+        assert any(app.app.id in line for line in lines), "the log names each"
+        assert app.probes == 0
+        assert await client.zscore(probes_key(tag), app.app.id) is not None, "it stays scheduled"
+    for app, record in zip(poisoned, whole, strict=True):
+        await client.set(app_key(app.app.name), record)
+        await client.zadd(probes_key(tag), {app.app.id: 0})  # as when it is due again
+    for app in poisoned:
+        await wait_until(lambda app=app: app.probes, 10)
+    assert await worker.stop() == 0
+
+
+async def test_an_inspection_that_crashes_is_repeated_after_the_interval(own: Fleet) -> None:
+    """The others go on meanwhile."""
+    app = await own.app()
+    other, others = await beside(app), list[str]()
+
+    async def crash(inspected: InspectedApp) -> Inspection:
+        if inspected.app.id == app.app.id:
+            raise RuntimeError
+        others.append(inspected.app.id)
+        return Inspection({}, [], 0.01)
+
+    client, key = own.queue.store.client, probes_key(partition_tag(app.account.id))
+    loop = InspectionLoop(
+        own.registry, probes_key, health_key, lambda *_: True, crash, interval=3_600, budget=1, at_a_time=1
+    )
+    async with in_background(loop.run()):
+        soonest = (time.time() + 3_000) * 1000
+        await wait_until(lambda: client.zscore(key, app.app.id), 10, holds=lambda due: due > soonest)
+        count = len(others)
+        await wait_until(lambda: others[count:][:3] == [other.app.id] * 3)

@@ -32,7 +32,6 @@ from tests.support.senders import sending
 from tests.support.worker_process import Account, Queue
 from workers.monitors.uptime import Uptime
 from workers.webhooks import mailer
-from workers.webhooks.mailer import DailyShare, count_mail
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -40,7 +39,6 @@ ADA, BOB = "ada@example.com", "bob@example.com"
 FAILED = msgspec.structs.replace(SAMPLES["deploy.failed"], sample=msgspec.UNSET)
 DEPLOYS = NoticeChoices(deployFailed=True)
 SENT_SECONDS = 30  # in which a machine that is busy with other tests sends some notices
-Tls = tuple[ssl.SSLContext, str]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -109,7 +107,7 @@ async def test_two_workers_send_each_notice_once(own: Queue, server: MailServer)
 
 
 @pytest.mark.parametrize("smtps", [False, True])
-async def test_tls_and_a_password(own: Queue, tls: Tls, smtps: bool) -> None:
+async def test_tls_and_a_password(own: Queue, tls: tuple[ssl.SSLContext, str], smtps: bool) -> None:
     """The server's certificate is verified, and the password is only sent over TLS."""
     async with MailServer(tls[0], smtps=smtps, log_in=True) as server:
         account = await subscribed(own)
@@ -134,9 +132,12 @@ async def test_a_notice_is_tried_again(own: Queue, server: MailServer) -> None:
     fields = {"account": account.id, "address": "hash", "kind": "budget", "type": "unknown", "app": "", "data": "{}"}
     await own.store.client.xadd(stream_key(tag, "mails"), fields)
     await account.emit(FAILED)
-    async with mail(own, server):
-        await outcomes(own, sent=1)
+    with captured(mailer) as log:
+        async with mail(own, server):
+            await outcomes(own, sent=1)
     assert len(server.attempts) == 4
+    [entry] = {line["entry"] for line in log if line["event"] == "notice.not_sent"}
+    assert f"{tag.strip('{}')}.{entry}" in server.messages[0]["Message-ID"], "a repeated notice has the same id"
     assert await own.store.client.xlen(dead_letters_key(tag)) == 1
 
 
@@ -153,22 +154,6 @@ async def test_a_server_that_hangs_delays_no_delivery(own: Queue, receiver: Fake
                 await wait_until(lambda: server.connections > 20, 10)
                 await outcomes(own, failed=20)
     assert {line["reason"] for line in log if line["event"] == "notice.not_sent"} == {"timeout"}
-
-
-async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(own: Queue, server: MailServer) -> None:
-    """The server got the message, but the worker did not record it: it comes a second time, with the same id."""
-    server.may_answer.clear()
-    account = await subscribed(own)
-    await account.emit(FAILED)
-    settings = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "Capsule <notices@example.com>"}
-    dying = await own.worker(**settings)
-    await wait_until(lambda: server.attempts, 10)
-    dying.kill()
-    server.may_answer.set()
-    await own.worker(**settings)
-    await wait_until(lambda: count_outcomes(own.store), 30, holds=lambda found: found["sent"] == 1)
-    assert len(server.messages) == 2
-    assert len({message["Message-ID"] for message in server.messages}) == 1
 
 
 async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue, server: MailServer) -> None:
@@ -204,13 +189,6 @@ async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue, 
 
 def lasts(server: MailServer) -> list[EmailMessage]:
     return [message for message in server.messages if "the last notice of today" in text_of(message)]
-
-
-async def test_the_shares_of_a_mail(own: Queue) -> None:
-    """A mail that one share refuses takes nothing of the later ones."""
-    few, many = DailyShare("notices-on:few:today", 2), DailyShare("notices-on:many:today", 3)
-    assert [await count_mail(own.store, [few, many]) for _ in range(4)] == [1, 0, -1, -1]
-    assert [await count_mail(own.store, [many]) for _ in range(2)] == [0, -1]
 
 
 async def invite(own: Queue, account: str, address: str) -> None:
