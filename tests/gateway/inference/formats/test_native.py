@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import MultimodalUnsupported, RequestMalformed
 from gateway.inference.formats import native
+from gateway.inference.formats.completion import FullAnswer
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.gateway.inference.formats.bodies import read_payload, refusal_of
@@ -83,6 +84,14 @@ def test_of_duplicate_keys_the_last_is_sent_and_priced() -> None:
 def test_the_effort_of_thinking_is_free() -> None:
     efforts = [read_payload(native, {"prompt": "x", **more}) for more in ({}, {"reasoningEffort": "low"})]
     assert efforts[1] == (efforts[0][0] | {"reasoning_effort": "low"}, efforts[0][1])
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter", "tool_calls"])
+def test_finish_reasons(finish: str) -> None:
+    whole = native.NATIVE.full(FullAnswer("", "", []), "m", finish, None)
+    last = native.NATIVE.end("m", finish, None).partition(b"data: ")[2]
+    named = [json.loads(encoded)["finishReason"] for encoded in (whole, last)]
+    assert named == [finish if finish != "tool_calls" else "stop"] * 2
 
 
 TYPES = {

@@ -11,12 +11,15 @@ import pytest_asyncio
 from gateway.errors import MultimodalUnsupported, RequestMalformed
 from gateway.inference.formats import openai as chat
 from gateway.inference.formats import responses
+from gateway.inference.formats.completion import FullAnswer
+from gateway.inference.provider.chunks import Delta
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
+from tests.fakes.server import CLOSE
 from tests.gateway.inference.formats.bodies import read_payload, refusal_of
 from tests.support.accounts import App
 from tests.support.metrics import metric
-from tests.support.prices import cost
+from tests.support.prices import cost, max_cost
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -122,7 +125,23 @@ async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: Fake
     assert response.output[0].content[0].refusal == "No, thanks."
 
 
-# -- failures --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_an_incomplete_answer_says_why(finish: str, reason: str) -> None:
+    encoder, other = (responses.Responses("req_1", "m", asked=b'"store":false') for _ in range(2))
+    events = read_events((encoder.chunks([Delta(content="a")]) + encoder.end("m", finish, None)).decode())
+    assert events[-1]["type"] == "response.incomplete"
+    for response in (events[-1]["response"], json.loads(other.full(FullAnswer("a", "", []), "m", finish, None))):
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": reason})
+        assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "a")
+
+
+@session
+async def test_a_stream_that_is_cut_has_failed(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), CLOSE)
+    *_, last = read_events((await app.post({"input": prompt, "stream": True}, path=PATH)).text)
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["code"] == "PROVIDER_ERROR"
+    assert await app.account.settled() == max_cost(prompt)
 
 
 # -- requests --------------------------------------------------------------------------------------------------

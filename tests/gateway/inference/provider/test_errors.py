@@ -5,8 +5,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import ProviderQuotaExhausted, ProviderRefused
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderRefused, ServiceError
 from gateway.inference.provider.errors import ProviderSignal, classify, error_status
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "signal"),
+    [
+        (402, b"", ProviderQuotaExhausted, ProviderSignal.QUOTA),
+        (429, b'{"error":{"code":"insufficient_quota"}}', ProviderQuotaExhausted, ProviderSignal.QUOTA),
+        (429, b"slow down", ProviderQuotaExhausted, ProviderSignal.CONGESTED),
+        (401, b"", ProviderFailed, ProviderSignal.DENIED),
+        (400, b"", ProviderRefused, None),
+        (422, b"<html>", ProviderRefused, None),
+        (404, b"", ProviderFailed, ProviderSignal.REACHED),
+        (302, b"", ProviderFailed, ProviderSignal.REACHED),
+        (500, b"", ProviderFailed, ProviderSignal.FAILED),
+    ],
+)
+def test_statuses(status: int, body: bytes, kind: type[ServiceError], signal: ProviderSignal | None) -> None:
+    error, found = classify(status, body)
+    assert (type(error), found) == (kind, signal)
 
 
 def test_the_time_of_a_rate_limit_is_passed_on() -> None:

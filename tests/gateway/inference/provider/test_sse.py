@@ -168,17 +168,6 @@ def test_what_cannot_be_read_is_a_failure_of_the_provider(name: str, begun: bool
 
 
 HALF = "\udc00"
-SURROGATES = {
-    "content": {"content": f"a{HALF}"},
-    "reasoning_content": {"reasoning_content": HALF},
-    "refusal": {"refusal": HALF},
-    "the name of a call": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": HALF, "arguments": "{}"}}]},
-    "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": HALF}}]},
-    "arguments as an object": {
-        "tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": {"x": HALF}}}]
-    },
-    "the old form": {"function_call": {"name": HALF, "arguments": HALF}},
-}
 
 
 def encode_everywhere(deltas: list[Delta], reader: AnswerReader) -> str:
@@ -199,16 +188,6 @@ def encode_everywhere(deltas: list[Delta], reader: AnswerReader) -> str:
         )
     ]
     return b"".join(parts).decode()
-
-
-@pytest.mark.parametrize("name", SURROGATES)
-def test_half_of_a_surrogate_pair_is_replaced(name: str) -> None:
-    reader = AnswerReader([b"data: " + json.dumps({"model": HALF, "choices": [{"delta": SURROGATES[name]}]}).encode()])
-    reader.received.append(b"\n\n" + token(None, "stop") + DONE)
-    deltas = reader.read()
-    assert (reader.failure, reader.complete, reader.model) == (None, True, "\ufffd")
-    assert "\ufffd" in encode_everywhere(deltas, reader)
-    assert reader.produced
 
 
 class Crashing(AnswerReader):
