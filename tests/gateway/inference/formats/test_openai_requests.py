@@ -11,8 +11,7 @@ from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
 from gateway.inference.formats import openai
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
-from tests.gateway.inference.formats.bodies import price, read_payload, refusal_of
-from tests.gateway.inference.formats.chat import MODEL, PATH, json_bytes, user
+from tests.gateway.inference.formats.bodies import MODEL, PATH, json_bytes, price, read_payload, refusal_of, user
 from tests.support.accounts import App
 from tests.support.prices import max_cost
 
