@@ -1,8 +1,30 @@
-"""The pool of connections to the provider."""
+"""The pool of connections to the provider, whose answers fail or are late.
 
-from gateway.inference.provider.pool import Provider
+Before the first token, the response has the failure's status and costs nothing. After it, the stream ends with an error
+event and costs the maximum. test_dialects.py and test_connection.py have more of the ways in which an answer breaks.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.inference.provider.pool import Provider, pause_between_sweeps
 from gateway.settings import Settings
-from tests.fakes import FakeProvider
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, MODEL, ROLE, answer, chunk, event, tokens
+from tests.fakes.server import CLOSE, HANG, Head, Script
+from tests.support.accounts import App
+from tests.support.fixtures import module_fixture
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import PATIENCE_SECONDS
+from tests.support.prices import cost, max_cost
+from tests.support.responses import failed, refused, text_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_the_number_of_idle_connections_is_limited() -> None:
@@ -16,3 +38,185 @@ async def test_the_number_of_idle_connections_is_limited() -> None:
         assert [connection.is_usable() for connection in burst] == [True, True, False]
         assert [await provider.connect() for _ in range(2)] == [burst[1], burst[0]]
         provider.close()
+
+
+NESTED = {"error": {"message": "kaputt, cormorant", "type": "server_error", "code": 500}}
+QUOTA = {"error": {"message": "You exceeded your current quota, check your billing", "code": "insufficient_quota"}}
+REFUSED, ERROR, UNREACHABLE, EXHAUSTED = (
+    (400, "PROVIDER_REFUSED"),
+    (502, "PROVIDER_ERROR"),
+    (502, "PROVIDER_UNREACHABLE"),
+    (503, "PROVIDER_QUOTA_EXHAUSTED"),
+)
+
+BEFORE: dict[str, tuple[Script, tuple[int, str]]] = {
+    "status 422": (answer(422, NESTED), REFUSED),
+    "status 403": (answer(403, NESTED), ERROR),
+    "redirect": (answer(302, b"", {"Location": "http://127.0.0.1:1/"}), ERROR),
+    "quota": (answer(429, QUOTA), EXHAUSTED),
+    "rate": (answer(429, {"error": {"message": "Rate limit reached"}}), EXHAUSTED),
+    "a page instead of a stream": (answer(200, b"<html>hello</html>", {"Content-Type": "text/html"}), ERROR),
+    "closed before an answer": ([CLOSE], UNREACHABLE),
+    "cut after a usage": ([ROLE, chunk(usage=(5, 5)), CLOSE], ERROR),
+    "nested error inside the stream": ([ROLE, event(NESTED), DONE], ERROR),
+    "refusal inside the stream": ([ROLE, event({"error": {"message": "cormorant", "code": 400}}), DONE], REFUSED),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "stream"), [*((case, True) for case in BEFORE), ("rate", False), ("nested error inside the stream", False)]
+)
+async def test_before_a_token(app: App, provider: FakeProvider, case: str, stream: bool) -> None:
+    script, (status, code) = BEFORE[case]
+    prompt = provider.plays(script)
+    response = await app.ask(prompt, stream=stream)
+    error = refused(response, status, code)
+    assert "cormorant" not in error["message"]
+    assert ("Retry-After" in response.headers) == (code == "PROVIDER_UNREACHABLE" or case == "rate")
+    if case == "rate":
+        assert int(response.headers["Retry-After"]) >= 1
+    assert len(provider.asked(prompt)) == 1, "no retry once a byte may have reached the provider"
+    assert await app.account.settled() == 0
+
+
+AFTER: dict[str, Script] = {
+    "cut": [CLOSE],
+    "nested error": [event(NESTED), DONE],
+    "ended without a finish": [],
+}
+
+
+@pytest.mark.parametrize("case", AFTER)
+async def test_after_a_token(app: App, provider: FakeProvider, case: str) -> None:
+    prompt = provider.plays(ROLE, chunk("Gu"), chunk("ten"), *AFTER[case])
+    events = await app.events(prompt)
+    assert text_of(events) == "Guten"
+    assert failed(events) == "PROVIDER_ERROR"
+    assert "cormorant" not in events[-1].data
+    assert await app.account.settled() == max_cost(prompt)
+    # A whole answer that cannot be completed has the status of its failure, and no part of the text.
+    response = await app.ask(prompt)
+    assert response.status_code == 502
+    assert "Guten" not in response.text
+    assert await app.account.settled() == 2 * max_cost(prompt)
+    assert len(provider.asked(prompt)) == 2
+
+
+async def test_usage_before_a_cut_is_charged(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(chunk("a", usage=(5, 1)), chunk("b", usage=(5, 2)), CLOSE)
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+    assert await app.account.settled() == cost(5, 2)
+
+
+async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider) -> None:
+    """This holds even for a usage of 10^400, which no float can represent."""
+    prompt = provider.plays(tokens("a", usage=(10**400, 1)))
+    for stream in (False, True):
+        before = await app.account.settled()
+        response = await app.ask(prompt, stream=stream)
+        assert response.status_code == 200
+        assert await app.account.settled() - before == max_cost(prompt)
+        logged = await app.gateway.request_line(response.headers["X-Request-Id"])
+        assert (logged["event"], logged["code"], logged["nano_euro"]) == ("request", "", max_cost(prompt))
+        assert logged["input_tokens"] == 10**9
+
+
+async def test_a_refused_request_is_logged_with_the_providers_status(app: App, provider: FakeProvider) -> None:
+    """A context overflow is a 400, which SDKs do not retry, and the log distinguishes it from an outage."""
+    overflow = answer(400, {"error": {"code": "context_length_exceeded", "message": "m"}})
+    for script, status, code in ((overflow, 400, "PROVIDER_REFUSED"), (answer(503), 502, "PROVIDER_ERROR")):
+        error = refused(await app.ask(provider.plays(script)), status, code)
+        logged = await app.gateway.request_line(error["requestId"])
+        assert (logged["code"], logged["status"], logged["nano_euro"]) == (code, status, 0)
+        assert logged["provider_status"] == (400 if script is overflow else 503)
+    metrics = (await app.gateway.http.get("/metrics")).text
+    assert 'gateway_provider_errors_total{code="PROVIDER_REFUSED"' not in metrics, "the provider works"
+
+
+OTHER = "qwen3.6-35b-a3b"  # the provider answers with it, and it has a price
+
+
+@module_fixture
+async def lively(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    settings = {
+        "GATEWAY_KEEP_ALIVE": "0.3",
+        "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=2,idle=2,total=10",
+    }
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("lively"), **settings) as gw:
+        yield gw
+
+
+async def test_no_token_in_time(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    """A stream then has had keep-alives, so that its failure is an event."""
+    app = await lively.app(backend)
+
+    async def too_late(*head: Any) -> None:
+        prompt = provider.plays(*head, HANG)
+        started = time.monotonic()
+        refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+        assert 1.5 < time.monotonic() - started < 8, "before the limit of a whole answer"
+        await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), PATIENCE_SECONDS)
+
+    await asyncio.gather(too_late(), too_late(Head()), too_late(ROLE))
+    assert await app.account.settled() == 0
+
+
+async def test_silence_in_the_middle(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, chunk("Gu"), HANG)
+    began = time.monotonic()
+    events = await app.events(prompt)
+    assert (text_of(events), failed(events)) == ("Gu", "PROVIDER_TIMEOUT")
+    assert await app.account.settled() == max_cost(prompt)
+    refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+    assert time.monotonic() - began < 10, "before the limit of a whole answer"
+    for asked in provider.asked(prompt):
+        await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
+
+
+async def test_the_openai_keep_alive_is_an_empty_delta(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+
+    async def lines(prompt: str) -> list[str]:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True}
+        response = await app.post(body, path="/chat/completions")
+        return [line for line in response.text.split("\n") if line]
+
+    late, hanging = provider.plays(ROLE, 1.2, tokens("late")), provider.plays(HANG)
+    got, failing = await asyncio.gather(lines(late), lines(hanging))
+    assert all(line.startswith("data: ") for line in got), "some parsers choke on comments"
+    assert got.pop() == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in got]
+    assert all(c["object"] == "chat.completion.chunk" for c in chunks)
+    deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
+    text = [delta.get("content") for delta in deltas]
+    assert [t for t in text if t] == ["late"]
+    # At least two keep-alives, in addition to the role.
+    assert len(text[: text.index("late")]) >= 3
+    assert json.loads(failing[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
+
+
+async def test_the_first_token_counts_after_a_keep_alive_too(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """The time to it is recorded, and the chunks name the model that answers, even after a keep-alive."""
+    app = await lively.app(backend)
+    role, a, b, *end = tokens("a", "b", model=OTHER)
+    prompt = provider.plays(role, 0.6, a, 0.1, b, 0.1, *end)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True}
+    response = await app.post(body, path="/chat/completions")
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    named = [c["model"] for c in chunks if c["choices"] and c["choices"][0]["delta"].get("content")]
+    assert named == [OTHER, OTHER]
+    assert 500 < (await lively.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
+
+
+# -- the sweep -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limits", "pause"), [((30, 30, 300, 15), 0.5), ((30, 4, 300, 15), 0.2), ((1, 0.5, 2.5), 0.1)])
+async def test_long_limits_need_few_sweeps(limits: tuple[float, ...], pause: float) -> None:
+    """With 2,000 silent streams, ten sweeps per second would take 4 % of a core."""
+    assert pause_between_sweeps(*limits) == pause
