@@ -1,6 +1,6 @@
-"""Each inference status, and its effect on requests with a single provider.
+"""The status of inference: the switch, the approval, the emergency-off file, and their effect on requests.
 
-`test_health_signs.py` has all signs that a provider gives, and `test_availability_switches.py` covers the switches.
+`test_health_signs.py` has all signs that a provider gives.
 """
 
 import asyncio
@@ -12,20 +12,24 @@ import pytest
 from gateway.events.catalog import SAMPLES
 from gateway.inference.availability import Availability
 from gateway.inference.health import Health
-from gateway.inference.provider.errors import ProviderSignal
-from gateway.keys import provider_key
 from gateway.settings import DEFAULT_PROVIDER, Settings
-from tests.support.gateway_process import OPERATOR, Gateway
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.gateway.conftest import Launch
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway
 from tests.support.inference_status import (
+    OPERATIONAL,
     Usable,
     capabilities,
+    status,
+    status_becomes,
 )
 from tests.support.polling import wait_until
 from tests.support.prices import PRICES
-from tests.support.redis_servers import RedisServer
+from tests.support.redis_servers import free_port
 from tests.support.registries import process
-from tests.support.responses import refused
-from tests.support.tcp_proxy import Proxy
+from tests.support.responses import answered, ended, refused, text_of
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,18 +49,165 @@ async def test_the_capabilities_document(gw: Gateway) -> None:
         refused(await gw.http.get("/capabilities", headers=headers), 401, "UNAUTHORIZED")
 
 
-@pytest.mark.usefixtures("redis_url")
-async def test_a_success_during_the_write_of_a_failure_counts(valkey: RedisServer) -> None:
-    async with Proxy(valkey.port) as proxy, process(proxy.url) as registry:
-        health = Health(DEFAULT_PROVIDER, registry, Usable())
-        proxy.hold_requests = b'{"failures":1}'
-        health.note_signal(ProviderSignal.FAILED)
-        await wait_until(lambda: proxy.held)
-        health.note_signal(ProviderSignal.COMPLETION)
-        proxy.let_go()
-        assert health._recorder is not None
-        await asyncio.wait_for(health._recorder, 5)
-        assert await registry.store.get(provider_key()) == "{}"
+DISABLED = ("disabled", False)
+
+
+async def answers(app: App, code: int) -> bool:
+    response = await app.ask("x")
+    if response.status_code == 503:
+        refused(response, 503, "INFERENCE_DISABLED")
+    return response.status_code == code
+
+
+@session
+async def test_gates_take_effect_in_every_process(
+    launch: Launch, provider: FakeProvider, backend: FakeAppBackend
+) -> None:
+    settings = {"GATEWAY_INFERENCE": "off", "GATEWAY_PROCESSING_APPROVED": "false"}
+    async with launch(**settings) as gw:
+        assert await status(gw) == DISABLED
+        for gates, expected in (
+            ({"enabled": True}, DISABLED),
+            ({"approved": True}, OPERATIONAL),
+            ({"enabled": False}, DISABLED),
+            ({"enabled": True, "approved": False}, DISABLED),
+            ({"approved": True}, OPERATIONAL),
+        ):
+            response = await gw.switch(**gates)
+            assert response.status_code == 200
+            assert response.json()["managedInferenceStatus"] == expected[0]
+            await status_becomes(gw, expected)
+        for bad in ({"enabled": "yes"}, {"on": True}, []):
+            refused(await gw.platform("PUT", "inference", bad), 400, "REQUEST_MALFORMED")
+        app = await gw.app(backend)
+        # Both are in Redis, so a new process with the old settings finds them.
+        async with gateway(gw.redis.url, provider, gw.folder, **settings) as second:
+            assert await status(second) == OPERATIONAL
+            for enabled, code in ((True, 200), (False, 503)):
+                await gw.switch(enabled=enabled)
+                for where in (app, app.at(second)):
+                    await wait_until(lambda where=where, code=code: answers(where, code), every=0.2)
+        await off_comes_before_everything(gw, app, provider)
+        await gw.switch(enabled=True)
+        await wait_until(lambda: answers(app, 200), every=0.2)
+        await file_acts_at_once(gw, app, provider)
+
+
+async def off_comes_before_everything(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    nobody = App(app.account, "nobody-here", app.backend)
+    evil = {"Origin": "https://evil.example"}
+    seen = len(provider.exchanges)
+    for asked, content, headers in (
+        (app, b'{"prompt":"x"}', app.headers()),
+        (app, b"{", {}),
+        (app, b"x" * 200_000, app.headers(**evil)),
+        (nobody, b'{"prompt":"x"}', {**evil, "Authorization": "Bearer x"}),
+    ):
+        for path in ("", "/chat/completions"):
+            response = await asked.post(content=content, path=path, headers=headers)
+            refused(response, 503, "INFERENCE_DISABLED")
+            assert "Access-Control-Allow-Origin" not in response.headers
+    models = await gw.http.get(app.path + "/models", headers=app.headers())
+    refused(models, 503, "INFERENCE_DISABLED")
+    # The app's own page can read the reason.
+    response = await app.post({"prompt": "x"}, headers={"Origin": app.origin})
+    refused(response, 503, "INFERENCE_DISABLED")
+    assert response.headers["Access-Control-Allow-Origin"] == app.origin
+    preflight = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
+    response = await gw.http.options(app.path, headers=preflight)
+    assert response.headers["Access-Control-Allow-Origin"] == app.origin
+    for path, origin in ((app.path, evil["Origin"]), (nobody.path, app.origin)):
+        response = await gw.http.options(path, headers={**preflight, "Origin": origin})
+        refused(response, 503, "INFERENCE_DISABLED")
+        assert "Access-Control-Allow-Origin" not in response.headers
+    refused(await gw.http.options(app.path), 503, "INFERENCE_DISABLED")
+    assert len(provider.exchanges) == seen
+
+
+@session
+async def test_the_file_needs_no_redis(provider: FakeProvider, tmp_path: Path) -> None:
+    """Not even in a process that has never read the switch."""
+    async with gateway(f"redis://127.0.0.1:{free_port()}/0", provider, tmp_path) as gw:
+        body = {"content": b'{"prompt":"x"}', "headers": {"Authorization": "Bearer x"}}
+        refused(await gw.http.post("/capsule/an-app/ai", **body), 503, "BACKBONE_UNAVAILABLE")
+        gw.off_file.touch()
+        refused(await gw.http.post("/capsule/an-app/ai", **body), 503, "INFERENCE_DISABLED")
+        headers = {"Origin": "https://an-app.apps.localhost", "Access-Control-Request-Method": "POST"}
+        refused(await gw.http.options("/capsule/an-app/ai", headers=headers), 503, "INFERENCE_DISABLED")
+        refused(await gw.platform("GET", "inference"), 503, "BACKBONE_UNAVAILABLE")
+
+
+async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    """Checks that the file takes effect at once, even without Redis, which this kills at the end."""
+    for _ in range(3):
+        answered(await app.ask("x", token=app.token("file")))
+        seen = len(provider.exchanges)
+        gw.off_file.touch()
+        refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+        assert await status(gw) == DISABLED
+        assert len(provider.exchanges) == seen
+        gw.off_file.unlink()
+    gw.off_file.touch()
+    gw.redis.kill()
+    refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+    nobody = App(app.account, "never-seen", app.backend)
+    response = await nobody.post({"prompt": "x"}, headers={"Origin": nobody.origin})
+    refused(response, 503, "INFERENCE_DISABLED")
+
+
+@session
+async def test_the_file_is_checked_again_before_the_provider_and_cuts_no_stream(
+    gw: Gateway, app: App, provider: FakeProvider
+) -> None:
+    async with FakeAppBackend() as slow:
+        gate = asyncio.Event()
+        end = [chunk("ten"), chunk(finish="stop"), chunk(usage=(1, 2)), DONE]
+        try:
+            async with app.stream(provider.plays(ROLE, chunk("Gu"), gate, *end)) as source:
+                events = source.aiter_sse()
+                heard = [await anext(events)]
+                # A request that waits for its app's keys is refused just before it reaches the provider.
+                waiting = await gw.app(slow)
+                slow.gate.clear()
+                late = provider.plays(tokens("x"))
+                asking = asyncio.create_task(waiting.ask(late))
+                await wait_until(lambda: slow.fetches)
+                gw.off_file.touch()
+                slow.gate.set()
+                refused(await asking, 503, "INFERENCE_DISABLED")
+                assert provider.asked(late) == []
+                assert await waiting.account.settled() == 0
+                await gw.switch(enabled=False)
+                await wait_until(lambda: answers(app, 503))
+                gate.set()
+                heard += [e async for e in events]
+        finally:
+            gw.off_file.unlink(missing_ok=True)
+            await gw.switch(enabled=True)
+            await status_becomes(gw, OPERATIONAL)
+        assert text_of(heard) == "Guten"
+        assert heard[-1].event == "done"
+
+
+@session
+@pytest.mark.long
+async def test_a_frozen_process_does_not_count_its_own_pause_as_silence(
+    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """The answers wait unread in their sockets while the process is stopped."""
+    async with launch(GATEWAY_PROVIDER_TIMEOUTS="connect=1,first=1,idle=1,total=20") as gw:
+        app = await gw.app(backend)
+        gate = asyncio.Event()
+        flowing = provider.plays(ROLE, chunk("a"), gate, *[chunk("b"), 0.1] * 6, chunk("c", finish="stop"), DONE)
+        streams = [asyncio.create_task(app.events(flowing, token=app.token(f"u{n}"))) for n in range(3)]
+        await wait_until(lambda: len(provider.asked(flowing)) == 3)
+        with gw.paused():
+            gate.set()
+            await asyncio.sleep(1.6)
+        for events in await asyncio.gather(*streams):
+            ended(events)
+            assert text_of(events) == "a" + "b" * 6 + "c"
+        assert await status(gw) == OPERATIONAL
 
 
 # -- without a gateway -----------------------------------------------------------------------------------------
