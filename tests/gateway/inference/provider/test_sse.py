@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ServiceError
+from gateway.errors import ProviderFailed, ServiceError
 from gateway.inference.formats.completion import Format, FullAnswer
 from gateway.inference.formats.native import NATIVE
 from gateway.inference.formats.openai import OpenAI
@@ -130,23 +130,6 @@ def test_tokens_after_the_second_are_not_decoded() -> None:
     reader.received += [framed('"c"'), framed('"\\u00e9\\n"')]
     assert reader.read_texts() == [b'"c"', b'"\\u00e9\\n"']
     assert (reader.read(), reader.produced) == ([], 5)
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        ({"error": {"message": "x", "code": 500}}, ProviderSignal.FAILED),
-        ({"error": "x"}, ProviderSignal.FAILED),
-        ({"message": "x", "status": "429"}, ProviderSignal.CONGESTED),
-        ({"error": {"code": 402}}, ProviderSignal.QUOTA),
-    ],
-)
-def test_errors_inside_the_stream(error: dict[str, object], expected: ProviderSignal) -> None:
-    text, reader = read(token("a") + event(**error) + token("b") + DONE)
-    assert text == "a"
-    kind = ProviderQuotaExhausted if expected is not ProviderSignal.FAILED else ProviderFailed
-    assert isinstance(reader.failure, kind)
-    assert reader.signal is expected
 
 
 UNREADABLE = {
