@@ -29,7 +29,7 @@ from tests.support.polling import wait_until
 from tests.support.prices import PRICES
 from tests.support.redis_servers import free_port
 from tests.support.registries import process
-from tests.support.responses import answered, ended, refused, text_of
+from tests.support.responses import answered, refused, text_of
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -187,27 +187,6 @@ async def test_the_file_is_checked_again_before_the_provider_and_cuts_no_stream(
             await status_becomes(gw, OPERATIONAL)
         assert text_of(heard) == "Guten"
         assert heard[-1].event == "done"
-
-
-@session
-@pytest.mark.long
-async def test_a_frozen_process_does_not_count_its_own_pause_as_silence(
-    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    """The answers wait unread in their sockets while the process is stopped."""
-    async with launch(GATEWAY_PROVIDER_TIMEOUTS="connect=1,first=1,idle=1,total=20") as gw:
-        app = await gw.app(backend)
-        gate = asyncio.Event()
-        flowing = provider.plays(ROLE, chunk("a"), gate, *[chunk("b"), 0.1] * 6, chunk("c", finish="stop"), DONE)
-        streams = [asyncio.create_task(app.events(flowing, token=app.token(f"u{n}"))) for n in range(3)]
-        await wait_until(lambda: len(provider.asked(flowing)) == 3)
-        with gw.paused():
-            gate.set()
-            await asyncio.sleep(1.6)
-        for events in await asyncio.gather(*streams):
-            ended(events)
-            assert text_of(events) == "a" + "b" * 6 + "c"
-        assert await status(gw) == OPERATIONAL
 
 
 # -- without a gateway -----------------------------------------------------------------------------------------

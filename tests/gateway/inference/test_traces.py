@@ -1,6 +1,5 @@
 """The trace of a request, as a collector receives it from a real gateway."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,8 +15,6 @@ from tests.fakes.server import CLOSE, HANG, Script, answer
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.metrics import metric
-from tests.support.polling import wait_until
 from tests.support.prices import cost
 from tests.support.providers import several_providers
 
@@ -171,22 +168,6 @@ async def test_a_client_that_leaves_is_not_a_failure(
     root, *stages = await collector.wait_for_trace("capsule.request_id", request_id)
     assert (root.error, root.failed) == ("CLIENT_GONE", False)
     assert [span.error for span in stages] == [None, None, "CLIENT_GONE", None]
-
-
-async def test_waiting_for_the_provider_is_a_stage(
-    traced: Gateway, shop: App, provider: FakeProvider, collector: FakeCollector
-) -> None:
-    gate = asyncio.Event()
-    held = provider.plays(ROLE, gate, *tokens("a")[1:])
-    first = asyncio.create_task(ask(shop, held))
-    await wait_until(lambda: provider.asked(held))
-    second = asyncio.create_task(ask(shop, provider.plays(tokens("b"))))
-    waiting = 'gateway_provider_waiting{provider="default"}'
-    await wait_until(lambda: metric(traced, waiting), holds=lambda number: number == 1)
-    gate.set()
-    await first
-    stages = (await trace_of(collector, await second))[1:]
-    assert [span.name for span in stages] == ["verify", "admit", "wait", f"chat {MODEL}", "settle"]
 
 
 @pytest.mark.long

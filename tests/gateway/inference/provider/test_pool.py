@@ -17,9 +17,10 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, MODEL, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script
 from tests.support.accounts import App
+from tests.support.background import in_background
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.polling import PATIENCE_SECONDS
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.responses import failed, refused, text_of
 
@@ -179,3 +180,23 @@ async def test_the_openai_keep_alive_is_an_empty_delta(
 async def test_long_limits_need_few_sweeps(limits: tuple[float, ...], pause: float) -> None:
     """With 2,000 silent streams, ten sweeps per second would take 4 % of a core."""
     assert pause_between_sweeps(*limits) == pause
+
+
+async def test_the_time_for_which_the_process_stood_still_is_late() -> None:
+    """It is not the provider's silence: what has arrived in it is unread."""
+
+    class Ticks(list[tuple[float, float]]):
+        def tick(self, seconds: float, limits: object, keep_alive: float, late: float) -> None:
+            self.append((seconds, late))
+
+    settings = Settings(provider_url="http://127.0.0.1:1/v1", provider_key="k", keep_alive=2.0)
+    provider, ticks = Provider(settings, settings.providers[0]), Ticks()
+    provider.streams = [ticks]  # type: ignore[assignment]
+    async with in_background(provider.sweep()):
+        await wait_until(lambda: len(ticks) >= 2)
+        time.sleep(1.2)
+        await wait_until(lambda: any(late for _, late in ticks))
+    *before, (seconds, late) = ticks
+    assert not any(late for _, late in before)
+    assert seconds >= 1.2
+    assert seconds - late == pytest.approx(0.1)
