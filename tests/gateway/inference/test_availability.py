@@ -1,6 +1,6 @@
 """The status of inference: the switch, the approval, the emergency-off file, and their effect on requests.
 
-`test_health_signs.py` has all signs that a provider gives.
+`test_health.py` has all signs that a provider gives.
 """
 
 import asyncio
