@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import SAMPLES
 from gateway.inference.availability import Availability
 from gateway.inference.health import Health
@@ -27,7 +28,6 @@ from tests.support.inference_status import (
 )
 from tests.support.polling import wait_until
 from tests.support.prices import PRICES
-from tests.support.redis_servers import free_port
 from tests.support.registries import process
 from tests.support.responses import answered, refused, text_of
 
@@ -124,19 +124,6 @@ async def off_comes_before_everything(gw: Gateway, app: App, provider: FakeProvi
     assert len(provider.exchanges) == seen
 
 
-@session
-async def test_the_file_needs_no_redis(provider: FakeProvider, tmp_path: Path) -> None:
-    """Not even in a process that has never read the switch."""
-    async with gateway(f"redis://127.0.0.1:{free_port()}/0", provider, tmp_path) as gw:
-        body = {"content": b'{"prompt":"x"}', "headers": {"Authorization": "Bearer x"}}
-        refused(await gw.http.post("/capsule/an-app/ai", **body), 503, "BACKBONE_UNAVAILABLE")
-        gw.off_file.touch()
-        refused(await gw.http.post("/capsule/an-app/ai", **body), 503, "INFERENCE_DISABLED")
-        headers = {"Origin": "https://an-app.apps.localhost", "Access-Control-Request-Method": "POST"}
-        refused(await gw.http.options("/capsule/an-app/ai", headers=headers), 503, "INFERENCE_DISABLED")
-        refused(await gw.platform("GET", "inference"), 503, "BACKBONE_UNAVAILABLE")
-
-
 async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
     """Checks that the file takes effect at once, even without Redis, which this kills at the end."""
     for _ in range(3):
@@ -206,6 +193,17 @@ async def parts(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[Availabil
 class WithoutKey(Usable):
     def is_configured(self) -> bool:
         return False
+
+
+async def test_the_file_needs_no_redis(parts: tuple[Availability, Path]) -> None:
+    """Not even in a process that has never read the switch."""
+    availability, file = parts
+    availability._doubt_switch()
+    with pytest.raises(BackboneUnavailable):
+        availability.status()
+    file.parent.mkdir()
+    file.touch()
+    assert availability.status() == "disabled"
 
 
 async def test_without_a_credential(parts: tuple[Availability, Path]) -> None:

@@ -237,13 +237,6 @@ async def test_names_that_no_app_can_have(app: App, path: str) -> None:
     assert error_of(upper) == (404, "APP_NOT_FOUND")
 
 
-async def test_other_methods(app: App) -> None:
-    for method in ("GET", "PUT", "DELETE", "PATCH", "TRACE", "CORMORANT"):
-        response = await app.gateway.http.request(method, app.path, headers=app.headers())
-        assert response.status_code in (404, 405, 400, 501), method
-    answered(await app.ask("x"))
-
-
 async def test_unknown_paths_look_alike(app: App) -> None:
     calls = [("GET", path) for path in ("/nowhere", "/.env", "/capsule", "/%00")]
     for method, path in (*calls, ("POST", "/hooks/deploy/unknown-token")):

@@ -339,25 +339,6 @@ async def test_refusals_between_completions_change_the_status_once(pair: list[He
     assert announced == [provider_key(DEFAULT_PROVIDER)] * 2
 
 
-async def test_refusals_cause_one_probe_at_a_time(redis_url: str) -> None:
-    class Refusing(Usable):
-        probes, gate = 0, asyncio.Event()
-
-        async def probe(self) -> ProviderSignal | None:  # type: ignore[override]
-            self.probes += 1
-            await self.gate.wait()
-            return ProviderSignal.REACHED
-
-    async with process(redis_url) as registry:
-        client = Refusing()
-        health = Health(DEFAULT_PROVIDER, registry, client)
-        for _ in range(30):
-            health.note_signal(ProviderSignal.DENIED, "a")
-        await asyncio.sleep(0.01)
-        assert client.probes == 1
-        client.gate.set()
-
-
 @pytest.mark.usefixtures("redis_url")
 async def test_a_success_during_the_write_of_a_failure_counts(valkey: RedisServer) -> None:
     async with Proxy(valkey.port) as proxy, process(proxy.url) as registry:

@@ -16,7 +16,6 @@ from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.prices import cost
-from tests.support.providers import several_providers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -168,18 +167,3 @@ async def test_a_client_that_leaves_is_not_a_failure(
     root, *stages = await collector.wait_for_trace("capsule.request_id", request_id)
     assert (root.error, root.failed) == ("CLIENT_GONE", False)
     assert [span.error for span in stages] == [None, None, "CLIENT_GONE", None]
-
-
-@pytest.mark.long
-async def test_each_attempt_is_a_stage(
-    collector: FakeCollector, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    async with several_providers(tmp_path_factory.mktemp("attempts"), **collector.settings()) as (gw, providers):
-        shop, prompt = await gw.app(backend), providers[0].plays(answer(500))
-        providers[1].plays(tokens("b"), prompt=prompt)
-        stages = (await trace_of(collector, await ask(shop, prompt)))[1:]
-        assert [span.name for span in stages] == ["verify", "admit", f"chat {MODEL}", f"chat {MODEL}", "settle"]
-        failed, done = stages[2:4]
-        assert (failed.error, failed.attributes["server.port"]) == ("PROVIDER_ERROR", providers[0].port)
-        assert (done.error, done.attributes["server.port"]) == (None, providers[1].port)
-        assert "gen_ai.response.model" not in failed.attributes

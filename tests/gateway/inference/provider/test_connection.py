@@ -1,7 +1,6 @@
 """A connection: the end of an HTTP message, its state after it, and how what arrives is passed on."""
 
 import asyncio
-import json
 import time
 from email.utils import formatdate
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.settings import ProviderTimeouts
 from gateway.settings.prices import Usage
 from tests.fakes import FakeProvider
-from tests.fakes.provider import ROLE, chunk, joined, tokens
+from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, Raw
 from tests.gateway.inference.provider.events import DONE, event, token
 from tests.support.accounts import App
@@ -177,7 +176,6 @@ UNREADABLE = {
     "not HTTP": [b"\x16\x03\x01 nonsense\r\n\r\n"],
     "a head without an end": [b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 60_000, b"x" * 60_000],
     "a compressed body": [b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n\x1f\x8b"],
-    "another protocol": [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n" + token("a") + DONE],
     "a bad status": [CHUNKED.replace(b"200", b"2x0") + piece(token("a") + DONE)],
     "a negative chunk": [CHUNKED + b"-5\r\nhello\r\n"],
     "an endless size of a chunk": [CHUNKED + b"f" * 100_000 + b"\r\n"],
@@ -390,35 +388,35 @@ async def test_nothing_of_an_answer_affects_the_next_on_its_connection() -> None
     stream.close()
 
 
-@pytest.mark.parametrize("status", [429, 503, 529])
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("retry-after: 17", 17),
-        ("Retry-After: 16.5", 17),
-        ("retry-after-ms: 16500", 17),
-        ("retry-after: 99999999", 3600),
-        ("retry-after: {in_100_seconds}", 100),
-        ("retry-after: Wed, 21 Oct 2020 07:28:00 GMT", None),
-        ("retry-after: soon", None),
-        ("retry-after: -5", None),
-    ],
-)
-async def test_a_retry_after(header: str, seconds: int | None, status: int) -> None:
-    header = header.format(in_100_seconds=formatdate(time.time() + 100, usegmt=True))
-    connection, _, pool, stream = asked(
-        b"HTTP/1.1 %d x\r\n%b\r\ncontent-length: 4\r\n\r\nbusy" % (status, header.encode())
-    )
+RETRY_AFTERS = {
+    "retry-after: 17": 17,
+    "Retry-After: 16.5": 17,
+    "retry-after-ms: 16500": 17,
+    "retry-after: 99999999": 3600,
+    "retry-after: {in_100_seconds}": 100,
+    "retry-after: Wed, 21 Oct 2020 07:28:00 GMT": 5,  # a rate limit has a time of its own
+    "retry-after: soon": 5,
+    "retry-after: -5": 5,
+}
+
+
+@pytest.mark.parametrize("header", RETRY_AFTERS)
+async def test_a_retry_after(header: str) -> None:
+    sent = header.format(in_100_seconds=formatdate(time.time() + 100, usegmt=True)).encode()
+    *_, pool, stream = asked(b"HTTP/1.1 429 x\r\n%b\r\ncontent-length: 4\r\n\r\nbusy" % sent)
     with pytest.raises(ServiceError) as failed:
         await stream.read()
-    told = failed.value.retry_after
-    if seconds is None:
-        assert told in (None, 0, 1, 5), "only a rate limit has a time of its own"
-    else:
-        assert told is not None
-        assert abs(told - seconds) <= 2 * (seconds == 100)
+    assert failed.value.retry_after == pytest.approx(RETRY_AFTERS[header], abs=2 * ("in_100" in header))
     stream.close()
-    assert pool.kept == [connection]
+    assert len(pool.kept) == 1
+
+
+@pytest.mark.parametrize(("status", "pause"), [(429, 7), (503, 7), (529, 7), (500, 0)])
+async def test_the_time_for_which_a_provider_asks_to_be_left_alone(status: int, pause: int) -> None:
+    *_, stream = asked(b"HTTP/1.1 %d x\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n" % status)
+    with pytest.raises(ServiceError) as failed:
+        await stream.read()
+    assert (stream.pause, failed.value.retry_after) == (pause, pause or None)
 
 
 async def test_a_rate_limit_whose_body_hangs() -> None:
@@ -483,27 +481,3 @@ async def test_connections_that_died_while_idle(app: App, provider: FakeProvider
     for _ in range(5):
         assert answered(await app.ask(prompt))["text"] == "alive"
     assert len(provider.asked(prompt)) == 5
-
-
-@session
-@pytest.mark.parametrize("begun", [False, True], ids=["at once", "after the beginning"])
-async def test_tokens_that_arrive_with_the_end_are_sent_with_the_end(
-    app: App, provider: FakeProvider, begun: bool
-) -> None:
-    """The last tokens and the end are one piece, whether the relay waits or the shortcut is in use."""
-    gate = asyncio.Event()
-    beginning = [joined([ROLE, *(chunk(w) for w in "abc")]), gate] if begun else [ROLE]
-    prompt = provider.plays(*beginning, joined([chunk("y"), chunk("z"), *tokens("c")[-3:]]))
-    async with app.gateway.http.stream(
-        "POST", app.path, json={"prompt": prompt, "stream": True}, headers=app.headers()
-    ) as response:
-        pieces = response.aiter_raw()
-        if begun:
-            first = b"".join(b'data: {"token":"%b"}\n\n' % token for token in (b"a", b"b", b"c"))
-            assert await anext(pieces) == first
-            gate.set()
-        last = await anext(pieces)
-        assert [piece async for piece in pieces] == []
-    *events, end = last.decode().removesuffix("\n\n").split("\n\n")
-    assert [json.loads(e.removeprefix("data: ")) for e in events] == [{"token": "y"}, {"token": "z"}]
-    assert end.startswith("event: done\n")

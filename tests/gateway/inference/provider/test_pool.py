@@ -65,6 +65,10 @@ async def test_before_a_token(app: App, provider: FakeProvider, case: str, strea
     assert ("Retry-After" in response.headers) == (code == "PROVIDER_UNREACHABLE" or case == "rate")
     if case == "rate":
         assert int(response.headers["Retry-After"]) >= 1
+    if case.startswith("status"):
+        logged = await app.gateway.request_line(error["requestId"])
+        assert (logged["code"], logged["status"], logged["nano_euro"]) == (code, status, 0)
+        assert logged["provider_status"] == int(case.removeprefix("status "))
     assert len(provider.asked(prompt)) == 1, "no retry once a byte may have reached the provider"
     assert await app.account.settled() == 0
 
@@ -109,18 +113,6 @@ async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider
         logged = await app.gateway.request_line(response.headers["X-Request-Id"])
         assert (logged["event"], logged["code"], logged["nano_euro"]) == ("request", "", max_cost(prompt))
         assert logged["input_tokens"] == 10**9
-
-
-async def test_a_refused_request_is_logged_with_the_providers_status(app: App, provider: FakeProvider) -> None:
-    """A context overflow is a 400, which SDKs do not retry, and the log distinguishes it from an outage."""
-    overflow = answer(400, {"error": {"code": "context_length_exceeded", "message": "m"}})
-    for script, status, code in ((overflow, 400, "PROVIDER_REFUSED"), (answer(503), 502, "PROVIDER_ERROR")):
-        error = refused(await app.ask(provider.plays(script)), status, code)
-        logged = await app.gateway.request_line(error["requestId"])
-        assert (logged["code"], logged["status"], logged["nano_euro"]) == (code, status, 0)
-        assert logged["provider_status"] == (400 if script is overflow else 503)
-    metrics = (await app.gateway.http.get("/metrics")).text
-    assert 'gateway_provider_errors_total{code="PROVIDER_REFUSED"' not in metrics, "the provider works"
 
 
 @module_fixture

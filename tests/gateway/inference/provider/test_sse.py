@@ -121,17 +121,6 @@ def test_a_frame_does_not_change_the_text(examples: int) -> None:
     check()
 
 
-def test_tokens_after_the_second_are_not_decoded() -> None:
-    reader = AnswerReader([])
-    for literal in ('"a"', '"b"'):
-        reader.received.append(framed(literal))
-        assert reader.read_texts() is None
-        reader.read()
-    reader.received += [framed('"c"'), framed('"\\u00e9\\n"')]
-    assert reader.read_texts() == [b'"c"', b'"\\u00e9\\n"']
-    assert (reader.read(), reader.produced) == ([], 5)
-
-
 UNREADABLE = {
     "not an object": b"data: [1]\n\n",
     "not UTF-8": b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
