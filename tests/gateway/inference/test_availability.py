@@ -1,9 +1,11 @@
-"""The status of inference: the switch, the approval, the emergency-off file, and their effect on requests.
+"""The status of inference, and the choice among providers.
 
+The switch, the approval and the emergency-off file, with their effect on requests; then both without a gateway.
 `test_health.py` has all signs that a provider gives.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import pytest
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import SAMPLES
 from gateway.inference.availability import Availability
-from gateway.inference.health import Health
-from gateway.settings import DEFAULT_PROVIDER, Settings
+from gateway.inference.health import FAILURES, HEALTHY, Health, HealthRecord
+from gateway.inference.providers import Providers
+from gateway.settings import DEFAULT_PROVIDER, ProviderSettings, Settings
+from gateway.telemetry.metrics import Metrics
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.gateway.conftest import Launch
@@ -206,13 +210,6 @@ async def test_the_file_needs_no_redis(parts: tuple[Availability, Path]) -> None
     assert availability.status() == "disabled"
 
 
-async def test_without_a_credential(parts: tuple[Availability, Path]) -> None:
-    availability, _ = parts
-    assert availability.status() == "misconfigured"
-    assert not availability.status().available
-    assert await availability.change_switch(approved=False) == "disabled"
-
-
 async def test_whatever_is_at_the_files_path_turns_inference_off(parts: tuple[Availability, Path]) -> None:
     availability, file = parts  # neither the folder nor the file exists
     assert availability.status() == "misconfigured"
@@ -226,3 +223,70 @@ async def test_whatever_is_at_the_files_path_turns_inference_off(parts: tuple[Av
         assert availability.status() == "disabled"
         remove()
         assert availability.status() == "misconfigured"
+    assert not availability.status().available
+    assert await availability.change_switch(approved=False) == "disabled"
+
+
+# -- the choice ------------------------------------------------------------------------------------------------
+
+MODEL, OTHER = "gpt-oss-120b", "qwen3.6-35b-a3b"
+UP, DOWN, FULL = HEALTHY, HealthRecord(failures=FAILURES), HealthRecord(quota=True)
+REFUSED, PAUSED = HealthRecord(refused=True), HealthRecord(passed_over_until=round((time.time() + 3_600) * 1000))
+
+
+@pytest.fixture
+async def providers(redis_url: str) -> AsyncIterator[Providers]:
+    served = {"one": [MODEL, OTHER], "two": [MODEL], "three": [MODEL, OTHER]}
+    named = [
+        ProviderSettings(
+            name=name,
+            url=f"http://{name}.test/v1",
+            region="fr-par",
+            key="k",
+            models=dict(zip(models, models, strict=True)),
+        )
+        for name, models in served.items()
+    ]
+    settings = Settings(inference=True, processing_approved=True, providers_file=tuple(named))
+    async with process(redis_url) as registry:
+        providers = Providers(settings, registry.store, registry, Metrics())
+        await providers.availability.reload()
+        yield providers
+
+
+# The health of the providers, those that get requests in this order, and those that one request in a while tries.
+CHOICES: dict[str, tuple[tuple[HealthRecord, ...], list[str], list[str]]] = {
+    "all healthy": ((UP, UP, UP), ["one", "two", "three"], []),
+    "the first is down": ((DOWN, UP, UP), ["two", "three"], ["one"]),
+    "the last has no quota": ((UP, UP, FULL), ["one", "two"], ["three"]),
+    "a refused credential": ((REFUSED, UP, UP), ["two", "three"], []),
+    "a pause": ((PAUSED, UP, UP), ["two", "three"], []),
+    "a pause, and no other one is healthy": ((PAUSED, DOWN, REFUSED), ["one", "two", "three"], ["two"]),
+    "a pause comes before those that are down": ((DOWN, PAUSED, DOWN), ["two", "one", "three"], ["one", "three"]),
+    "all down": ((DOWN, FULL, DOWN), ["one", "two", "three"], ["one"]),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+async def test_the_choice(providers: Providers, case: str) -> None:
+    records, candidates, on_trial = CHOICES[case]
+    for provider, record in zip(providers.all, records, strict=True):
+        provider.health._take(record)
+    choice = providers.choose(MODEL)
+    assert [each.name for each in choice.candidates] == candidates
+    assert [each.name for each in choice.on_trial] == on_trial
+    assert "two" not in [each.name for each in providers.choose(OTHER).candidates]
+    await providers.availability.change_switch(providers={"one": False})
+    choice = providers.choose(MODEL)
+    assert "one" not in [each.name for each in (*choice.candidates, *choice.on_trial)]
+
+
+async def test_no_provider_is_chosen_while_the_switch_is_in_doubt(providers: Providers) -> None:
+    """An operator may just have turned inference off: each request is refused, not only the first one."""
+    assert providers.choose(MODEL).candidates
+    providers.availability._doubt_switch()
+    for _ in range(2):
+        with pytest.raises(BackboneUnavailable):
+            providers.choose(MODEL)
+    await providers.availability.reload()
+    assert providers.choose(MODEL).candidates

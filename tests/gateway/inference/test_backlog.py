@@ -104,6 +104,19 @@ async def test_a_complete_answer_without_usage_is_an_anomaly(app: App, provider:
 
 
 @session
+async def test_gone_after_a_long_body_that_came_late(app: App, provider: FakeProvider) -> None:
+    """Its last part is more than a connection takes before it pauses."""
+    prompt = provider.plays(HANG, prompt="a long prompt " + "x" * 90_000)
+    data = make_request(app, prompt, stream=False)
+    browser = await send(app, data[:-85_000])
+    await asyncio.sleep(0.2)
+    await asyncio.get_running_loop().sock_sendall(browser, data[-85_000:])
+    asked = await wait_for_arrival(provider, prompt)
+    browser.close()
+    await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
+
+
+@session
 async def test_gone_between_usage_and_the_end(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("a"), chunk(usage=(5, 1)) + chunk("b"), HANG, DONE)
     async with app.stream(prompt) as source:

@@ -119,10 +119,9 @@ async def test_each_model_is_charged_at_its_price(app: App, provider: FakeProvid
 @pytest.mark.parametrize("usage", [None, (-1, 5)])
 async def test_missing_or_invalid_usage(app: App, provider: FakeProvider, usage: tuple | None) -> None:
     prompt = provider.plays(tokens("x", usage=usage))
-    body = answered(await app.ask(prompt, maxTokens=50))
-    assert body["usage"] is None
+    assert answered(await app.ask(prompt, maxTokens=50))["usage"] is None
     assert await app.account.settled() == max_cost(prompt, 50)
-    assert ended(await app.events(prompt, maxTokens=50))["usage"] == body["usage"]
+    assert ended(await app.events(prompt, maxTokens=50))["usage"] is None
     assert await app.account.settled() == 2 * max_cost(prompt, 50)
 
 
@@ -199,32 +198,25 @@ async def test_user_rate_then_cap_then_body(low_caps: Gateway, backend: FakeAppB
         refused(await post(app, body, **app.headers(app.token("ben"))), 402, "SPEND_CAP_REACHED")
 
 
-async def test_several_tokens(app: App) -> None:
-    good, bad = bearer(app), "Authorization: Bearer x.y.z"
-    for headers in ((good, bad), (bad, good), (good, "Authorization: Bearer " + app.token("ben"))):
-        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', *headers))
-        assert error_of(reply) == (401, "TOKEN_INVALID")
-
-
-async def test_several_origins(app: App) -> None:
-    own, evil = f"Origin: {app.origin}", "Origin: https://evil.example"
-    for headers in ((own, evil), (evil, own), (f"Origin: {app.origin}, https://evil.example",)):
-        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
-        assert error_of(reply) == (403, "ORIGIN_NOT_ALLOWED")
-        assert reply
-        assert not [h for h in reply.headers if h.startswith("access-control-")]
-
-
 async def test_headers_in_several_lines(app: App) -> None:
     """Lines of a list are joined. A header that must be single is not trusted if it appears twice."""
-    for lines in (("Accept: text/html", "Accept: text/event-stream"), ("Accept: text/event-stream", "Accept: */*")):
-        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *lines))
+    good, bad, other = bearer(app), "Authorization: Bearer x.y.z", f"Authorization: Bearer {app.token('ben')}"
+    own, evil = f"Origin: {app.origin}", "Origin: https://evil.example"
+    text, image = "Content-Type: application/json", "Content-Type: image/png"
+    for error, *several in (
+        ((401, "TOKEN_INVALID"), (good, bad), (bad, good), (good, other)),
+        ((403, "ORIGIN_NOT_ALLOWED"), (good, own, evil), (good, evil, own), (good, f"{own}, https://evil.example")),
+        ((400, "REQUEST_MALFORMED"), (good, text, image), (good, image, text)),
+    ):
+        for lines in several:
+            reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', *lines))
+            assert error_of(reply) == error
+            assert reply
+            assert not [header for header in reply.headers if header.startswith("access-control-")]
+    for accept in (("Accept: text/html", "Accept: text/event-stream"), ("Accept: text/event-stream", "Accept: */*")):
+        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', good, *accept))
         assert reply
         assert reply.headers["content-type"] == "text/event-stream"
-    types = ("Content-Type: application/json", "Content-Type: image/png")
-    for lines in (types, types[::-1]):
-        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *lines))
-        assert error_of(reply) == (400, "REQUEST_MALFORMED")
 
 
 @pytest.mark.parametrize("path", ["/capsule/../ai", "/capsule/{app}%0d%0aX-Evil:%201/ai", "/capsule/%ff%fe/ai"])

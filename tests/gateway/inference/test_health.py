@@ -1,7 +1,7 @@
 """What each sign means for the request and for the provider, and what ends it: the rows of the table in the docs.
 
 Then one provider's health without a gateway: whose failures count, how it is written, trials, pauses and the record.
-`test_providers.py` has the choice among providers.
+`test_availability.py` has the choice among providers.
 """
 
 import asyncio

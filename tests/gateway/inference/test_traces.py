@@ -1,7 +1,9 @@
 """The trace of a request, as a collector receives it from a real gateway."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,6 +17,8 @@ from tests.fakes.server import CLOSE, HANG, Script, answer
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.metrics import metric
+from tests.support.polling import wait_until
 from tests.support.prices import cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -50,9 +54,9 @@ async def shop(traced: Gateway, backend: FakeAppBackend) -> App:
     return await traced.app(backend)
 
 
-async def ask(shop: App, prompt: str, path: str = "", **options: Any) -> httpx.Response:
+async def ask(shop: App, prompt: str, **options: Any) -> httpx.Response:
     headers = shop.headers(shop.token(USER), **options.pop("headers", {}))
-    return await shop.post({"prompt": prompt, **options}, path=path, headers=headers)
+    return await shop.post({"prompt": prompt, **options}, headers=headers)
 
 
 async def trace_of(collector: FakeCollector, response: httpx.Response) -> list[Span]:
@@ -167,3 +171,17 @@ async def test_a_client_that_leaves_is_not_a_failure(
     root, *stages = await collector.wait_for_trace("capsule.request_id", request_id)
     assert (root.error, root.failed) == ("CLIENT_GONE", False)
     assert [span.error for span in stages] == [None, None, "CLIENT_GONE", None]
+
+
+async def test_waiting_for_the_provider_is_a_stage(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
+    gate = asyncio.Event()
+    held = provider.plays(ROLE, gate, *tokens("a")[1:])
+    first = asyncio.create_task(ask(shop, held))
+    await wait_until(lambda: provider.asked(held))
+    second = asyncio.create_task(ask(shop, provider.plays(tokens("b"))))
+    waiting = partial(metric, shop.gateway, 'gateway_provider_waiting{provider="default"}')
+    await wait_until(waiting, holds=lambda requests: requests == 1)
+    gate.set()
+    await first
+    _, *stages = await trace_of(collector, await second)
+    assert [span.name for span in stages] == ["verify", "admit", "wait", f"chat {MODEL}", "settle"]

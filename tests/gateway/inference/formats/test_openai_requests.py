@@ -200,16 +200,6 @@ def test_a_call_is_sent_back_with_an_object_for_arguments(case: str) -> None:
     assert text_bytes == price("When?", sent, messages=2)
 
 
-def test_half_of_a_surrogate_pair_is_replaced() -> None:
-    """A page that cuts a text in two leaves it, and its conversation would fail from then on."""
-    call = {"id": "\udc00", "type": "function", "function": {"name": "f", "arguments": '{"x": "\ude00\ud83d"}'}}
-    messages = [said("\\ud83d, \\\ude00", tool_calls=[call]), result("\udc00", "\ud83dx")]
-    payload, _ = read_payload(openai, {"messages": messages, "stop": ["\ud83d"]})
-    call = {"id": "\ufffd", "type": "function", "function": {"name": "f", "arguments": '{"x": "\ufffd\ufffd"}'}}
-    assert payload["messages"] == [said("\\ud83d, \\\ufffd", tool_calls=[call]), result("\ufffd", "\ufffdx")]
-    assert payload["stop"] == ["\ufffd"]
-
-
 @given(st.text(st.characters() | st.sampled_from("\\u\ud83d\ude00"), min_size=1, max_size=12))
 def test_any_text_of_a_script_is_read(text: str) -> None:
     """JavaScript's strings may have halves anywhere, and `JSON.stringify` writes them as escapes."""

@@ -16,14 +16,14 @@ from gateway.inference.provider.chunks import Delta
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
 from tests.fakes.server import CLOSE
-from tests.gateway.inference.formats.bodies import read_payload, refusal_of
+from tests.gateway.inference.formats.bodies import MODEL, read_payload, refusal_of, sdk
 from tests.support.accounts import App
 from tests.support.metrics import metric
 from tests.support.prices import cost, max_cost
 
 session = pytest.mark.asyncio(loop_scope="session")
 
-MODEL, PATH = "gpt-oss-120b", "/responses"
+PATH = "/responses"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
 TOOL = {"type": "function", "name": "weather", "description": "Says it", "parameters": PARAMETERS, "strict": True}
 CALLS = calls(
@@ -36,9 +36,7 @@ CALLS = calls(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(app: App) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0
-    ) as client:
+    async with sdk(app) as client:
         yield client
 
 
@@ -82,12 +80,8 @@ async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None
     begun = ["response.output_item.added", "response.content_part.added"]
     thought = ["response.reasoning_text.delta", "response.reasoning_text.done"]
     middle = [*begun, *thought, *item, *begun, *text, *item]
-    assert [e["type"] for e in events] == [
-        "response.created",
-        "response.in_progress",
-        *middle,
-        "response.completed",
-    ]
+    whole = ["response.created", "response.in_progress", *middle, "response.completed"]
+    assert [e["type"] for e in events] == whole
     assert [e["sequence_number"] for e in events] == [*range(len(events))]
     assert (events[0]["response"]["status"], events[0]["response"]["output"]) == ("in_progress", [])
     last = events[-1]["response"]

@@ -24,7 +24,7 @@ from tests.support.redis_servers import free_port
 Address = tuple[str, int]
 
 
-class Resolving:
+class Resolving(uvloop.Loop):
     """An event loop that resolves every name to these addresses, or fails with this error."""
 
     addresses: ClassVar[list[Address]] = []
@@ -43,17 +43,13 @@ class Resolving:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in self.addresses]
 
 
-class Fast(Resolving, uvloop.Loop):
-    pass
-
-
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture
 def run() -> Iterator[Run]:
     Resolving.lookups, Resolving.next_addresses, Resolving.error = 0, [], None
-    with asyncio.Runner(loop_factory=Fast) as runner:
+    with asyncio.Runner(loop_factory=Resolving) as runner:
         yield runner.run
     gc.collect()  # an abandoned socket would fail the test as a ResourceWarning
 
@@ -161,26 +157,6 @@ def test_a_connection_that_fails_is_tried_once_more(run: Run) -> None:
             Resolving.lookups, Resolving.next_addresses = 0, [("127.0.0.1", provider.port)]
             failure, _ = await connect("http://model.test/v1", [refusing()])
         assert (failure, Resolving.lookups) == (None, 2)
-
-    run(scenario())
-
-
-def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
-    """If two addresses connect at the same moment, one is used and the other is closed."""
-    opened: list[asyncio.StreamWriter] = []
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened.append(writer)
-        assert await reader.read() == b"", "nothing is sent on any"
-        writer.close()
-        opened.remove(writer)
-
-    async def scenario() -> None:
-        async with listening(accept) as one, listening(accept) as two:
-            for _ in range(5):
-                assert (await connect("http://model.test/v1", [one, two]))[0] is None
-            await asyncio.sleep(0.1)
-            assert opened == []
 
     run(scenario())
 

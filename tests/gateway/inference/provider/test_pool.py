@@ -76,7 +76,6 @@ async def test_before_a_token(app: App, provider: FakeProvider, case: str, strea
 AFTER: dict[str, Script] = {
     "cut": [CLOSE],
     "nested error": [event(NESTED), DONE],
-    "ended without a finish": [],
 }
 
 
@@ -96,10 +95,14 @@ async def test_after_a_token(app: App, provider: FakeProvider, case: str) -> Non
     assert len(provider.asked(prompt)) == 2
 
 
-async def test_usage_before_a_cut_is_charged(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(chunk("a", usage=(5, 1)), chunk("b", usage=(5, 2)), CLOSE)
-    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+async def test_usage_before_a_failure_is_charged(app: App, provider: FakeProvider) -> None:
+    """That of a cut after a token, and of an answer that says that it broke, even before a token."""
+    cut = provider.plays(chunk("a", usage=(5, 1)), chunk("b", usage=(5, 2)), CLOSE)
+    assert failed(await app.events(cut)) == "PROVIDER_ERROR"
     assert await app.account.settled() == cost(5, 2)
+    broken = provider.plays(ROLE, chunk(finish="abort"), chunk(usage=(5, 2)), DONE)
+    refused(await app.ask(broken), 502, "PROVIDER_ERROR")
+    assert await app.account.settled() == 2 * cost(5, 2)
 
 
 async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider) -> None:

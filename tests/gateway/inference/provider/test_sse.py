@@ -142,24 +142,17 @@ def test_what_cannot_be_read_is_a_failure_of_the_provider(name: str, begun: bool
 HALF = "\udc00"
 
 
-def encode_everywhere(deltas: list[Delta], reader: AnswerReader) -> str:
-    """Returns all that clients of both formats get, as streams and as whole answers."""
+def encode_everywhere(deltas: list[Delta], reader: AnswerReader) -> None:
+    """Encodes all that clients of both formats get, as streams and as whole answers."""
     calls = [call for delta in deltas for call in delta.tool_calls or []]
-    texts = [
+    text, reasoning, refusal = (
         "".join(getattr(delta, name) or "" for delta in deltas) for name in ("content", "reasoning_content", "refusal")
-    ]
-    answer = FullAnswer(texts[0], texts[1], calls, texts[2])
+    )
     formats: list[Format] = [NATIVE, OpenAI("id", "m", with_usage=True)]
-    parts = [
-        part
-        for format in formats
-        for part in (
-            format.chunks(deltas),
-            format.end("m", reader.finish, reader.usage),
-            format.full(answer, "m", reader.finish, reader.usage),
-        )
-    ]
-    return b"".join(parts).decode()
+    for format in formats:
+        stream = format.chunks(deltas) + format.end("m", reader.finish, reader.usage)
+        whole = format.full(FullAnswer(text, reasoning, calls, refusal), "m", reader.finish, reader.usage)
+        assert (stream + whole).decode()
 
 
 class Crashing(AnswerReader):
