@@ -40,7 +40,6 @@ LONG = (  # tests that `make test` leaves out
     "gateway/accounts/test_registry_processes",
     "gateway/api/test_install",
     "gateway/api/test_openapi.py::test_no_undocumented_status",
-    "gateway/inference/test_availability_outages",
     "gateway/inference/test_handler_backbone",
     "gateway/inference/test_upstream",
     "gateway/operations/test_leaving.py::test_nothing_is_left",

@@ -56,14 +56,6 @@ async def low_caps(provider: FakeProvider, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-@module_fixture
-async def strict(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway that refuses private addresses and plain HTTP, as in production."""
-    folder = tmp_path_factory.mktemp("strict")
-    async with gateway_with_redis(provider, folder, GATEWAY_ALLOW_PRIVATE_ADDRESSES="false") as running:
-        yield running
-
-
 @pytest.fixture
 def launch(provider: FakeProvider, tmp_path: Path) -> Launch:
     """Starts a gateway with its own Redis: `async with launch(GATEWAY_X="…") as gw:`."""

@@ -65,20 +65,17 @@ class Provider:
         self.running += by
         self.most = max(self.most, self.running)
 
-    async def serve(self, permits: Process, permit: Permit, seconds: float) -> None:
+    async def request(self, permits: Process, account: str, seconds: float, app: str = "app") -> float:
+        """Serves one request, and returns the seconds that it waited."""
+        began = now()
+        permit = permits.take_now(account) or await permits.wait_for_permit(account, app, 1)
+        waited = now() - began
         self._change(1)
         try:
             await asyncio.sleep(seconds)
         finally:
             self._change(-1)
             permits.release(permit)
-
-    async def request(self, permits: Process, account: str, seconds: float, app: str = "app") -> float:
-        """Serves one request, and returns the seconds that it waited."""
-        began = now()
-        permit = permits.take_now(account) or await permits.wait_for_permit(account, app, 1)
-        waited = now() - began
-        await self.serve(permits, permit, seconds)
         return waited
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.support.accounts import App
-from tests.support.gateway_process import OPERATOR, Gateway, gateway
+from tests.support.gateway_process import Gateway, gateway
 from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
@@ -40,36 +40,6 @@ async def heals(app: App) -> None:
     await wait_until(works, 5, 0.2)
 
 
-async def test_redis_killed_and_back(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    async with durable(provider, tmp_path) as gw:
-        app = await gw.app(backend)
-        token = app.token()
-        answered(await app.ask("x", token=token))
-        spent = await app.account.settled()
-        gate = asyncio.Event()
-        rest = [chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE]
-        running = provider.plays(ROLE, chunk("Gu"), gate, rest)
-        leaving = provider.plays(ROLE, chunk("a"), HANG)
-        async with app.stream(running) as source, contextlib.AsyncExitStack() as stack:
-            events = source.aiter_sse()
-            heard = [await anext(events)]
-            other = await stack.enter_async_context(app.stream(leaving))
-            await anext(other.aiter_sse())
-            gw.redis.kill()
-            await refuses_everything(gw, app, token, provider)
-            # A running stream continues and an abandoned one is canceled. Neither can be settled yet.
-            gate.set()
-            heard += [e async for e in events]
-            assert text_of(heard) == "Guten"
-            assert heard[-1].event == "done"
-            await stack.aclose()
-            await asyncio.wait_for(provider.asked(leaving)[0].canceled.wait(), PATIENCE_SECONDS)
-        gw.redis.start()
-        await wait_until(lambda: gw.answers("/ready"), 5)
-        assert await settles(app) == spent + cost(3, 2) + max_cost(leaving)
-        await heals(app)
-
-
 async def settles(app: App) -> int:
     async def at_rest() -> dict | None:
         spend = await app.account.spend()
@@ -78,28 +48,81 @@ async def settles(app: App) -> int:
     return (await wait_until(at_rest, 15, 0.1))["settled"]
 
 
-async def refuses_everything(gw: Gateway, app: App, token: str, provider: FakeProvider) -> None:
+def command(line: str) -> Callable[[Gateway], None]:
+    """Returns what sends Redis a command."""
+
+    def send(gw: Gateway) -> None:
+        with gw.redis.client() as client:
+            client.execute_command(*line.encode().split())
+
+    return send
+
+
+KILLED = "killed"
+# What happens to Redis, and what mends it.
+STATES: dict[str, tuple[Callable[[Gateway], None], Callable[[Gateway], None]]] = {
+    KILLED: (lambda gw: gw.redis.kill(), lambda gw: gw.redis.start()),
+    # It refuses writes, as without memory, or as a replica after a failover.
+    "OOM": (command("CONFIG SET maxmemory 1"), command("CONFIG SET maxmemory 0")),
+    "READONLY": (command("REPLICAOF 127.0.0.1 1"), command("REPLICAOF NO ONE")),
+    "NOREPLICAS": (command("CONFIG SET min-replicas-to-write 1"), command("CONFIG SET min-replicas-to-write 0")),
+}
+
+
+async def test_redis_fails_and_returns(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    async with durable(provider, tmp_path) as gw:
+        app, gate = await gw.app(backend), asyncio.Event()
+        rest = [chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE]
+        for state, (fail, mend) in STATES.items():
+            running = provider.plays(ROLE, chunk("Gu"), gate, rest)
+            leaving = provider.plays(ROLE, chunk("a"), HANG)
+            gate.clear()
+            spent = await app.account.settled()
+            async with app.stream(running) as source, contextlib.AsyncExitStack() as stack:
+                events = source.aiter_sse()
+                heard = [await anext(events)]
+                other = await stack.enter_async_context(app.stream(leaving))
+                await anext(other.aiter_sse())
+                fail(gw)
+                await refuses_everything(gw, app, provider, state)
+                # A running stream continues and an abandoned one is canceled. Neither can be settled yet.
+                gate.set()
+                heard += [e async for e in events]
+                assert (text_of(heard), heard[-1].event) == ("Guten", "done")
+                await stack.aclose()
+                await asyncio.wait_for(provider.asked(leaving)[0].canceled.wait(), PATIENCE_SECONDS)
+            mend(gw)
+            await wait_until(lambda: gw.answers("/ready"), 5)
+            assert await settles(app) == spent + cost(3, 2) + max_cost(leaving)
+            await heals(app)
+
+
+async def refuses_everything(gw: Gateway, app: App, provider: FakeProvider, state: str) -> None:
     prompt = provider.plays(tokens("x"))
     chat = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": prompt}]}
     for response in (
-        await app.ask(prompt, token=token),
-        await app.ask(prompt, token=token, stream=True),
-        await app.post(chat, path="/chat/completions", headers=app.headers(token)),
+        await app.ask(prompt),
+        await app.ask(prompt, stream=True),
+        await app.post(chat, path="/chat/completions"),
     ):
         refused(response, 503, "BACKBONE_UNAVAILABLE")
         assert int(response.headers["Retry-After"]) >= 1
     assert provider.asked(prompt) == []
-    # An app whose record no process has cached.
-    stranger = App(app.account, "never-seen", app.backend)
-    refused(await stranger.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
-    refused(await app.account.get(), 503, "BACKBONE_UNAVAILABLE")
-    refused(await app.account.get("/account/apps"), 503, "BACKBONE_UNAVAILABLE")
     created = await gw.platform("POST", "accounts", {"name": "x", "plan": "free"})
     refused(created, 503, "BACKBONE_UNAVAILABLE")
-    assert (await gw.http.get("/ready")).status_code == 503
     assert (await gw.http.get("/health")).status_code == 200
-    headers = {"Authorization": f"Bearer {OPERATOR}"}
-    assert (await gw.http.get("/capabilities", headers=headers)).status_code in (200, 503)
+    not_ready = refused(await gw.http.get("/ready"), 503, "BACKBONE_UNAVAILABLE")
+    assert "\ngateway_redis_up 0.0" in (await gw.http.get("/metrics")).text
+    if state == KILLED:
+        # An app whose record no process has cached.
+        stranger = App(app.account, "never-seen", app.backend)
+        refused(await stranger.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
+        refused(await app.account.get(), 503, "BACKBONE_UNAVAILABLE")
+        refused(await app.account.get("/account/apps"), 503, "BACKBONE_UNAVAILABLE")
+    else:
+        assert f"({state})" in not_ready["message"]
+        for event in ("redis.unavailable", "admission.failed"):
+            assert any(event in line and f'"{state}"' in line for line in gw.log.splitlines()), state
 
 
 async def test_redis_slow(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
@@ -112,48 +135,6 @@ async def test_redis_slow(provider: FakeProvider, backend: FakeAppBackend, tmp_p
             answered(await app.ask("x"))
             assert (await gw.http.get("/ready")).json() == {"status": "ready"}
             proxy.let_go()  # answers stay slow, because a quick one could overtake another on its way through the proxy
-
-
-async def test_redis_that_refuses_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """Redis refuses writes (out of memory, or a replica after a failover): earlier reservations are settled later."""
-    async with durable(provider, tmp_path) as gw:
-        app = await gw.app(backend)
-        gate = asyncio.Event()
-        running = provider.plays(ROLE, chunk("a"), gate, chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
-        for code, broken, mended in STATES:
-            gate.clear()
-            spent = await app.account.settled()
-            async with app.stream(running) as source:
-                events = source.aiter_sse()
-                await anext(events)
-                with gw.redis.client() as client:
-                    client.execute_command(*broken.split())
-                prompt = provider.plays(tokens("x"))
-                refused(await app.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
-                assert provider.asked(prompt) == []
-                not_ready = await gw.http.get("/ready")
-                refused(not_ready, 503, "BACKBONE_UNAVAILABLE")
-                assert f"({code})" in not_ready.json()["error"]["message"]
-                refused(
-                    await gw.platform("POST", "accounts", {"name": "x", "plan": "free"}), 503, "BACKBONE_UNAVAILABLE"
-                )
-                assert "\ngateway_redis_up 0.0" in (await gw.http.get("/metrics")).text
-                gate.set()
-                assert [e.event async for e in events] == ["done"]
-            with gw.redis.client() as client:
-                client.execute_command(*mended.split())
-            assert await settles(app) == spent + cost(1, 1)
-            await heals(app)
-            assert (await gw.http.get("/ready")).json() == {"status": "ready"}
-            for event in ("redis.unavailable", "admission.failed"):
-                assert any(event in line and f'"{code}"' in line for line in gw.log.splitlines()), code
-
-
-STATES = (
-    ("OOM", b"CONFIG SET maxmemory 1", b"CONFIG SET maxmemory 0"),
-    ("READONLY", b"REPLICAOF 127.0.0.1 1", b"REPLICAOF NO ONE"),
-    ("NOREPLICAS", b"CONFIG SET min-replicas-to-write 1", b"CONFIG SET min-replicas-to-write 0"),
-)
 
 
 async def test_a_start_before_redis(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The trace of a request, as a collector receives it from a real gateway."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -13,14 +13,13 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
 from tests.fakes.provider import MODEL, ROLE, chunk, tokens
-from tests.fakes.server import CLOSE, HANG, answer
+from tests.fakes.server import CLOSE, HANG, Script, answer
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
 from tests.support.prices import cost
-from tests.support.providers import several_providers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -55,9 +54,9 @@ async def shop(traced: Gateway, backend: FakeAppBackend) -> App:
     return await traced.app(backend)
 
 
-async def ask(shop: App, prompt: str, path: str = "", **options: Any) -> httpx.Response:
+async def ask(shop: App, prompt: str, **options: Any) -> httpx.Response:
     headers = shop.headers(shop.token(USER), **options.pop("headers", {}))
-    return await shop.post({"prompt": prompt, **options}, path=path, headers=headers)
+    return await shop.post({"prompt": prompt, **options}, headers=headers)
 
 
 async def trace_of(collector: FakeCollector, response: httpx.Response) -> list[Span]:
@@ -126,80 +125,40 @@ async def test_a_callers_trace_is_continued(shop: App, provider: FakeProvider, c
     assert provider.asked(prompt)[0].header("traceparent") is None
 
 
-@pytest.mark.parametrize(
-    "parents",
-    [
-        ["00-" + CALLER.upper() + "-" + CALLER_SPAN + "-01x"],
-        ["00-" + CALLER + "-" + CALLER_SPAN + "-01"] * 2,
-    ],
-    ids=["garbage after it", "twice"],
-)
+@pytest.mark.parametrize("parents", [[b"%b-01x"], [b"%b-01"] * 2], ids=["garbage after it", "twice"])
 async def test_a_malformed_traceparent_begins_a_new_trace(
-    shop: App, provider: FakeProvider, collector: FakeCollector, parents: list[str]
+    shop: App, provider: FakeProvider, collector: FakeCollector, parents: list[bytes]
 ) -> None:
+    given = [("traceparent", parent % f"00-{CALLER}-{CALLER_SPAN}".encode()) for parent in parents]
     body = {"prompt": provider.plays(tokens("a"))}
-    headers = [*shop.headers().items(), *(("traceparent", parent.encode("latin-1")) for parent in parents)]
-    response = await shop.gateway.http.post(shop.path, json=body, headers=headers)
-    assert response.status_code == 200
-    root, *stages = await trace_of(collector, response)
+    response = await shop.gateway.http.post(shop.path, json=body, headers=[*shop.headers().items(), *given])
+    root, *_ = await trace_of(collector, response)
     assert root.parent == ""
     assert root.trace != CALLER
-    assert len(stages) == 4
 
 
-async def test_a_trace_that_its_caller_does_not_sample_is_left_out(
-    shop: App, provider: FakeProvider, collector: FakeCollector
-) -> None:
-    other = secrets.token_hex(16)
-    unsampled = await ask(shop, provider.plays(tokens("a")), headers={"traceparent": f"00-{other}-{CALLER_SPAN}-00"})
-    assert unsampled.status_code == 200
-    await trace_of(collector, await ask(shop, provider.plays(tokens("b"))))  # exported later
-    assert not [span for span in collector.spans if span.trace == other]
+async def test_a_refusal_names_its_stage_and_is_not_a_failure(shop: App, collector: FakeCollector) -> None:
+    bad_token = {"Authorization": "Bearer not.a.token"}
+    for response, stage, code in (
+        (await shop.post({}, headers=bad_token), "verify", "TOKEN_INVALID"),
+        (await shop.post({"prompt": 5}), "", "REQUEST_MALFORMED"),
+        (await shop.post({}, path="/secret-looking-path"), "", "NOT_FOUND"),
+    ):
+        root, *stages = await trace_of(collector, response)
+        assert (root.error, root.failed) == (code, False)
+        assert root.attributes["http.response.status_code"] == response.status_code
+        assert {span.name: span.error for span in stages if span.error} == ({stage: code} if stage else {})
+        assert not [span for span in collector.spans if "secret-looking-path" in str(span)]
 
 
-@pytest.mark.parametrize(
-    ("stage", "code", "request_"),
-    [
-        ("verify", "TOKEN_INVALID", {"headers": {"Authorization": "Bearer not.a.token"}, "body": {}}),
-        ("", "REQUEST_MALFORMED", {"body": {"prompt": 5}}),
-        ("", "NOT_FOUND", {"path": "/secret-looking-path"}),
-    ],
-)
-async def test_a_refusal_names_its_stage_and_is_not_a_failure(
-    shop: App, collector: FakeCollector, stage: str, code: str, request_: dict[str, Any]
-) -> None:
-    method, path = request_.pop("method", "POST"), shop.path + request_.pop("path", "")
-    headers = request_.pop("headers", None)
-    response = await shop.gateway.http.request(
-        method, path, json=request_.get("body"), headers=shop.headers() if headers is None else headers
-    )
-    root, *stages = await trace_of(collector, response)
-    assert (root.error, root.failed) == (code, False)
-    assert root.attributes["http.response.status_code"] == response.status_code
-    assert {span.name: span.error for span in stages if span.error} == ({stage: code} if stage else {})
-    assert not [span for span in collector.spans if "secret-looking-path" in str(span)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "code"),
-    [
-        ([*answer(500, {"error": {"message": "Mandarine"}})], "PROVIDER_ERROR"),
-        ([ROLE, chunk("Gu"), CLOSE], "PROVIDER_ERROR"),
-        ([*answer(429, {"error": {"message": "slow down"}})], "PROVIDER_QUOTA_EXHAUSTED"),
-    ],
-    ids=["status", "cut", "congested"],
-)
+@pytest.mark.parametrize("steps", [answer(500), [ROLE, chunk("Gu"), CLOSE]], ids=["status", "cut"])
 async def test_a_failure_of_the_provider_is_a_failure_of_the_exchange(
-    shop: App, provider: FakeProvider, collector: FakeCollector, steps: list[Any], code: str
+    shop: App, provider: FakeProvider, collector: FakeCollector, steps: Script
 ) -> None:
-    response = await ask(shop, provider.plays(*steps), stream=True)
-    root, *stages = await trace_of(collector, response)
-    assert (root.error, root.failed) == (code, True)
-    chat, settle = stages[-2:]
-    assert (chat.kind, chat.error, chat.failed) == (CLIENT, code, True)
+    root, *_, chat, settle = await trace_of(collector, await ask(shop, provider.plays(*steps), stream=True))
+    assert (root.error, root.failed) == ("PROVIDER_ERROR", True)
+    assert (chat.kind, chat.error, chat.failed) == (CLIENT, "PROVIDER_ERROR", True)
     assert (settle.name, settle.error, settle.failed) == ("settle", None, False)
-    _, _, _, chat, _ = await trace_of(collector, await ask(shop, provider.plays(tokens("a"))))
-    assert (chat.failed, chat.attributes.get("error.type")) == (False, None)
 
 
 async def test_a_client_that_leaves_is_not_a_failure(
@@ -214,38 +173,15 @@ async def test_a_client_that_leaves_is_not_a_failure(
     assert [span.error for span in stages] == [None, None, "CLIENT_GONE", None]
 
 
-async def test_waiting_for_the_provider_is_a_stage(
-    traced: Gateway, shop: App, provider: FakeProvider, collector: FakeCollector
-) -> None:
-    async def is_waiting() -> bool:
-        return await metric(traced, 'gateway_provider_waiting{provider="default"}') == 1
-
+async def test_waiting_for_the_provider_is_a_stage(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
     gate = asyncio.Event()
     held = provider.plays(ROLE, gate, *tokens("a")[1:])
     first = asyncio.create_task(ask(shop, held))
     await wait_until(lambda: provider.asked(held))
     second = asyncio.create_task(ask(shop, provider.plays(tokens("b"))))
-    await wait_until(is_waiting)
+    waiting = partial(metric, shop.gateway, 'gateway_provider_waiting{provider="default"}')
+    await wait_until(waiting, holds=lambda requests: requests == 1)
     gate.set()
     await first
-    stages = (await trace_of(collector, await second))[1:]
+    _, *stages = await trace_of(collector, await second)
     assert [span.name for span in stages] == ["verify", "admit", "wait", f"chat {MODEL}", "settle"]
-
-
-@pytest.mark.long
-async def test_each_attempt_is_a_stage(
-    collector: FakeCollector, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    async with several_providers(tmp_path_factory.mktemp("attempts"), **collector.settings()) as (gw, providers):
-        shop, prompt = await gw.app(backend), providers[0].plays(answer(500))
-        providers[1].plays(tokens("b"), prompt=prompt)
-        stages = (await trace_of(collector, await ask(shop, prompt)))[1:]
-        assert [span.name for span in stages] == ["verify", "admit", f"chat {MODEL}", f"chat {MODEL}", "settle"]
-        failed, done = stages[2:4]
-        assert (failed.attributes["error.type"], failed.attributes["server.port"]) == (
-            "PROVIDER_ERROR",
-            int(providers[0].address.rpartition(":")[2]),
-        )
-        assert done.attributes["server.port"] == int(providers[1].address.rpartition(":")[2])
-        assert "error.type" not in done.attributes
-        assert "gen_ai.response.model" not in failed.attributes

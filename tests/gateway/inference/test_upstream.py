@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,22 +15,21 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG, Script
+from tests.support import inference_status
 from tests.support.accounts import App
-from tests.support.background import cancel
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
 from tests.support.providers import NAMES, asked, heal, plays, several_providers, states
-from tests.support.responses import answered, ended, failed, refused, text_of
+from tests.support.responses import answered, failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 Trio = tuple[Gateway, list[FakeProvider]]
 
 SOON = {
-    "gateway.inference.health.PUBLISH_INTERVAL_SECONDS": 0.1,
-    "gateway.inference.health.ANSWER_REFRESH_SECONDS": 0,
+    **inference_status.SOON,
     "gateway.inference.health.PROBE_INTERVAL_SECONDS": 1,
     "gateway.inference.health.PROBE_HOLD_SECONDS": 1,
     "gateway.inference.health.REFUSAL_SECONDS": 0.3,
@@ -63,8 +63,8 @@ def providers(running: Trio) -> list[FakeProvider]:
     return running[1]
 
 
-async def has_status(gw: Gateway, name: str, status: str) -> bool:
-    return (await states(gw))[name]["status"] == status
+async def become(gw: Gateway, name: str, status: str) -> None:
+    await wait_until(lambda: states(gw), holds=lambda rows: rows[name]["status"] == status)
 
 
 async def switch_providers(gw: Gateway, *names: str, enabled: bool) -> None:
@@ -88,17 +88,13 @@ async def test_a_provider_gets_its_own_name_for_the_model(providers: list[FakePr
 
 FAULTS: dict[str, tuple[Script, str]] = {
     "connection lost": ([CLOSE], "PROVIDER_UNREACHABLE"),
-    "silence": ([HANG], "PROVIDER_TIMEOUT"),
-    **{str(status): (answer(status), "PROVIDER_ERROR") for status in (401, 500)},
-    **{str(status): (answer(status), "PROVIDER_QUOTA_EXHAUSTED") for status in (429,)},
-    "an error event": ([ROLE, event({"error": {"message": "overloaded"}}), DONE], "PROVIDER_ERROR"),
+    "500": (answer(500), "PROVIDER_ERROR"),
+    "an error event": ([ROLE, event({"error": {"code": 429}}), DONE], "PROVIDER_QUOTA_EXHAUSTED"),
 }
 
 
-@pytest.mark.parametrize(("fault", "stream"), [*((fault, True) for fault in FAULTS), ("500", False)])
-async def test_a_fault_before_the_first_token(
-    gw: Gateway, providers: list[FakeProvider], app: App, fault: str, stream: bool
-) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_before_the_first_token(gw: Gateway, providers: list[FakeProvider], app: App, fault: str) -> None:
     script, code = FAULTS[fault]
     prompt = plays(providers, script, tokens("two", usage=(7, 3)))
     counters = [
@@ -107,18 +103,11 @@ async def test_a_fault_before_the_first_token(
         'gateway_provider_attempts_total{outcome="ok",provider="two"}',
     ]
     before = [await metric(gw, counter) for counter in counters]
-    if stream:
-        async with app.stream(prompt) as source:
-            request_id = source.response.headers["X-Request-Id"]
-            events = [each async for each in source.aiter_sse()]
-        assert (text_of(events), ended(events)["usage"]) == ("two", {"inputTokens": 7, "outputTokens": 3})
-    else:
-        response = await app.ask(prompt)
-        request_id = response.headers["X-Request-Id"]
-        assert answered(response)["text"] == "two"
+    response = await app.ask(prompt)
+    assert answered(response)["text"] == "two"
     assert asked(providers, prompt) == [1, 1, 0]
     assert await app.account.settled() == 7 * 150 + 3 * 600, "the failed attempt costs nothing"
-    row = await app.logged(request_id)
+    row = await app.logged(response.headers["X-Request-Id"])
     assert [(each["provider"], each["code"]) for each in row["attempts"]] == [("one", code), ("two", "")]
     assert (row["provider"], row["code"], row["nanoEuro"]) == ("two", "", 7 * 150 + 3 * 600)
     assert [await metric(gw, counter) for counter in counters] == [each + 1 for each in before]
@@ -165,7 +154,6 @@ async def test_the_total_time_includes_all_attempts(tmp_path: Path, backend: Fak
 GATES: dict[str, tuple[Callable[[Gateway, App], Awaitable[Any]], int, str]] = {
     "file": (lambda gw, _: asyncio.to_thread(gw.off_file.touch), 503, "INFERENCE_DISABLED"),
     "switch": (lambda gw, _: gw.switch(enabled=False), 503, "INFERENCE_DISABLED"),
-    "approval": (lambda gw, _: gw.switch(approved=False), 503, "INFERENCE_DISABLED"),
     "all disabled": (lambda gw, _: switch_providers(gw, *NAMES, enabled=False), 503, "INFERENCE_DISABLED"),
     "suspension": (
         lambda gw, app: gw.platform("PUT", f"apps/{app.name}/suspension", {"reason": "x"}),
@@ -205,18 +193,6 @@ async def test_the_gates_are_checked_before_each_attempt(
     assert asked(providers, prompt) == [attempts, 0, 0]
 
 
-async def test_a_browser_that_left_is_not_served_by_another(providers: list[FakeProvider], app: App) -> None:
-    go = asyncio.Event()
-    prompt = plays(providers, (go, *answer(500)), tokens("two"))
-    asking = asyncio.create_task(app.ask(prompt))
-    await wait_until(lambda: providers[0].asked(prompt))
-    await cancel(asking)
-    await wait_until(lambda: providers[0].asked(prompt)[0].canceled.is_set())
-    go.set()
-    await asyncio.sleep(0.3)
-    assert asked(providers, prompt) == [1, 0, 0]
-
-
 # -- health ----------------------------------------------------------------------------------------------------
 
 
@@ -228,10 +204,10 @@ async def test_a_new_key_in_the_file_brings_a_provider_back(tmp_path: Path, back
         await asyncio.sleep(1.5)
         providers[0].models_status = 401
         assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "two"
-        await wait_until(lambda: has_status(gw, "one", "misconfigured"))
+        await become(gw, "one", "misconfigured")
         providers[0].models_status = 200
         (tmp_path / "one.key").write_text(providers[0].key)
-        await wait_until(lambda: has_status(gw, "one", "operational"), 5)
+        await become(gw, "one", "operational")
         assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
 
 
@@ -248,12 +224,7 @@ async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(
     response = await gw.platform("PUT", "providers/one", {"enabled": False})
     assert response.status_code == 200
     row = response.json()
-    assert row.keys() == {
-        *("name", "region", "models", "enabled", "status"),
-        *("passedOverUntil", "permits", "attempts", "failovers"),
-    }
     assert (row["name"], row["region"], row["enabled"], row["status"]) == ("one", "fr-par", False, "operational")
-    assert row["permits"].keys() == {"limit", "used", "waiting"}
     assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "two"
     go.set()
     assert text_of(await running) == "ab"
@@ -261,8 +232,7 @@ async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(
     refused(await gw.platform("PUT", "providers/one", {}), 400, "REQUEST_MALFORMED")
     await switch_providers(gw, "one", enabled=True)
     assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
-    trail = (await gw.platform("GET", "audit")).text
-    assert "switch_provider" in trail
+    assert "switch_provider" in (await gw.platform("GET", "audit")).text
 
 
 # -- permits ---------------------------------------------------------------------------------------------------
@@ -286,15 +256,10 @@ async def test_a_model_that_no_provider_serves(narrow: Trio, backend: FakeAppBac
     response = await app.ask("x", model="qwen3.6-35b-a3b")
     error = refused(response, 400, "MODEL_NOT_ALLOWED")
     assert error["message"].endswith("offered here: gpt-oss-120b, llama-3.3-70b-instruct.")
-    row = await app.logged(response.headers["X-Request-Id"])
-    assert (row["code"], row["model"]) == ("MODEL_NOT_ALLOWED", "qwen3.6-35b-a3b")
-    listing = await gw.http.get(f"{app.path}/models", headers=app.headers())
-    offered = [model["id"] for model in listing.json()["data"]]
-    assert (
-        offered
-        == (await app.account.get("/capabilities")).json()["models"]
-        == ["gpt-oss-120b", "llama-3.3-70b-instruct"]
-    )
+    assert (await app.logged(response.headers["X-Request-Id"]))["model"] == "qwen3.6-35b-a3b"
+    listing = (await gw.http.get(f"{app.path}/models", headers=app.headers())).json()["data"]
+    assert [model["id"] for model in listing] == ["gpt-oss-120b", "llama-3.3-70b-instruct"]
+    assert (await app.account.get("/capabilities")).json()["models"] == [model["id"] for model in listing]
     assert (await gw.http.get(f"{app.path}/models/qwen3.6-35b-a3b", headers=app.headers())).status_code == 404
 
 
@@ -364,17 +329,14 @@ async def test_the_gates_are_checked_after_the_gateway_has_connected(
             filler.connect_ex(server.getsockname())
         fields = {"one": {"url": f"http://127.0.0.1:{server.getsockname()[1]}/v1"}}
         settings = {**HASTY, "GATEWAY_PROVIDER_TIMEOUTS": "connect=20,first=5,idle=5,total=60"}
-        async with several_providers(tmp_path, SOON, fields=fields, **settings) as (
-            gw,
-            providers,
-        ):
+        async with several_providers(tmp_path, SOON, fields=fields, **settings) as (gw, providers):
             app = await gw.app(backend)
             request = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
             await asyncio.sleep(0.5)
-            if gate == "one disabled":
-                await switch_providers(gw, "one", enabled=False)
-            else:
+            if gate == "suspension":
                 await GATES[gate][0](gw, app)
+            else:
+                await switch_providers(gw, "one", enabled=False)
             await asyncio.sleep(0.3)
             assert not request.done()
             accepted: list[socket.socket] = []
@@ -383,19 +345,12 @@ async def test_the_gates_are_checked_after_the_gateway_has_connected(
                     connection, _ = await asyncio.wait_for(loop.sock_accept(server), 0.2)
                     accepted.append(stack.enter_context(connection))
             response = await request
-            served = [] if gate in GATES else ["two"]
-            if served:
-                assert answered(response)["text"] == "two"
-            else:
+            if gate == "suspension":
                 refused(response, *GATES[gate][1:])
+            else:
+                assert answered(response)["text"] == "two"
             row = await app.logged(response.headers["X-Request-Id"])
-            assert [each["provider"] for each in row["attempts"]] == served
-            rows = await wait_until(lambda: states(gw), holds=lambda rows: rows["two"]["attempts"] == len(served))
-            assert (rows["one"]["attempts"], rows["one"]["failovers"]) == (0, 0)
-            received = []
-            for connection in accepted:
-                connection.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
-                    received.append(connection.recv(1_000))
-            assert not any(received), "no request"
+            assert [each["provider"] for each in row["attempts"]] == ([] if gate == "suspension" else ["two"])
             assert len(accepted) >= 2
+            readable, *_ = select.select(accepted, (), (), 0)
+            assert not any(connection.recv(1_000) for connection in readable), "no request was sent"

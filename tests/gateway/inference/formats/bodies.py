@@ -1,11 +1,29 @@
-"""Bodies as a format reads them, without a gateway: what the provider gets, what is priced, and what is refused."""
+"""Chats in the OpenAI format, and bodies as a format reads them: what the provider gets, is priced, and is refused."""
 
 import json
 from types import ModuleType
 from typing import Any
 
+import openai
+
 from gateway.errors import ServiceError
-from tests.gateway.inference.formats.chat import json_bytes
+from tests.support.accounts import App
+
+MODEL, PATH = "gpt-oss-120b", "/chat/completions"
+
+
+def sdk(app: App, token: str | None = None, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=app.gateway.address + app.path, api_key=token or app.token(), **{"max_retries": 0, **options}
+    )
+
+
+def user(text: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def json_bytes(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def read_payload(format: ModuleType, body: bytes | dict[str, Any]) -> tuple[dict[str, Any], int]:

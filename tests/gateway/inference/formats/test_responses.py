@@ -11,16 +11,19 @@ import pytest_asyncio
 from gateway.errors import MultimodalUnsupported, RequestMalformed
 from gateway.inference.formats import openai as chat
 from gateway.inference.formats import responses
+from gateway.inference.formats.completion import FullAnswer
+from gateway.inference.provider.chunks import Delta
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
-from tests.gateway.inference.formats.bodies import read_payload, refusal_of
+from tests.fakes.server import CLOSE
+from tests.gateway.inference.formats.bodies import MODEL, read_payload, refusal_of, sdk
 from tests.support.accounts import App
 from tests.support.metrics import metric
-from tests.support.prices import cost
+from tests.support.prices import cost, max_cost
 
 session = pytest.mark.asyncio(loop_scope="session")
 
-MODEL, PATH = "gpt-oss-120b", "/responses"
+PATH = "/responses"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
 TOOL = {"type": "function", "name": "weather", "description": "Says it", "parameters": PARAMETERS, "strict": True}
 CALLS = calls(
@@ -33,9 +36,7 @@ CALLS = calls(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(app: App) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0
-    ) as client:
+    async with sdk(app) as client:
         yield client
 
 
@@ -79,12 +80,8 @@ async def test_the_events_of_an_answer(app: App, provider: FakeProvider) -> None
     begun = ["response.output_item.added", "response.content_part.added"]
     thought = ["response.reasoning_text.delta", "response.reasoning_text.done"]
     middle = [*begun, *thought, *item, *begun, *text, *item]
-    assert [e["type"] for e in events] == [
-        "response.created",
-        "response.in_progress",
-        *middle,
-        "response.completed",
-    ]
+    whole = ["response.created", "response.in_progress", *middle, "response.completed"]
+    assert [e["type"] for e in events] == whole
     assert [e["sequence_number"] for e in events] == [*range(len(events))]
     assert (events[0]["response"]["status"], events[0]["response"]["output"]) == ("in_progress", [])
     last = events[-1]["response"]
@@ -122,7 +119,23 @@ async def test_a_refusal_is_completed(client: openai.AsyncOpenAI, provider: Fake
     assert response.output[0].content[0].refusal == "No, thanks."
 
 
-# -- failures --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_an_incomplete_answer_says_why(finish: str, reason: str) -> None:
+    encoder, other = (responses.Responses("req_1", "m", asked=b'"store":false') for _ in range(2))
+    events = read_events((encoder.chunks([Delta(content="a")]) + encoder.end("m", finish, None)).decode())
+    assert events[-1]["type"] == "response.incomplete"
+    for response in (events[-1]["response"], json.loads(other.full(FullAnswer("a", "", []), "m", finish, None))):
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": reason})
+        assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "a")
+
+
+@session
+async def test_a_stream_that_is_cut_has_failed(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), CLOSE)
+    *_, last = read_events((await app.post({"input": prompt, "stream": True}, path=PATH)).text)
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["code"] == "PROVIDER_ERROR"
+    assert await app.account.settled() == max_cost(prompt)
 
 
 # -- requests --------------------------------------------------------------------------------------------------
@@ -220,20 +233,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an answer for later": ({"background": True}, "background"),
     "a kept prompt": ({"prompt": {"id": "cormorant"}}, "prompt"),
     "another tool": ({"tools": [TOOL, {"type": "web_search_cormorant"}]}, "tools[1].type"),
-    "a choice of another tool": ({"tools": [TOOL], "tool_choice": {"type": "cormorant"}}, "tool_choice"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "a shorter history": ({"truncation": "auto"}, "truncation"),
     "probabilities": ({"include": ["message.output_text.logprobs"]}, "include"),
     "more probabilities": ({"top_logprobs": 3}, "top_logprobs"),
+    "no output": ({"input": [{"type": "function_call_output", "call_id": "cormorant"}]}, "output"),
     "an item of another kind": ({"input": [{"type": "cormorant"}]}, "input[0].type"),
     "what is stored": ({"input": [{"type": "item_reference", "id": "msg_cormorant"}]}, "`store`"),
     "a call without an id": ({"input": [{"type": "function_call", "name": "a"}]}, "call_id"),
-    "no output": ({"input": [{"type": "function_call_output", "call_id": "cormorant"}]}, "output"),
-    "no role": ({"input": [{"content": "cormorant"}]}, "role"),
     "a schema without a name": ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
     "no input": ({"input": None}, "input"),
     "no text": ({"input": []}, "no text"),
-    "a role that is none": ({"input": [{"role": "cormorant", "content": "a"}]}, "role"),
     "no answer at all": ({"max_output_tokens": 0}, "max_output_tokens"),
 }
 
