@@ -18,7 +18,7 @@ from gateway.keys import PARTITION_TAGS, spend_key, stream_key
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer
-from tests.chaos.nodes import Servers
+from tests.chaos.nodes import Cluster
 from tests.chaos.population import Population
 
 JUDGED_AFTER_SECONDS = 60.0  # after the end of a request, because later faults can affect its settlement
@@ -50,7 +50,7 @@ class Checker:
     def __init__(
         self,
         folder: Path,
-        servers: Servers,
+        servers: Cluster,
         population: Population,
         faults: list[Disturbance],
         limits: tuple[int, int],
@@ -63,7 +63,6 @@ class Checker:
         self._unjudged: dict[int, Answer] = {}
         self._paid: dict[int, Paid] = {}
         self._bounds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self._admitted: dict[str, list[tuple[float, float]]] = defaultdict(list)  # by account
         self._windows: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._window_at: dict[str, float] = {}
         self._searched: dict[tuple[str, int], int] = {}
@@ -103,7 +102,6 @@ class Checker:
             self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
             self._record_failure(answer)
             if answer.status == 200:
-                self._admitted[answer.account].append((answer.start, answer.first))
                 for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
                     self._windows[name].append((answer.start, answer.first))
                     self._window_at[name] = answer.end
@@ -168,10 +166,7 @@ class Checker:
         for account in list(self._population.current):
             cap = self._caps[account.plan]
             for day, amounts in (await self.read_spend(account.id) or {}).items():
-                self.add_violations(books.check_cap(account.id, day, *amounts, cap, self._count_forgotten(account.id)))
-
-    def _count_forgotten(self, account: str) -> int:
-        return books.count_forgotten(self._admitted[account], books.select_affecting(self._faults, account))
+                self.add_violations(books.check_cap(account.id, day, *amounts, cap))
 
     async def read_reserved(self) -> int:
         """Returns the nano-euro that are still reserved, over all accounts."""
@@ -193,7 +188,7 @@ class Checker:
                 continue
             cap = self._caps[self._population.accounts[account].plan]
             for day, amounts in days.items():
-                self.add_violations(books.check_cap(account, day, *amounts, cap, self._count_forgotten(account)))
+                self.add_violations(books.check_cap(account, day, *amounts, cap))
             settled = sum(amount for amount, _ in days.values())
             reserved = sum(amount for _, amount in days.values())
             self.add_violations(books.check_spend(account, (settled, reserved), least, most))

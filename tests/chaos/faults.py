@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import signal
 import time
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable
@@ -17,11 +16,10 @@ import redis
 from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
-from tests.chaos.books import TAKEOVERS, Disturbance
-from tests.chaos.nodes import FAKETIME, Node, Servers
+from tests.chaos.books import Disturbance
+from tests.chaos.nodes import FAKETIME, Cluster, Node
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Fleet
-from tests.support.s3_server import S3Server
 
 OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over", "step clock"}
 CLOCK_SECONDS = 30  # the largest step of a clock
@@ -32,18 +30,8 @@ class CannotHappen(Exception):
 
 
 class Faults:
-    def __init__(
-        self,
-        fleet: Fleet,
-        servers: Servers,
-        switch: Callable[[str], None],
-        storage: S3Server | None = None,
-        *,
-        forgetful: bool = False,
-    ) -> None:
-        """`forgetful`: gateways do not wait for replicas, so a takeover may lose what they wrote."""
-        self._forgetful = forgetful
-        self._fleet, self._servers, self._switch, self._storage = fleet, servers, switch, storage
+    def __init__(self, fleet: Fleet, servers: Cluster, switch: Callable[[str], None]) -> None:
+        self._fleet, self._servers, self._switch = fleet, servers, switch
 
     @contextlib.asynccontextmanager
     async def inject(self, fault: Fault) -> AsyncIterator[Disturbance]:
@@ -59,8 +47,6 @@ class Faults:
                 injecting = _lasting(
                     disturbance, fault.seconds / 3, partial(self._switch, begin), partial(self._switch, end)
                 )
-            case "storage":
-                injecting = self._stop_storage(fault)
             case _:
                 injecting = await self._inject_redis_fault(fault)
         async with injecting as disturbance:
@@ -73,16 +59,9 @@ class Faults:
         disturbance = Disturbance(fault.kind, process.name, time.monotonic())
         if not fault.kind.startswith("kill"):
             return _lasting(disturbance, fault.seconds, process.freeze, process.thaw)
-        if not (fault.size < 0 and process.kill_one(fault.chance)):  # or else the others serve meanwhile
-            process.kill()
-            disturbance.process = process.name
+        process.kill()
+        disturbance.process = process.name
         return _lasting(disturbance, 0)
-
-    def _stop_storage(self, fault: Fault) -> AbstractAsyncContextManager[Disturbance]:
-        if self._storage is None or self._storage.process is None:
-            raise CannotHappen("the storage is a folder")
-        stop, go_on = (partial(self._storage.process.send_signal, each) for each in (signal.SIGSTOP, signal.SIGCONT))
-        return _lasting(Disturbance(fault.kind, "storage", time.monotonic()), fault.seconds, stop, go_on)
 
     async def _inject_redis_fault(self, fault: Fault) -> AbstractAsyncContextManager[Disturbance]:
         servers = self._servers
@@ -90,7 +69,6 @@ class Faults:
         primary = primaries[fault.chance % len(primaries)]
         replica = await servers.find_replica(primary)
         disturbance = Disturbance(fault.kind, "redis", time.monotonic(), redis=True)
-        disturbance.lossy = self._forgetful and fault.kind in TAKEOVERS
         if fault.kind in OF_ONE_PRIMARY:
             disturbance.slots = await servers.find_slots(primary)
         lasting = partial(_lasting, disturbance)
@@ -101,7 +79,7 @@ class Faults:
             case "stop primary":
                 return lasting(fault.seconds, primary.freeze, primary.thaw)
             case "fail over":
-                return lasting(1, partial(servers.fail_over, replica) if replica is not None else _do_nothing)
+                return lasting(1, partial(replica.execute, "CLUSTER FAILOVER") if replica is not None else _do_nothing)
             case "move slot":
                 tag = PARTITION_TAGS[fault.chance % 16]
                 slot = key_slot(tag.encode())

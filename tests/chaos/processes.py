@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -44,24 +43,6 @@ class Process:
             self._killed = True
             self._signal(signal.SIGKILL)
 
-    def kill_one(self, chance: int) -> bool:
-        """Kills one of the gateway's processes. Returns False if it has only one."""
-        children = self._list_children()
-        if len(children) < 2:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(children[chance % len(children)], signal.SIGKILL)
-        return True
-
-    def _list_children(self) -> list[int]:
-        if self._process is None:
-            return []
-        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        with contextlib.suppress(OSError):
-            pids = listed.read_text().split()
-            return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return []
-
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
         self.frozen = True
@@ -72,10 +53,7 @@ class Process:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
-            if number != signal.SIGTERM and self.name.startswith("gateway"):
-                os.killpg(self._process.pid, number)  # a gateway may have several processes
-            else:
-                self._process.send_signal(number)
+            self._process.send_signal(number)
 
     @property
     def running(self) -> bool:

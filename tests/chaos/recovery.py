@@ -16,7 +16,7 @@ import aiohttp
 
 from gateway.cancellation import end_if_canceled
 from gateway.keys import HEARTBEAT_SECONDS, worker_key
-from tests.chaos.nodes import Servers
+from tests.chaos.nodes import Cluster
 from tests.chaos.prompts import make_prompt
 
 PROBE_SECONDS = 5.0  # timeout of a probe
@@ -40,7 +40,7 @@ class Recovery:
     """
 
     def __init__(
-        self, servers: Servers, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
+        self, servers: Cluster, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
     ) -> None:
         self._servers, self._gateways = servers, gateways
         self._callers = [itertools.cycle(several) for several in callers]

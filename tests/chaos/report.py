@@ -48,8 +48,6 @@ def render_table(run: Run) -> str:
     options = run.options
     facts = {
         "seed, minutes": f"{options.seed}, {options.minutes:g}",
-        "Redis, GATEWAY_REDIS_WAIT": f"{options.redis}, {options.replicas}",
-        "processes of a gateway, storage": f"{options.processes}, {'S3' if options.s3 else 'a folder'}",
         **{f"never: {kind}": reason for kind, reason in sorted(run.impossible.items())},
         "requests": f"{checker.outcomes.total():,}",
         **{f"answered {outcome}": f"{count:,}" for outcome, count in checker.outcomes.most_common()},

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,17 @@ import msgspec
 import redis
 
 from gateway.cancellation import end_if_canceled
-from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
 from tests.chaos.faults import CannotHappen, Faults
-from tests.chaos.nodes import TOPOLOGIES, Servers
-from tests.chaos.plan import NEED_S3, Fault, Step, plan_steps
+from tests.chaos.nodes import Cluster
+from tests.chaos.plan import Fault, Step, plan_steps
 from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
 from tests.chaos.recovery import Recovery
 from tests.support.preloaded import python
 from tests.support.redis_servers import free_port
-from tests.support.s3_server import S3Server
 
 WORKERS = ("webhooks", "monitors", "deploys")  # those with heartbeats
 # Shorter times for a small run, so that it recovers quickly.
@@ -54,11 +52,6 @@ class Options(msgspec.Struct, frozen=True):
     recovery: float = 5  # seconds within which everything must work once Redis does
     start: float = 10  # additional seconds that a killed process may take to start
     steps: int | None = None  # maximum steps of the plan
-    plant: str = ""  # a bug of `planted.py` that the run must find
-    redis: str = "cluster"  # or "sentinel", or "single"
-    wait: int = 1  # GATEWAY_REDIS_WAIT; a single server has no replicas to wait for
-    processes: int = 1  # of each gateway
-    s3: bool = False  # stores files in S3, and gives each worker its own data folder
     small: bool = False  # fewer processes, shorter faults, and no wait for reservations and for the last deploys
 
     @property
@@ -68,7 +61,7 @@ class Options(msgspec.Struct, frozen=True):
     @property
     def workers(self) -> int:
         """The workers of each kind, except for `sites`: one host serves the apps."""
-        return 1 if self.small and not self.s3 else 2
+        return 1 if self.small else 2
 
     @property
     def short(self) -> bool:
@@ -78,10 +71,6 @@ class Options(msgspec.Struct, frozen=True):
     def scale(self) -> float:
         """The factor of the durations of faults and pauses."""
         return 0.1 if self.small else 0.25 if self.short else 1.0
-
-    @property
-    def replicas(self) -> int:
-        return 0 if self.redis == "single" else self.wait
 
 
 class Run:
@@ -95,7 +84,6 @@ class Run:
         self._encryption_key = base64.urlsafe_b64encode(os.urandom(32)).decode()
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
-        self._storage: S3Server | None = None
         self._apps = f"127.0.0.1:{free_port()}"
         self._generation = 15.0  # seconds; a fault makes the spend of one or two generations inexact
         # With these limits, the hot apps of a generation reach their rate limit, and its capped accounts their cap.
@@ -105,12 +93,12 @@ class Run:
 
     # -- processes -------------------------------------------------------------------------------------------
 
-    def _make_environment(self, servers: Servers) -> dict[str, str]:
+    def _make_environment(self, servers: Cluster) -> dict[str, str]:
         app, user = self.limits
         outside = f"http://127.0.0.1:{self._outside_port}"
         return {
             "GATEWAY_REDIS_URL": servers.url,
-            "GATEWAY_REDIS_WAIT": str(self.options.replicas),
+            "GATEWAY_REDIS_WAIT": "1",
             "GATEWAY_BASE_URL": f"http://127.0.0.1:{self._ports['gateway-1']}",
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
@@ -123,8 +111,8 @@ class Run:
             "GATEWAY_ENCRYPTION_KEY": self._encryption_key,
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
             "GATEWAY_STORAGE_URL": f"file://{self.folder / 'data' / 'storage'}",
-            **(self._storage.environment if self._storage else {}),
-            **self._make_host_environment(1),
+            "GATEWAY_DATA_DIR": str(self.folder / "data" / "host"),
+            "GATEWAY_APPS_LISTEN": self._apps,
             "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
             "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
             "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
@@ -134,34 +122,16 @@ class Run:
             "GATEWAY_LOG_LEVEL": "info",
         }
 
-    def _make_host_environment(self, number: int) -> dict[str, str]:
-        return {
-            "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
-            "GATEWAY_APPS_LISTEN": self._apps,
-        }
-
-    def _start_service(self, servers: Servers) -> None:
+    def _start_service(self, servers: Cluster) -> None:
         environment, logs = self._make_environment(servers), self.folder / "logs"
-        if self.options.plant:
-            environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         for name, port in self._ports.items():
-            command = [*self._module_command("capsule_gateway"), "serve", "--port", str(port)]
-            if self.options.processes > 1:
-                command += ["--workers", str(self.options.processes)]
-            self.fleet.add(name, command, environment, logs)
+            self.fleet.add(name, [*python("capsule_gateway"), "serve", "--port", str(port)], environment, logs)
         for kind in (*WORKERS, "sites"):
             constants = {**SMALL, **(SMALL_DEPLOYS if kind == "deploys" else {})} if self.options.small else {}
-            command = [*self._module_command("workers", constants), kind]
             for number in range(1, 1 + (1 if kind == "sites" else self.options.workers)):
-                apart = self.options.workers if self.options.s3 and kind == "deploys" else 0
-                self.fleet.add(
-                    f"{kind}-{number}", command, {**environment, **self._make_host_environment(number + apart)}, logs
-                )
+                self.fleet.add(f"{kind}-{number}", [*python("workers", constants), kind], environment, logs)
         for process in self.fleet.processes.values():
             process.start()
-
-    def _module_command(self, module: str, constants: Mapping[str, float] = {}) -> list[str]:
-        return planted.make_command(self.options.plant, module) if self.options.plant else python(module, constants)
 
     @contextlib.contextmanager
     def _run_module(self, module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -184,18 +154,13 @@ class Run:
 
     async def run(self) -> None:
         (self.folder / "logs").mkdir()
-        hosts = range(1, 2 * self.options.workers + 1)
-        for name in ("data", "data/storage", *(f"data/host-{number}" for number in hosts)):
+        for name in ("data", "data/storage", "data/host"):
             (self.folder / name).mkdir(mode=0o711)
-        servers = TOPOLOGIES[self.options.redis](self.folder / "redis")
+        servers = Cluster(self.folder / "redis")
         gateways = {name: f"http://127.0.0.1:{port}" for name, port in self._ports.items()}
         outside = f"http://127.0.0.1:{self._outside_port}"
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(servers.run())
-            if self.options.s3:
-                self._storage = S3Server(self.folder / "logs")
-                stack.callback(self._storage.stop)
-                await self._storage.start()
             async with Population(list(gateways.values()), self._operator, outside, self.options.seed) as population:
                 keys = self.folder / "keys.json"
                 keys.write_text(json.dumps(population.issuer.keys))
@@ -211,7 +176,7 @@ class Run:
                 self._search_files(servers)
 
     async def _run_load(
-        self, servers: Servers, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
+        self, servers: Cluster, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
     ) -> None:
         self.population = population
         self.checker = Checker(self.folder, servers, population, self.disturbances, self.limits, self.caps)
@@ -271,7 +236,7 @@ class Run:
             load.stdin.write(msgspec.json.encode(generation) + b"\n")
             load.stdin.flush()
 
-    async def _check_continuously(self, servers: Servers) -> None:
+    async def _check_continuously(self, servers: Cluster) -> None:
         seconds = 0
         while True:
             end_if_canceled()
@@ -284,14 +249,14 @@ class Run:
             if seconds % 30 == 0:
                 await asyncio.to_thread(self._search_files, servers)
 
-    def _search_files(self, servers: Servers) -> None:
+    def _search_files(self, servers: Cluster) -> None:
         service = [path for name in ("logs", "data") for path in (self.folder / name).rglob("*") if path.is_file()]
         logs = {process.log_file for process in self.fleet.processes.values()}
         self.checker.search_files([*service, *servers.list_files()], self._secrets, logs)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    async def _run_plan(self, servers: Servers, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
+    async def _run_plan(self, servers: Cluster, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
         assert world.stdin is not None
         stdin = world.stdin
 
@@ -299,9 +264,8 @@ class Run:
             stdin.write(f"{line}\n".encode())
             stdin.flush()
 
-        faults = Faults(self.fleet, servers, switch, self._storage, forgetful=not self.options.replicas)
-        without = servers.impossible if self.options.s3 else servers.impossible | NEED_S3
-        plan = plan_steps(self.options.seed, self.options.scale, without)
+        faults = Faults(self.fleet, servers, switch)
+        plan = plan_steps(self.options.seed, self.options.scale)
         end = time.monotonic() + self.options.minutes * 60
         await self._wait_for_gateways(recovery)
         for step in islice(plan, self.options.steps):
@@ -318,7 +282,7 @@ class Run:
                 raise RuntimeError(f"{name} never answered")
         _print_timed("every gateway answers")
 
-    async def _run_step(self, step: Step, faults: Faults, servers: Servers, recovery: Recovery) -> None:
+    async def _run_step(self, step: Step, faults: Faults, servers: Cluster, recovery: Recovery) -> None:
         async with asyncio.timeout(90):
             while not await self._is_whole(servers):
                 await asyncio.sleep(0.2)
@@ -334,7 +298,7 @@ class Run:
             disturbance.end = now
             _print_timed(f"{disturbance.kind} ({disturbance.target}) {now - disturbance.begin:.1f} s")
 
-    async def _is_whole(self, servers: Servers) -> bool:
+    async def _is_whole(self, servers: Cluster) -> bool:
         with contextlib.suppress(redis.RedisError, OSError):
             return await servers.is_whole()
         return False

@@ -15,7 +15,7 @@ from tests.chaos.prompts import PROMPT, is_faithful, make_word, max_cost, piece_
 
 PAID = Paid(1, 12, 20, whole=True, cut=False)
 KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
-PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True, lossy=True)
+PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True)
 CLOCK = Disturbance("step clock", "redis", 100, 110, redis=True, clock=True)
 RECEIVER = Disturbance("cut receiver", "receiver", 100, 110)
 PROVIDER = Disturbance("cut provider", "provider", 100, 110)
@@ -24,7 +24,6 @@ BUILDER = Disturbance("kill worker", "deploys-1", 55, 57)
 OWN = {key_slot(name.encode()) for name in (partition_tag("acc"), app_key("app"))}
 ELSEWHERE = tuple((slot, slot) for slot in range(16_384) if slot not in OWN)[:100]  # slots of other accounts
 OF_OTHERS = replace(PRIMARY, slots=ELSEWHERE)
-KEPT = replace(PRIMARY, lossy=False)
 
 
 def answer(ending: str = "done", status: int = 200, code: str = "", *, start: float = 50.0, **fields: object) -> Answer:
@@ -66,7 +65,7 @@ def check_event(
     at: float | None, *received: float, given_up: bool = False, fault: Disturbance | None = None
 ) -> list[str]:
     """Checks an event that was accepted at `at`, if at all, and received at these times."""
-    accepted = {} if at is None else {"evt": (at, "acc")}
+    accepted = {} if at is None else {"evt": at}
     entries = [Received("acc", "evt", each, True) for each in received]
     return books.check_events(accepted, entries, {"evt"} if given_up else set(), [fault] if fault else [])
 
@@ -82,7 +81,6 @@ def check_log(line: str) -> list[str]:
 
 STEADY = [(float(n), n + 0.1) for n in range(200)]  # one per second
 TWICE = [(100 + n / 2, 100 + n / 2) for n in range(100)]
-BURST = [(100.5, 100.6)] * 10
 UNAVAILABLE = ("refused", 503, "BACKBONE_UNAVAILABLE")
 PROVIDER_FAILED = ("refused", 502, "PROVIDER_ERROR"), ("error", 200, "PROVIDER_ERROR")
 NEVER_RIGHT = ((500, "INTERNAL"), (404, "APP_NOT_FOUND"), (401, "TOKEN_INVALID"), (400, "REQUEST_MALFORMED"))
@@ -98,65 +96,47 @@ VIOLATIONS = {
     "more is settled": check_spend(PAID.cost + 1),
     "less is settled": check_spend(PAID.cost - 1),
     "above the cap": books.check_cap("acc", "day", 60, 41, 100),
-    "below zero": books.check_cap("acc", "day", 60, -1, 100),
-    "more above the cap than forgotten": books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost()),
     "the provider never gave the answer": books.check_unpaid(answer(), None),
     "another text": books.check_answer(answer(faithful=False), [KILL, PRIMARY, CLOCK]),
     **{f"{code} during faults": check_failure("refused", status, code, KILL, PRIMARY) for status, code in NEVER_RIGHT},
     "cut": check_failure("cut", 200, ""),
-    "cut by another fault": check_failure("cut", 200, "", RECEIVER),
     "no answer": check_failure("none", 0, ""),
     "unavailable": check_failure(*UNAVAILABLE),
     "unavailable by others' Redis": check_failure(*UNAVAILABLE, OF_OTHERS),
     **{f"provider: {of[0]}": check_failure(*of, RECEIVER) for of in PROVIDER_FAILED},
     "an overfull window": books.check_window("app", [*STEADY, (100.0, 100.1)], 60, []),
-    "twice a window": books.check_window("app", TWICE, 50, []),
     "more than twice a window while a clock jumps": books.check_window("app", TWICE, 49, [CLOCK]),
-    "a burst while nothing is forgotten": books.check_window("app", BURST, 5, [KEPT]),
     "a lost event": check_event(50.0),
-    "a lost event without a loss": check_event(100.5, fault=KEPT),
-    "a lost event elsewhere": check_event(100.5, fault=OF_OTHERS),
     "a lost event for a failed receiver": check_event(105.0, fault=RECEIVER),
     "an event is given up": check_event(105.0, given_up=True),
     "twice by a gateway": check_event(None, 101.0, 120.0, fault=KILL),
-    "twice by others' Redis": check_event(None, 101.0, 120.0, fault=OF_OTHERS),
     "twice before the fault": check_event(None, 90.0, 104.0, fault=SENDER),
     "twice before a claim": check_event(None, 101.0, 101.1, fault=PRIMARY),
     "a wrong signature": books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), []),
-    "two events of one deploy": check_deploy(LIVE, "succeeded", "succeeded2"),
     "two ends of one deploy": check_deploy(LIVE, "succeeded", "failed"),
     "no event of a deploy": check_deploy(LIVE),
     "a deploy without an end": check_deploy(Ended("canary")),
     "a lost deploy": check_deploy(None),
     "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed"),
-    "a failed deploy after the fault": check_deploy(Ended("failed", 58.5, 60.0, STOPPED), "failed", fault=BUILDER),
     "a deploy's own failure": check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), "failed", fault=BUILDER),
     "a failed deploy elsewhere": check_deploy(Ended("failed", 99.0, 110.0, STOPPED), "failed", fault=OF_OTHERS),
     "a traceback": books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}'),
     **{line: check_log(line) for line in SECRETS},
 }
 ACCEPTED = {
-    "settled": check_spend(PAID.cost),
     "at the cap": books.check_cap("acc", "day", 60, 40, 100),
-    "forgotten above the cap": books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost(), forgotten=1),
-    "paid": books.check_unpaid(answer(), PAID),
     "cut": check_failure("cut", 200, "", KILL),
-    "no answer": check_failure("none", 0, "", KILL),
     "unavailable": check_failure(*UNAVAILABLE, replace(PRIMARY, slots=tuple((slot, slot) for slot in OWN))),
     **{f"provider: {of[0]}": check_failure(*of, PROVIDER) for of in PROVIDER_FAILED},
     "a full window": books.check_window("app", STEADY, 60, []),
     "twice a window while a clock jumps": books.check_window("app", TWICE, 50, [CLOCK]),
-    "a forgotten burst": books.check_window("app", BURST, 5, [PRIMARY]),
     "an event": check_event(50.0, 51.0),
-    "an event lost by a takeover": check_event(100.5, fault=PRIMARY),
     "given up for a failed receiver": check_event(105.0, given_up=True, fault=RECEIVER),
     "twice by a sender": check_event(None, 101.0, 120.0, fault=SENDER),
     "twice by a takeover": check_event(None, 101.0, 120.0, fault=PRIMARY),
     "twice at once by a clock": check_event(None, 101.0, 101.1, fault=CLOCK),
     "a deploy whose event came twice": check_deploy(LIVE, "succeeded", "succeeded"),
     "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed", fault=BUILDER),
-    "a log": books.check_log("gateway-1.log", b'{"event":"request"}'),
-    "no secret": check_log('{"event":"request","model":"gpt-oss-120b"}'),
     "a ciphertext is no key": check_log(CIPHERTEXT),
 }
 
@@ -185,11 +165,11 @@ def test_the_text_of_an_answer() -> None:
         assert not is_faithful(7, wrong, whole=False)
 
 
-def test_the_plan_of_a_seed_has_every_kind_that_is_possible() -> None:
+def test_the_plan_of_a_seed_has_every_kind() -> None:
     assert list(islice(plan_steps(7), 200)) == list(islice(plan_steps(7), 200))
     assert list(islice(plan_steps(7), 20)) != list(islice(plan_steps(8), 20))
-    without, family_of = {"move slot", "fail over"}, {kind: family for family in FAMILIES for kind in FAMILIES[family]}
-    steps = [[fault.kind for fault in step.faults] for step in islice(plan_steps(7, without=without), 100)]
-    assert {kind for kinds in steps for kind in kinds} == family_of.keys() - without
+    family_of = {kind: family for family in FAMILIES for kind in FAMILIES[family]}
+    steps = [[fault.kind for fault in step.faults] for step in islice(plan_steps(7), 100)]
+    assert {kind for kinds in steps for kind in kinds} == family_of.keys()
     assert {len(kinds) for kinds in steps} == {1, 2}
     assert all(len({family_of[kind] for kind in kinds}) == len(kinds) for kinds in steps)

@@ -15,7 +15,7 @@ from gateway.redis.client import Store
 from tests.chaos.books import Ended
 from tests.chaos.checker import Checker
 from tests.chaos.load import Answer
-from tests.chaos.nodes import Servers
+from tests.chaos.nodes import Cluster
 from tests.chaos.population import Account, Deploy, Population
 from tests.chaos.prompts import PROMPT
 from tests.support.prices import cost
@@ -42,7 +42,7 @@ async def checker(tmp_path: Path, store: Store) -> AsyncIterator[Any]:
     account = Account("acc_1", "key", "max", SECRET)
     population.accounts["acc_1"], population.current, population.account_of["app"] = account, [account], "acc_1"
     servers = SimpleNamespace(execute=store.client.execute_command)
-    yield Checker(tmp_path, cast(Servers, servers), population, [], (2, 2), {"max": 10 * COST})
+    yield Checker(tmp_path, cast(Cluster, servers), population, [], (2, 2), {"max": 10 * COST})
     await store.client.flushall()
 
 
