@@ -28,7 +28,7 @@ SIGNATURES = {"RS256": 1024, "ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64
 
 
 class Job(msgspec.Struct):
-    attack: Literal["hold", "stall", "flood", "hammer"]
+    attack: Literal["hold", "stall", "flood"]
     port: int
     count: int  # of connections
     requests: list[bytes]
@@ -101,32 +101,12 @@ class Attacker:
                     await asyncio.sleep(due - time.monotonic())
                     due = max(due + self.job.count / self.job.rate, time.monotonic())
                     writer.write(request.replace(TOKEN, make_garbage_token(self.job.header)))
-                    await self._read_answer(reader)
+                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    if b"content-length: " in head:
+                        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+                    self.answers[head.split()[1].decode()] += 1
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.answers[type(error).__name__] += 1
-
-    async def hammer(self, number: int) -> None:
-        """Sends the requests one after the other, as fast as they are answered."""
-        while True:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.job.port, limit=1 << 20)
-                self.opened += 1
-                is_whole = True
-                while is_whole:
-                    number += 1
-                    writer.write(self.job.requests[number % len(self.job.requests)])
-                    is_whole = await self._read_answer(reader)
-                writer.close()
-            await asyncio.sleep(0.01)
-
-    async def _read_answer(self, reader: asyncio.StreamReader) -> bool:
-        """Returns whether it was read to its end. That of a stream may never come."""
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        status, has_length = head.split()[1].decode(), b"content-length: " in head
-        if has_length:
-            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-        self.answers[status] += 1
-        return has_length or status == "204"
 
     async def run(self) -> None:
         tasks = []

@@ -22,7 +22,6 @@ from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.raw_http import request
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 FULL = os.environ.get("HOSTILE") == "full"
 SECONDS = 20.0 if FULL else 2.5  # of each measurement
 PAUSE_SECONDS = 0.05  # between two requests of the bystander
@@ -72,36 +71,35 @@ async def run_bystander(
         yield Bystander(app, await measure_app(app))
 
 
-async def measure_app(app: App, *, keeps: bool = False) -> Figures:
-    """`keeps`: over one connection, instead of a new one for each visit, as a new visitor's browser opens."""
+async def measure_app(app: App) -> Figures:
     process, waits, failed = app.gateway, [], 0
-    kept = await asyncio.open_connection("127.0.0.1", app.gateway.port) if keeps else None
     began, spent = time.monotonic(), process.cpu_seconds
     peak_memory = peak_descriptors = 0.0
     while time.monotonic() < began + SECONDS:
         try:
-            waits.append(await measure_first_token(app, kept))
+            waits.append(await measure_first_token(app))
         except (OSError, AssertionError, TimeoutError, asyncio.IncompleteReadError):
             failed += 1
         peak_memory = max(peak_memory, process.memory)
         peak_descriptors = max(peak_descriptors, process.descriptors)
         await asyncio.sleep(PAUSE_SECONDS)
-    if kept:
-        kept[1].close()
     cpu = (process.cpu_seconds - spent) / (time.monotonic() - began)
     waits = sorted(waits) or [float("inf")]
     p50, p99 = (waits[min(int(len(waits) * part), len(waits) - 1)] * 1000 for part in (0.5, 0.99))
     return Figures(p50, p99, failed, cpu, peak_memory, int(peak_descriptors))
 
 
-async def measure_first_token(app: App, kept: Connection | None) -> float:
-    """Returns the seconds to the first token. Every second visitor is a new user, whose token is verified."""
+async def measure_first_token(app: App) -> float:
+    """Returns the seconds to the first token, over a new connection, as a new visitor's browser opens.
+
+    Every second visitor is a new user, whose token is verified.
+    """
     body = json.dumps({"prompt": "x", "stream": True, "maxTokens": 10}).encode()
     token = app.token(random.choice(("known", f"user-{secrets.token_hex(4)}")))
-    data = request(app.path, body, f"Authorization: Bearer {token}", *([] if kept else ["Connection: close"]))
+    data = request(app.path, body, f"Authorization: Bearer {token}", "Connection: close")
     began = time.perf_counter()
     async with asyncio.timeout(10):
-        reader, writer = kept or await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
         try:
             writer.write(data)
             line = await reader.readline()
@@ -109,11 +107,8 @@ async def measure_first_token(app: App, kept: Connection | None) -> float:
             await reader.readuntil(b'data: {"token"')
             waited = time.perf_counter() - began
             await reader.readuntil(b"event: done")
-            if kept:
-                await reader.readuntil(b"\r\n0\r\n\r\n")
         finally:
-            if not kept:
-                writer.close()
+            writer.close()
     return waited
 
 
