@@ -18,8 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.chaos.report import render_table
-from tests.chaos.run import Options, Run
+from tests.chaos.run import Options, Run, render_table
 from tests.support.folders import kill_caddies
 from workers.sandbox import cgroups
 

@@ -23,7 +23,6 @@ from tests.chaos.population import Population
 
 JUDGED_AFTER_SECONDS = 60.0  # after the end of a request, because later faults can affect its settlement
 OVERLAP_BYTES = 300  # searched again together with the next part of a file
-SLOW_SECONDS = 5.0  # a caller who waits longer for an answer counts as refused
 MAX_VIOLATIONS = 200
 
 
@@ -70,8 +69,6 @@ class Checker:
         self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.outcomes: Counter[str] = Counter()
         self.violations: list[str] = []
-        # When each failed or slow request was sent, and when it failed or counted as slow.
-        self.failures: list[tuple[float, float]] = []
         self.duplicates = 0
         self.failed_deploys: Counter[str] = Counter()
         self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
@@ -100,17 +97,10 @@ class Checker:
             answer = Answer(*fields)
             self._unjudged[answer.number] = answer
             self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
-            self._record_failure(answer)
             if answer.status == 200:
                 for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
                     self._windows[name].append((answer.start, answer.first))
                     self._window_at[name] = answer.end
-
-    def _record_failure(self, answer: Answer) -> None:
-        if answer.ending in ("none", "cut", "error") or answer.status >= 500:
-            self.failures.append((answer.start, answer.end))
-        elif answer.first - answer.start > SLOW_SECONDS:
-            self.failures.append((answer.start, answer.first))
 
     def _record_event(self, account: str, event: str, at: float, headers: Mapping[str, str], body: str) -> None:
         holder = self._population.accounts.get(account)

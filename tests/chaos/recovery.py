@@ -45,7 +45,6 @@ class Recovery:
         self._servers, self._gateways = servers, gateways
         self._callers = [itertools.cycle(several) for several in callers]
         self.state = StoreState()
-        self.outages: list[tuple[float, float]] = []  # of Redis
         self._answers: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=2000))
         self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
 
@@ -69,8 +68,6 @@ class Recovery:
             began = time.monotonic()
             ok = await self._servers.takes_writes()
             if ok != self.state.ok:
-                if ok:
-                    self.outages.append((self.state.since, began))
                 self.state.ok, self.state.since = ok, time.monotonic()
             self.state.seen = began
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)

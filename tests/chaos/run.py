@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import islice
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import msgspec
@@ -23,9 +24,8 @@ import redis
 from gateway.cancellation import end_if_canceled
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
-from tests.chaos.faults import CannotHappen, Faults
+from tests.chaos.faults import CannotHappen, Fault, Faults, Step, plan_steps
 from tests.chaos.nodes import Cluster
-from tests.chaos.plan import Fault, Step, plan_steps
 from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
@@ -383,3 +383,38 @@ class Run:
 def _print_timed(what: str) -> None:
     """Prints a line with the time, which shows where a slow run spends it."""
     print(f"{time.monotonic():.0f} {what}", flush=True)
+
+
+def format_percentile(values: list[float], percent: int) -> str:
+    if not values:
+        return ""
+    return f"{quantiles(values, n=100, method='inclusive')[percent - 1] if len(values) > 1 else values[0]:.2f} s"
+
+
+def render_table(run: Run) -> str:
+    checker, population = run.checker, run.population
+    rows: list[tuple[str, ...]] = [("fault", "times", "recovery p50", "p99"), ("---",) * 4]
+    everything = {kind: run.recoveries[kind] for kind in sorted(run.faults) if run.faults[kind]}
+    everything["**all**"] = [took for several in run.recoveries.values() for took in several]
+    for kind, recoveries in everything.items():
+        times = run.faults.get(kind, run.faults.total())
+        rows.append((kind, str(times), *(format_percentile(recoveries, percent) for percent in (50, 99))))
+    facts = {
+        "seed, minutes": f"{run.options.seed}, {run.options.minutes:g}",
+        **{f"never: {kind}": reason for kind, reason in sorted(run.impossible.items())},
+        "requests": f"{checker.outcomes.total():,}",
+        **{f"answered {outcome}": f"{count:,}" for outcome, count in checker.outcomes.most_common()},
+        "paid to the provider, nano-euro": f"{checker.paid_total:,}",
+        "settled, nano-euro": f"{getattr(run, 'settled', 0):,}",
+        "requests whose cost was known exactly": f"{checker.exact:,}",
+        "requests whose cost was known within bounds": f"{checker.blurred:,}",
+        "accounts whose spend was known exactly": f"{checker.exact_accounts:,} of {checker.judged_accounts:,}",
+        "events accepted, received": f"{len(population.events):,}, {len(checker.received):,}",
+        "events that were lost, came more than once": f"{checker.lost_events:,}, {checker.duplicates:,}",
+        "deploys": f"{len(population.deploys):,}",
+        **{f"deploys failed: {error}": f"{count:,}" for error, count in checker.failed_deploys.most_common()},
+        "violations": f"{len(checker.violations):,}",
+    }
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    return "\n".join(lines)

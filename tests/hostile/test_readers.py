@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 
-from gateway.accounts.app_fields import NewAuth, NewRepository, check_auth, check_repository
 from gateway.accounts.domain_names import check_own_domain
 from gateway.accounts.jose.jwk import public_part, read_key, split_document
 from gateway.accounts.vault import Vault
@@ -28,18 +26,14 @@ from gateway.deploys.archives import Refused, check_tar, pack_zip, unpack
 from gateway.deploys.manifest import ManifestError, seal_manifest
 from gateway.deploys.recognition import SourceFolder, Unrecognizable, recognize
 from gateway.errors import RequestMalformed
-from gateway.inference.provider.connection import read_retry_after
 from gateway.monitors.scans import read_scan
-from gateway.outbound.addresses import BlockedAddress, check_url
 from gateway.settings import Settings
-from gateway.validation import parse_time
 from workers.hosting.rules import compile_rules
 from workers.sandbox.tools import NODE, PYTHON, Program
 from workers.sandbox.versions import choose_versions
 
 ROUNDS, SEED = int(os.environ.get("HOSTILE_ROUNDS", "300")), int(os.environ.get("HOSTILE_SEED", "1"))
 VAULT = Vault("an-encryption-key-of-32-characters")
-SECRET = "hunter2-hunter2"
 BIG = "9" * 5_000
 # What many formats do not expect.
 ODD = (
@@ -90,14 +84,6 @@ def read_recognition(text: str, folder: Path) -> None:
     choose_versions(SourceFolder(source), tools)
 
 
-def read_repository(text: str, folder: Path) -> None:
-    check_repository(NewRepository(text[:2_048], text[-20:]), VAULT, allow_private=False)
-
-
-def read_auth(text: str, folder: Path) -> None:
-    check_auth(msgspec.convert({"kind": "backend", "url": text[:2_048]}, NewAuth), VAULT, allow_private=False)
-
-
 def read_key_set(text: str, folder: Path) -> None:
     for key in split_document(encode(text)):
         read_key(key)
@@ -128,10 +114,6 @@ PYPROJECT = (
 ANGULAR = (
     'angular.json\n{"defaultProject":"a","projects":{"a":{"architect":{"build":{"builder":"x:application",'
     '"options":{"outputPath":{"base":"d","browser":"b"}}}}}}}'
-)
-URL = (
-    *("https://", "http://", "//", "user", f":{SECRET}", "@", "host.example"),
-    *("[::1]", "127.0.0.1", ":443", ":0", "/a", "?b"),
 )
 JWKS = (
     '{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB","kid":"1"},'
@@ -171,11 +153,6 @@ READERS = {
         ("", "."),
         ["xn--bcher-kva.example", "例え。テスト"],
     ),
-    "addresses": Reader(
-        lambda text, _: check_url(text, allow_private=False), (BlockedAddress,), URL, ("",), ["https://a.example/x"]
-    ),
-    "repositories": Reader(read_repository, (RequestMalformed,), URL, ("",), ["https://u:p@a.example/x.git"]),
-    "auth": Reader(read_auth, (RequestMalformed,), URL, ("",), ["https://a.example/x", "/keys"]),
     "key sets": Reader(
         read_key_set, (ValueError, RecursionError), (*JSON, '"kty"', '"RSA"', '"n"'), ("", ":", ","), [JWKS]
     ),
@@ -185,20 +162,6 @@ READERS = {
         (*JSON, '"findings"', '"matches"', '"results"', '"SchemaVersion"'),
         ("", ":", ","),
         [SCAN, OSV],
-    ),
-    "retry-after": Reader(
-        lambda text, _: read_retry_after(text.encode("latin-1", "replace")),
-        (),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", "Wed", "21", "Oct", "99999", "07:28:00", "GMT", "+9999", "1.5", "0"),
-        ("", " ", ", "),
-        ["Wed, 21 Oct 2015 07:28:00 GMT", "120"],
-    ),
-    "times of the API": Reader(
-        lambda text, _: parse_time("since", text),
-        (RequestMalformed,),
-        ("2026", "-07", "-02", "T10:00", ":00", "Z", "+00:00", "0001-01-01", "9999-12-31", "W01", "1d", "-99:99"),
-        ("",),
-        ["2026-07-02T10:00:00.000Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"],
     ),
 }
 
