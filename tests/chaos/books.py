@@ -68,8 +68,7 @@ class Paid:
 class Disturbance:
     """A fault, from its start until everything had recovered from it, in seconds of `time.monotonic`.
 
-    `clock`: a Redis clock was wrong. `slots`: the affected slots of Redis; None for all. `process`: the killed process,
-    which starts again.
+    `slots`: the affected slots of Redis; None for all. `process`: the killed process, which starts again.
     """
 
     kind: str
@@ -77,7 +76,6 @@ class Disturbance:
     begin: float
     end: float = float("inf")
     redis: bool = False
-    clock: bool = False
     slots: Slots | None = None
     process: str | None = None
 
@@ -151,16 +149,15 @@ def compute_settlement_range(
         and answer.start - 0.5 <= fault.begin <= last
         for fault in faults
     )
-    # If a gateway dies with a waiting settlement, or a clock step lets it expire early, the reservation is settled at
+    # If a gateway dies with a waiting settlement, the reservation is settled at
     # its maximum cost. If Redis loses a settlement, the gateway repeats it at the request's cost.
-    unsure = killed or any(fault.clock for fault in met)
     if paid is None:
-        return 0, 0 if answer.ending == "refused" and not unsure else max_cost()
+        return 0, 0 if answer.ending == "refused" and not killed else max_cost()
     if paid.whole and answer.ending in ("done", "whole"):
-        return paid.cost, max_cost() if unsure else paid.cost
+        return paid.cost, max_cost() if killed else paid.cost
     if paid.whole:
         return paid.cost, max_cost()
-    if answer.tokens and not unsure:
+    if answer.tokens and not killed:
         return max_cost(), max_cost()
     if paid.cut or any(fault.target == "provider" for fault in met):
         return 0, max_cost()
@@ -211,16 +208,10 @@ def count_fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
     return most
 
 
-def check_window(
-    name: str, admitted: Sequence[tuple[float, float]], limit: int, faults: Sequence[Disturbance]
-) -> list[str]:
-    """Checks a sliding window. A clock that jumps forward ends the window early, so twice the limit may pass."""
+def check_window(name: str, admitted: Sequence[tuple[float, float]], limit: int) -> list[str]:
     if len(admitted) <= limit:
         return []
     most = count_fullest_window(admitted)
-    begin, end = min(start for start, _ in admitted), max(first for _, first in admitted)
-    if any(fault.clock for fault in select_during(faults, begin, end)):
-        limit *= 2
     return [f"{name} passed {most} requests in a minute, above its limit of {limit}"] if most > limit else []
 
 
@@ -270,8 +261,7 @@ def _check_repetition(event: str, times: Sequence[float], faults: Sequence[Distu
     for earlier, later in itertools.pairwise(times):
         met = select_during(faults, earlier - DELIVERY_SECONDS, earlier + DELIVERY_SECONDS)
         workers = [fault for fault in met if fault.target.startswith("webhooks")]
-        # By a clock that jumps ahead, Redis takes a new claim for an old one.
-        claimable = any(fault.clock for fault in met) or any(fault.kind == "kill worker" for fault in workers)
+        claimable = any(fault.kind == "kill worker" for fault in workers)
         if later - earlier < MIN_CLAIM_SECONDS and not claimable:
             return [f"event {event} came twice within {later - earlier:.1f} s, before another worker may claim it"]
         if not (workers or any(fault.redis or fault.target == "receiver" for fault in met)):

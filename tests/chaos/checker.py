@@ -135,8 +135,7 @@ class Checker:
             if everything or now > at + JUDGED_AFTER_SECONDS:
                 limit = self._app_limit if name.startswith("app") else self._user_limit
                 del self._window_at[name]
-                faults = books.select_affecting(self._faults, self._population.account_of[name.rpartition(" ")[2]])
-                self.add_violations(books.check_window(name, self._windows.pop(name), limit, faults))
+                self.add_violations(books.check_window(name, self._windows.pop(name), limit))
 
     # -- Redis -----------------------------------------------------------------------------------------------
 

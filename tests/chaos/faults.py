@@ -23,11 +23,10 @@ from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
 from tests.chaos.books import Disturbance
-from tests.chaos.nodes import FAKETIME, Cluster, Node
+from tests.chaos.nodes import Cluster, Node
 from tests.chaos.processes import Fleet
 
-OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over", "step clock"}
-CLOCK_SECONDS = 30  # the largest step of a clock
+OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over"}
 
 
 # Kinds of faults by the part that they hit.
@@ -43,8 +42,6 @@ FAMILIES = {
         "cut redis",
         "pause redis",
         "fill memory",
-        "fill disk",
-        "step clock",
     ),
     "network": ("cut provider", "slow provider", "cut receiver", "slow receiver"),
 }
@@ -56,7 +53,7 @@ class Fault:
     kind: str
     chance: int  # chooses the target among the possible ones
     seconds: float  # until the fault is undone
-    size: float  # from -1 to 1, such as the share of the largest clock step
+    size: float  # from -1 to 1, such as the share of the longest delay
 
 
 @dataclass(frozen=True)
@@ -94,17 +91,13 @@ def _next_kind(bag: list[str], kinds: Sequence[str], chance: random.Random) -> s
     return bag.pop()
 
 
-class CannotHappen(Exception):
-    """A requirement of the fault is missing on this machine."""
-
-
 class Faults:
     def __init__(self, fleet: Fleet, servers: Cluster, switch: Callable[[str], None]) -> None:
         self._fleet, self._servers, self._switch = fleet, servers, switch
 
     @contextlib.asynccontextmanager
     async def inject(self, fault: Fault) -> AsyncIterator[Disturbance]:
-        """Injects the fault, and undoes it at the end of the block. Raises CannotHappen if nothing was injected."""
+        """Injects the fault, and undoes it at the end of the block."""
         family = fault.kind.rpartition(" ")[2]
         match family:
             case "gateway" | "worker":
@@ -159,18 +152,6 @@ class Faults:
             case "fill memory":
                 limit = partial(_set_memory, primaries, 1)
                 return lasting(fault.seconds / 2, limit, partial(_set_memory, servers.nodes, 0))
-            case "fill disk":
-                if not servers.has_disk:
-                    raise CannotHappen("no file system can be mounted")
-                disturbance.slots = await servers.find_slots(servers.nodes[0])
-                fill, empty = partial(to_thread, servers.fill_disk), partial(to_thread, servers.empty_disk)
-                return lasting(fault.seconds / 2, fill, empty)
-            case "step clock":
-                if FAKETIME is None:
-                    raise CannotHappen("libfaketime is not installed")
-                disturbance.clock = True
-                step = partial(primary.step_clock, fault.size * CLOCK_SECONDS)
-                return lasting(fault.seconds, step, partial(_restore_clock, primary))
             case kind:
                 raise ValueError(kind)
 
@@ -214,8 +195,3 @@ async def _call(function: Callable[[], Any]) -> None:
 async def _set_memory(nodes: list[Node], limit: int) -> None:
     for node in nodes:
         await node.execute("CONFIG", "SET", "maxmemory", limit)
-
-
-async def _restore_clock(node: Node) -> None:
-    node.step_clock(0)
-    await asyncio.sleep(1)  # libfaketime reads the file once a second

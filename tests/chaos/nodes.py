@@ -1,17 +1,10 @@
-"""Runs a Redis Cluster of three primaries and three replicas, and injects faults into it.
-
-All keep append-only files. Where the system allows it, the first server's folder is a small file system of its own,
-whose disk can be filled. Where libfaketime is installed, every server's clock can be changed.
-"""
+"""Runs a Redis Cluster of three primaries and three replicas with append-only files, and injects faults into it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +17,6 @@ from redis.crc import key_slot
 from gateway.keys import PARTITION_TAGS
 from tests.support.redis_servers import RedisServer, form_cluster
 
-DISK_MIB = 256
-FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 OPTIONS = (
     *("--crash-memcheck-enabled", "no", "--appendfsync", "everysec", "--rdbcompression", "no"),
     *("--auto-aof-rewrite-min-size", "32mb", "--maxmemory-policy", "noeviction", "--repl-diskless-sync-delay", "0"),
@@ -40,17 +31,6 @@ class Node(RedisServer):
         folder.mkdir()
         super().__init__("valkey", *OPTIONS, "--logfile", str(folder / "server.log"), folder=folder)
         self.frozen = False
-        self.clock = folder / "clock"
-        self.step_clock(0)
-        faked = ""
-        if FAKETIME is not None:
-            faked = f"LD_PRELOAD={FAKETIME} FAKETIME_TIMESTAMP_FILE={self.clock}"
-            faked += " FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
-        # RedisServer passes no environment, so a script sets it and becomes the server.
-        wrapper = folder / "server.sh"
-        wrapper.write_text(f'#!/bin/sh\nexport CHAOS=1 {faked}\nexec {self.binary} "$@"\n')
-        wrapper.chmod(0o755)
-        self.binary = str(wrapper)
         once = Retry(NoBackoff(), 1)  # because a connection may be lost
         self.connection = redis.asyncio.Redis(
             port=self.port, socket_timeout=1, socket_connect_timeout=1, retry=once, decode_responses=True
@@ -59,9 +39,6 @@ class Node(RedisServer):
     @property
     def reachable(self) -> bool:
         return self.running and not self.frozen
-
-    def step_clock(self, seconds: float) -> None:
-        self.clock.write_text(f"{seconds:+.0f}s\n" if seconds else "+0\n")
 
     def freeze(self) -> None:
         self.frozen = True
@@ -83,17 +60,11 @@ class Cluster:
         folder.mkdir()
         self._folder = folder
         self.nodes: list[Node] = []
-        self.has_disk = False
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Cluster]:
-        disk = self._folder / "disk"
-        disk.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)]
-        self.has_disk = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+        self.nodes = [Node(self._folder / f"node-{n}") for n in range(1, 7)]
         try:
-            folders = [disk / "node", *(self._folder / f"node-{n}" for n in range(2, 7))]
-            self.nodes = [Node(folder) for folder in folders]
             for node in self.nodes:
                 node.start()
             form_cluster(self.nodes[:3], self.nodes[3:])
@@ -102,10 +73,6 @@ class Cluster:
             for node in self.nodes:
                 node.thaw()
                 node.stop()
-            if self.has_disk:
-                for log in disk.glob("*/server.log"):
-                    shutil.copy(log, self._folder / "disk-server.log")
-                subprocess.run(["umount", disk], check=False)
 
     @property
     def url(self) -> str:
@@ -151,25 +118,6 @@ class Cluster:
             except (redis.RedisError, OSError) as fault:
                 error = fault
         raise error if isinstance(error, redis.RedisError) else redis.RedisError(str(error))
-
-    async def read_ttls(self, keys: Sequence[str]) -> dict[str, int]:
-        """Returns the milliseconds to live of the existing keys, with one request to each primary."""
-
-        async def read(node: Node) -> list[Any]:
-            pipe = node.connection.pipeline(transaction=False)
-            for key in keys:
-                pipe.pttl(key)
-            with contextlib.suppress(redis.RedisError, OSError):
-                return await pipe.execute(raise_on_error=False)  # the error of a key that another node has
-            return []
-
-        answers = await asyncio.gather(*map(read, await self.find_primaries()))
-        return {
-            key: ttl
-            for ttls in answers
-            for key, ttl in zip(keys, ttls, strict=False)
-            if isinstance(ttl, int) and ttl > 0
-        }
 
     def _list_reachable(self) -> list[Node]:
         return [node for node in self.nodes if node.reachable]
@@ -226,29 +174,6 @@ class Cluster:
             if any(member["port"] == node.port for member in shard["nodes"]):
                 return tuple(zip(shard["slots"][::2], shard["slots"][1::2], strict=True))
         return None
-
-    # -- disk ------------------------------------------------------------------------------------------------
-
-    def fill_disk(self) -> None:
-        filler = self._folder / "disk" / "filler"
-        for size in (65536, 512):
-            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-                while file.write(bytes(size)):
-                    pass
-
-    def empty_disk(self) -> None:
-        """Frees the disk. Restarts the node if it exits, as a supervisor does: a replica exits if it cannot write."""
-        (self._folder / "disk" / "filler").unlink(missing_ok=True)
-        node, deadline = self.nodes[0], time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if node.has_ended:
-                node.start()
-            elif node.answers():
-                break
-            time.sleep(0.2)
-        # As docs/redis.md says: a server that is killed before may not be able to read its append-only file.
-        with node.client() as client, contextlib.suppress(redis.RedisError):
-            client.bgrewriteaof()
 
     def list_files(self) -> Iterator[Path]:
         """Yields the append-only files, snapshots and logs of all nodes."""

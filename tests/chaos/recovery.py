@@ -1,4 +1,4 @@
-"""Measures how soon everything works again, by requesting streams from each gateway and reading the heartbeats."""
+"""Measures how soon everything works again, by requesting streams from each gateway."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,12 @@ from dataclasses import dataclass
 import aiohttp
 
 from gateway.cancellation import end_if_canceled
-from gateway.keys import HEARTBEAT_SECONDS, worker_key
 from tests.chaos.nodes import Cluster
 from tests.chaos.prompts import make_prompt
 
 PROBE_SECONDS = 5.0  # timeout of a probe
 PROBE_INTERVAL_SECONDS = 0.4  # for each gateway and shard
 CHECK_INTERVAL_SECONDS = 0.25  # of Redis
-WORKER_NUMBERS = 10  # a restarted worker takes the next number while its former heartbeat has not expired
-GROUPS = ("webhooks", "monitors", "deploys")
 
 
 @dataclass
@@ -46,7 +42,6 @@ class Recovery:
         self._callers = [itertools.cycle(several) for several in callers]
         self.state = StoreState()
         self._answers: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=2000))
-        self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
 
     async def watch(self) -> None:
         timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
@@ -57,7 +52,6 @@ class Recovery:
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(self._watch_servers())
-            tasks.create_task(self._watch_heartbeats())
             for name in self._gateways:
                 for shard in range(len(self._callers)):
                     tasks.create_task(self._watch_gateway(session, name, shard))
@@ -89,20 +83,6 @@ class Recovery:
                 if response.status == 200:
                     self._answers[name, shard].append(time.monotonic())
 
-    async def _watch_heartbeats(self) -> None:
-        """Records when each heartbeat was renewed, which follows from its time to live."""
-        keys = {
-            group: [worker_key(group, f"{socket.gethostname()}-{n}") for n in range(1, WORKER_NUMBERS + 1)]
-            for group in GROUPS
-        }
-        while True:
-            end_if_canceled()
-            oldest = time.monotonic() - HEARTBEAT_SECONDS  # the renewal of a heartbeat that expires now
-            left = await self._servers.read_ttls([key for each in keys.values() for key in each])
-            for group, each in keys.items():
-                self._renewals[group].append(sorted(oldest + left[key] / 1000 for key in each if key in left))
-            await asyncio.sleep(2 * CHECK_INTERVAL_SECONDS)
-
     # -- measurements ----------------------------------------------------------------------------------------
 
     async def wait_for_redis(self, since: float, seconds: float = 90) -> float:
@@ -120,17 +100,6 @@ class Recovery:
             found = [at for at in first if at is not None]
             if len(found) == len(shards):
                 return max(found) - since
-            if time.monotonic() > since + seconds:
-                return None
-            await asyncio.sleep(0.05)
-
-    async def measure_workers(self, group: str, count: int, since: float, seconds: float) -> float | None:
-        """Returns the seconds from `since` until `count` heartbeats have been renewed; None if above `seconds`."""
-        while True:
-            for renewed in self._renewals[group]:
-                new = [at for at in renewed if at >= since]
-                if len(new) >= count:
-                    return new[count - 1] - since
             if time.monotonic() > since + seconds:
                 return None
             await asyncio.sleep(0.05)
