@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from redis.crc import key_slot
 
 from gateway.keys import app_key, partition_tag
-from tests.chaos.load import NOT_REPLICATED, Answer
+from tests.chaos.load import NOT_REPLICATED, Answer, max_cost
 from tests.chaos.nodes import Slots
-from tests.chaos.prompts import max_cost
 from tests.support.prices import cost
 
 KILLED = "kill gateway"

@@ -23,8 +23,7 @@ from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
 from tests.chaos.books import Disturbance
-from tests.chaos.nodes import Cluster, Node
-from tests.chaos.processes import Fleet
+from tests.chaos.nodes import Cluster, Fleet, Node
 
 OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over"}
 

@@ -18,10 +18,9 @@ from tests.chaos import books
 from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.checker import Checker
 from tests.chaos.faults import FAMILIES, plan_steps
-from tests.chaos.load import Answer
+from tests.chaos.load import PROMPT, Answer, is_faithful, make_word, max_cost, piece_sizes
 from tests.chaos.nodes import Cluster
 from tests.chaos.population import Account, Deploy, Population
-from tests.chaos.prompts import PROMPT, is_faithful, make_word, max_cost, piece_sizes
 
 PAID = Paid(1, 12, 20, whole=True, cut=False)
 KILL = Disturbance("kill gateway", "gateway-1", 100, 110)

@@ -8,10 +8,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from gateway.inference.auth.backend import CALL_SECONDS
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -22,18 +20,15 @@ from tests.hostile.bystander import (
     FULL,
     SECONDS,
     Bystander,
-    Figures,
     assert_unharmed,
     measure_app,
     report_row,
     run_attack,
-    run_bystander,
     scale_attack,
 )
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.processes import limit_descriptors
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,39 +46,15 @@ HELD = {
 
 @pytest.mark.parametrize("attack", HELD)
 async def test_connections_that_are_held(bystander: Bystander, attack: str) -> None:
-    count = scale_attack(5000)
-    during = await measure_held(bystander, attack, count, f"{count:,} connections: {attack}")
-    assert during.descriptors <= bystander.before.descriptors + count + 20
-    assert during.memory - bystander.before.memory < 30 + count * 0.03
-
-
-async def measure_held(bystander: Bystander, attack: str, count: int, title: str) -> Figures:
-    """Measures the bystander during an attack, and checks that the gateway closes the attacker's connections."""
-    opening, drip = HELD[attack]
+    """The gateway closes the attacker's connections."""
+    count, (opening, drip), before = scale_attack(5000), HELD[attack], bystander.before
     async with run_attack(bystander.gateway.port, "hold", count, opening, drip=drip):
         during = await measure_app(bystander.app)
-    report_row(title, bystander.before, during)
-    assert_unharmed(bystander.before, during)
-    await wait_until(lambda: bystander.gateway.descriptors < bystander.before.descriptors + 20, 20)
-    return during
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def narrow_bystander(
-    provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Bystander]:
-    """Runs a gateway that takes 384 connections."""
-    folder = tmp_path_factory.mktemp("narrow")
-    async with run_bystander(provider, backend, folder, prefix=limit_descriptors("-n 1024")) as bystander:
-        yield bystander
-
-
-@pytest.mark.parametrize("attack", ["heads that drip", "bodies that drip"])
-async def test_more_connections_than_the_process_takes(narrow_bystander: Bystander, attack: str) -> None:
-    """The connections that have waited longest are closed to make room, so the bystander is served."""
-    title = f"1,000 connections at a process that takes 384: {attack}"
-    during = await measure_held(narrow_bystander, attack, 1000, title)
-    assert during.descriptors < 500
+    report_row(f"{count:,} connections: {attack}", before, during)
+    assert_unharmed(before, during)
+    assert during.descriptors <= before.descriptors + count + 20
+    assert during.memory - before.memory < 30 + count * 0.03
+    await wait_until(lambda: bystander.gateway.descriptors < before.descriptors + 20, 20)
 
 
 # -- streams whose readers stop ------------------------------------------------------------------------------
