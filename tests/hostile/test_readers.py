@@ -24,13 +24,10 @@ from gateway.accounts.jose.jwk import public_part, read_key, split_document
 from gateway.accounts.vault import Vault
 from gateway.deploys.archives import Refused, check_tar, pack_zip, unpack
 from gateway.deploys.manifest import ManifestError, seal_manifest
-from gateway.deploys.recognition import SourceFolder, Unrecognizable, recognize
 from gateway.errors import RequestMalformed
 from gateway.monitors.scans import read_scan
 from gateway.settings import Settings
 from workers.hosting.rules import compile_rules
-from workers.sandbox.tools import NODE, PYTHON, Program
-from workers.sandbox.versions import choose_versions
 
 ROUNDS, SEED = int(os.environ.get("HOSTILE_ROUNDS", "300")), int(os.environ.get("HOSTILE_SEED", "1"))
 VAULT = Vault("an-encryption-key-of-32-characters")
@@ -59,29 +56,12 @@ def encode(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_bytes(encode(text))
-
-
 def read_rules(text: str, folder: Path) -> None:
     release = Path(tempfile.mkdtemp(dir=folder))
-    write(release / "files", {"_redirects": text, "_headers": text})
+    (release / "files").mkdir()
+    for name in ("_redirects", "_headers"):
+        (release / "files" / name).write_bytes(encode(text))
     compile_rules(release)
-
-
-def read_recognition(text: str, folder: Path) -> None:
-    source = Path(tempfile.mkdtemp(dir=folder))
-    name, _, content = text.partition("\n")
-    files = ("package.json", "pyproject.toml", "angular.json", "requirements.txt", "manage.py", "pnpm-lock.yaml")
-    known = next((each for each in files if each == name), "package.json")
-    more = {"package.json": '{"dependencies":{"@angular/core":"1"}}'} if known == "angular.json" else {}
-    write(source, {**more, known: content, ".nvmrc": content, ".python-version": text})
-    with contextlib.suppress(Unrecognizable):
-        recognize(SourceFolder(source)).describe()
-    tools = [Program(NODE, "20.1.0", ""), Program(PYTHON, "3.11.0", "")]
-    choose_versions(SourceFolder(source), tools)
 
 
 def read_key_set(text: str, folder: Path) -> None:
@@ -103,18 +83,6 @@ MANIFEST = (
     '[auth]\nkind = "jwks"\nurl = "/keys"\naudience = ["a"]\n'
 )
 JSON = ("{", "}", "[", "]", ":", ",", '"', "\\u0000", '"\\ud800"', "1", "null")
-PACKAGE = (
-    'package.json\n{"name":"@a/b","packageManager":"pnpm@9.1.0","scripts":{"build":"x","start":"y"},'
-    '"dependencies":{"next":"1"},"devDependencies":{"vite":"^5"},"engines":{"node":">=18 <22"}}'
-)
-PYPROJECT = (
-    'pyproject.toml\n[project]\nname = "x"\ndependencies = ["fastapi>=1", "uvicorn"]\n'
-    "[tool.poetry.dependencies]\na = 1\n"
-)
-ANGULAR = (
-    'angular.json\n{"defaultProject":"a","projects":{"a":{"architect":{"build":{"builder":"x:application",'
-    '"options":{"outputPath":{"base":"d","browser":"b"}}}}}}}'
-)
 JWKS = (
     '{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB","kid":"1"},'
     '{"kty":"EC","crv":"P-256","x":"AA","y":"AA","alg":"ES256"}]}'
@@ -145,7 +113,6 @@ READERS = {
         ("", " ", " = ", "\n", "."),
         [MANIFEST],
     ),
-    "recognition": Reader(read_recognition, (), (*JSON, *TOML), ("", " "), [PACKAGE, PYPROJECT, ANGULAR]),
     "domains": Reader(
         lambda text, _: check_own_domain(text, Settings()),
         (RequestMalformed,),
@@ -182,16 +149,13 @@ def make_texts(reader: Reader, chance: random.Random) -> Iterable[str]:
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader(name: str, tmp_path: Path) -> None:
     reader, chance = READERS[name], random.Random(f"{SEED} {name}")
-    taken = 0
     for text in make_texts(reader, chance):
         try:
             reader.read(text, tmp_path)
         except reader.refuses:
-            continue
+            pass
         except Exception as error:
             raise AssertionError(f"{type(error).__name__} of {text[:2_000]!a}") from error
-        taken += 1
-    print(f"{name}: {ROUNDS} texts, of which {taken} were taken")
 
 
 def make_archive(chance: random.Random) -> bytes:
