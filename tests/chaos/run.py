@@ -22,7 +22,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import redis
 
 from gateway.cancellation import end_if_canceled
 from tests.chaos.books import Disturbance
@@ -42,6 +41,7 @@ SMALL = {
 }
 SMALL_DEPLOYS = {"workers.builds.rollout.UNDO_SECONDS": 10.0, "workers.builds.schedule.HELD_MS": 5_000}
 STREAM_SECONDS = 15  # timeout of a stream; a reservation lives 60 s longer
+START_SECONDS = 10  # additional ones that a killed process may take to start
 PROBE_APPS = 12  # that the run probes in each shard
 PROBE_SECONDS = 5.0  # timeout of a probe
 PROBE_INTERVAL_SECONDS = 0.4  # for each gateway and shard
@@ -136,7 +136,6 @@ class Options(msgspec.Struct, frozen=True):
     seed: int = 1
     rate: float = 200
     recovery: float = 5  # seconds within which everything must work once Redis does
-    start: float = 10  # additional seconds that a killed process may take to start
     steps: int | None = None  # maximum steps of the plan
     small: bool = False  # fewer processes, shorter faults, and no wait for reservations and for the last deploys
 
@@ -369,7 +368,7 @@ class Run:
 
     async def _run_step(self, step: Step, faults: Faults, servers: Cluster, recovery: Recovery) -> None:
         async with asyncio.timeout(90):
-            while not await self._is_whole(servers):
+            while not await servers.is_whole():
                 await asyncio.sleep(0.2)
         disturbances = await asyncio.gather(*(self._inject(fault, faults) for fault in step.faults))
         undone = time.monotonic()
@@ -379,11 +378,6 @@ class Run:
         for disturbance in disturbances:
             disturbance.end = now
             _print_timed(f"{disturbance.kind} ({disturbance.target}) {now - disturbance.begin:.1f} s")
-
-    async def _is_whole(self, servers: Cluster) -> bool:
-        with contextlib.suppress(redis.RedisError, OSError):
-            return await servers.is_whole()
-        return False
 
     async def _inject(self, fault: Fault, faults: Faults) -> Disturbance:
         self.faults[fault.kind] += 1
@@ -399,7 +393,7 @@ class Run:
                 sinces.append(max(recovery.state.since, disturbance.begin))
             elif disturbance.process is not None:
                 sinces.append(await self._wait_for_restart(disturbance.process, disturbance.begin))
-                limit += self.options.start
+                limit += START_SECONDS
         if all(disturbance.redis for disturbance in disturbances):
             sinces.remove(undone)  # Redis may have recovered before the fault was undone
         since, kind = max(sinces), " and ".join(disturbance.kind for disturbance in disturbances)

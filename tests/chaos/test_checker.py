@@ -115,7 +115,6 @@ VIOLATIONS = {
     "a lost event for a failed receiver": check_event(105.0, fault=RECEIVER),
     "an event is given up": check_event(105.0, given_up=True),
     "twice by a gateway": check_event(None, 101.0, 120.0, fault=KILL),
-    "twice before the fault": check_event(None, 90.0, 104.0, fault=SENDER),
     "twice before a claim": check_event(None, 101.0, 101.1, fault=PRIMARY),
     "a wrong signature": books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), []),
     "two ends of one deploy": check_deploy(LIVE, "succeeded", "failed"),
@@ -124,7 +123,6 @@ VIOLATIONS = {
     "a lost deploy": check_deploy(None),
     "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed"),
     "a deploy's own failure": check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), "failed", fault=BUILDER),
-    "a failed deploy elsewhere": check_deploy(Ended("failed", 99.0, 110.0, STOPPED), "failed", fault=OF_OTHERS),
     "a traceback": books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}'),
     **{line: check_log(line) for line in SECRETS},
 }

@@ -95,10 +95,3 @@ async def test_public_paths_are_those_of_the_gateway(tmp_path: Path) -> None:
     routed = {path.split("/")[1] for path in paths - PRIVATE} - {""}
     assert {*PUBLIC} == routed | {"capsule", "mcp"}
     assert {path for path in paths if path.startswith("/platform/tls")} <= PRIVATE
-
-
-async def test_public_paths_are_answered(hosting: Hosting) -> None:
-    for path, status in {"/": 200, "/docs": 200, "/install.sh": 200, "/account": 401, "/capsule/x/ai": 404}.items():
-        assert (await hosting.ask(path, host=API)).status == status, path
-    said = await hosting.ask("/nothing", host=API)
-    assert (said.status, said.body) == (404, b"Not Found")
