@@ -149,13 +149,9 @@ class Options(msgspec.Struct, frozen=True):
         return 1 if self.small else 2
 
     @property
-    def short(self) -> bool:
-        return self.minutes < 3
-
-    @property
     def scale(self) -> float:
         """The factor of the durations of faults and pauses."""
-        return 0.1 if self.small else 0.25 if self.short else 1.0
+        return 0.1 if self.small else 0.25 if self.minutes < 3 else 1.0
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""Attacks a gateway from a process of its own, `python -m tests.hostile.attacker`.
+"""Attacks a gateway from a process of its own, `python -m tests.hostile.attacker`, which `run_attack` starts.
 
 The first line of its standard input is a `Job` in JSON. It prints `ready` when all connections are open, reopens each
 connection that the gateway closes, and prints the number of answers by status when its standard input ends.
@@ -8,19 +8,24 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import random
 import resource
 import secrets
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
-from typing import Literal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import uvloop
 
 DRIP_SECONDS = 10.0
+FULL = os.environ.get("HOSTILE") == "full"
 PAUSE_SECONDS = 2.0  # at most, before a closed connection is reopened
 RECEIVE_BUFFER = 4096  # bytes of a stalled reader: small, so that unread data stays in the gateway
 TOKEN = b"<token>"  # in a request, stands for a garbage token, which is another one each time
@@ -119,6 +124,38 @@ class Attacker:
         print("ready", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         print(json.dumps(self.answers), flush=True)
+
+
+def scale_attack(full: int) -> int:
+    """Returns the size of an attack: a fifth of the full size without `HOSTILE=full`."""
+    return full if FULL else full // 5
+
+
+@contextlib.asynccontextmanager
+async def run_attack(
+    port: int, attack: str, count: int, *requests: bytes, patience: float = 60, **more: Any
+) -> AsyncIterator[dict[str, int]]:
+    """Attacks from a process of its own until the block ends. Its answers by status are in the dictionary then."""
+    job = Job(attack, port, count, list(requests), **more)  # type: ignore[arg-type]
+    command, root = [sys.executable, "-m", "tests.hostile.attacker"], Path(__file__).parents[2]
+    attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert attacker.stdin
+    assert attacker.stdout
+    answers: dict[str, int] = {}
+    try:
+        attacker.stdin.write(msgspec.json.encode(job) + b"\n")
+        attacker.stdin.flush()
+        async with asyncio.timeout(patience):
+            ready = asyncio.to_thread(attacker.stdout.readline)
+            assert (await ready).strip() == b"ready", "the attack did not begin"
+        yield answers
+        attacker.stdin.close()
+        answers |= json.loads(await asyncio.to_thread(attacker.stdout.readline))
+    finally:
+        attacker.kill()
+        attacker.wait()
+        attacker.stdin.close()
+        attacker.stdout.close()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.hostile.bystander import FULL, run_attack, scale_attack
+from tests.hostile.attacker import FULL, run_attack, scale_attack
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
