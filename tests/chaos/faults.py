@@ -23,25 +23,14 @@ from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
 from tests.chaos.books import Disturbance
-from tests.chaos.nodes import Cluster, Fleet, Node
+from tests.chaos.nodes import Cluster, Fleet
 
 OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over"}
-
-
 # Kinds of faults by the part that they hit.
 FAMILIES = {
     "gateway": ("kill gateway", "stop gateway"),
     "worker": ("kill worker", "stop worker"),
-    "redis": (
-        "kill primary",
-        "kill replica",
-        "stop primary",
-        "fail over",
-        "move slot",
-        "cut redis",
-        "pause redis",
-        "fill memory",
-    ),
+    "redis": ("kill primary", "kill replica", "stop primary", "fail over", "move slot", "cut redis"),
     "network": ("cut provider", "slow provider", "cut receiver", "slow receiver"),
 }
 WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
@@ -146,11 +135,8 @@ class Faults:
                 slot = key_slot(tag.encode())
                 disturbance.slots = ((slot, slot),)
                 return self._move_slot(disturbance, tag, fault.chance // 16)
-            case "cut redis" | "pause redis":
-                return lasting(fault.seconds / 4, partial(self._disturb_clients, fault))
-            case "fill memory":
-                limit = partial(_set_memory, primaries, 1)
-                return lasting(fault.seconds / 2, limit, partial(_set_memory, servers.nodes, 0))
+            case "cut redis":
+                return lasting(fault.seconds / 4, self._cut_clients)
             case kind:
                 raise ValueError(kind)
 
@@ -159,14 +145,11 @@ class Faults:
         yield disturbance
         await self._servers.move_slot(tag, chance)
 
-    async def _disturb_clients(self, fault: Fault) -> None:
+    async def _cut_clients(self) -> None:
         for node in self._servers.nodes:
             with contextlib.suppress(redis.RedisError, OSError):
-                if fault.kind == "pause redis":
-                    await node.execute("CLIENT", "PAUSE", int(fault.seconds / 4 * 1000), "ALL")
-                else:
-                    await node.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                    await node.execute("CLIENT", "KILL", "TYPE", "pubsub")
+                await node.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await node.execute("CLIENT", "KILL", "TYPE", "pubsub")
 
 
 def _do_nothing() -> None:
@@ -189,8 +172,3 @@ async def _lasting(
 async def _call(function: Callable[[], Any]) -> None:
     if inspect.isawaitable(pending := function()):
         await pending
-
-
-async def _set_memory(nodes: list[Node], limit: int) -> None:
-    for node in nodes:
-        await node.execute("CONFIG", "SET", "maxmemory", limit)
