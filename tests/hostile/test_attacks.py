@@ -1,6 +1,7 @@
-"""Attacks on a gateway do not delay the bystander: connections, streams and tokens.
+"""Attacks on one gateway process do not delay the bystander, another account's app.
 
-`pytest -s` prints the figures.
+By default each attack has a fifth of its size, for small machines. `HOSTILE=full` attacks with the sizes in
+docs/security.md, and `pytest -s` prints the figures.
 """
 
 import asyncio
