@@ -2,7 +2,7 @@
 keeps every guarantee.
 
 The same seed makes the same faults in the same order. If the run finds violations, the exit code is 1, and the folder
-with all logs, records and append-only files is kept. With `--plant`, the exit code is 0 if the run finds the bug.
+with all logs, records and append-only files is kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.chaos.nodes import TOPOLOGIES
-from tests.chaos.planted import PLANTS
-from tests.chaos.report import render_table
-from tests.chaos.run import Options, Run
+from tests.chaos.run import Options, Run, render_table
 from tests.support.folders import kill_caddies
 from workers.sandbox import cgroups
 
@@ -47,13 +44,6 @@ def main() -> int:
     parser.add_argument(
         "--recovery", type=float, default=5, help="seconds within which everything works once Redis does"
     )
-    parser.add_argument(
-        "--plant", choices=PLANTS, default="", help="start the service with this bug, which the run must find"
-    )
-    parser.add_argument("--redis", choices=TOPOLOGIES, default="cluster", help="the Redis servers")
-    parser.add_argument("--wait", type=int, choices=(0, 1), default=1, help="GATEWAY_REDIS_WAIT; 0 for a single server")
-    parser.add_argument("--processes", type=int, default=1, help="of each gateway")
-    parser.add_argument("--s3", action="store_true", help="store files in S3 instead of a folder")
     given = parser.parse_args()
     if not cgroups.find_parents():
         parser.error("the workers build apps, which needs control groups, and this user has none: run it as root")
@@ -68,15 +58,9 @@ def main() -> int:
         kill_caddies(folder)
         if hasattr(run, "checker"):
             print(render_table(run), flush=True)
-            if run.checker.violations and not given.plant:
+            if run.checker.violations:
                 print(f"\n{len(run.checker.violations)} violations; everything is kept in {folder}:")
                 print("\n".join(run.checker.violations), flush=True)
-    if given.plant:
-        found = [violation for violation in run.checker.violations if PLANTS[given.plant].expected in violation]
-        print(f"\n{given.plant!r}: {len(found)} of {len(run.checker.violations)} violations match")
-        print("\n".join(found[:3] or ["the bug was not found"]))
-        shutil.rmtree(folder, ignore_errors=True)
-        return 0 if found else 1
     if run.checker.violations:
         return 1
     shutil.rmtree(folder, ignore_errors=True)

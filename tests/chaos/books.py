@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from redis.crc import key_slot
 
 from gateway.keys import app_key, partition_tag
-from tests.chaos.load import NOT_REPLICATED, Answer
+from tests.chaos.load import NOT_REPLICATED, Answer, max_cost
 from tests.chaos.nodes import Slots
-from tests.chaos.prompts import max_cost
 from tests.support.prices import cost
 
 KILLED = "kill gateway"
@@ -68,8 +67,7 @@ class Paid:
 class Disturbance:
     """A fault, from its start until everything had recovered from it, in seconds of `time.monotonic`.
 
-    `lossy`: Redis may have lost writes that it had acknowledged to a gateway. `clock`: a Redis clock was wrong.
-    `slots`: the affected slots of Redis; None for all. `process`: the name of a killed process, which starts again.
+    `slots`: the affected slots of Redis; None for all. `process`: the killed process, which starts again.
     """
 
     kind: str
@@ -77,8 +75,6 @@ class Disturbance:
     begin: float
     end: float = float("inf")
     redis: bool = False
-    lossy: bool = False
-    clock: bool = False
     slots: Slots | None = None
     process: str | None = None
 
@@ -152,18 +148,15 @@ def compute_settlement_range(
         and answer.start - 0.5 <= fault.begin <= last
         for fault in faults
     )
-    # If a gateway dies with a waiting settlement, or a clock step lets it expire early, the reservation is settled at
+    # If a gateway dies with a waiting settlement, the reservation is settled at
     # its maximum cost. If Redis loses a settlement, the gateway repeats it at the request's cost.
-    unsure = killed or any(fault.clock for fault in met)
-    if killed and any(fault.lossy for fault in met):
-        return 0, max_cost()  # neither Redis nor a gateway knows the reservation any longer
     if paid is None:
-        return 0, 0 if answer.ending == "refused" and not unsure else max_cost()
+        return 0, 0 if answer.ending == "refused" and not killed else max_cost()
     if paid.whole and answer.ending in ("done", "whole"):
-        return paid.cost, max_cost() if unsure else paid.cost
+        return paid.cost, max_cost() if killed else paid.cost
     if paid.whole:
         return paid.cost, max_cost()
-    if answer.tokens and not unsure:
+    if answer.tokens and not killed:
         return max_cost(), max_cost()
     if paid.cut or any(fault.target == "provider" for fault in met):
         return 0, max_cost()
@@ -186,10 +179,9 @@ def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> 
     return []
 
 
-def check_cap(account: str, day: str, settled: int, reserved: int, cap: int, forgotten: int = 0) -> list[str]:
-    """Checks a day of an account against its cap. `forgotten`: requests whose reservation Redis may have lost."""
+def check_cap(account: str, day: str, settled: int, reserved: int, cap: int) -> list[str]:
     found = []
-    if settled + reserved > cap + forgotten * max_cost():
+    if settled + reserved > cap:
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, above its cap of {cap:,}")
     if settled < 0 or reserved < 0:
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, below 0")
@@ -215,24 +207,11 @@ def count_fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
     return most
 
 
-def check_window(
-    name: str, admitted: Sequence[tuple[float, float]], limit: int, faults: Sequence[Disturbance]
-) -> list[str]:
-    """Checks a sliding window. A clock that jumps forward ends the window early, so twice the limit may pass."""
+def check_window(name: str, admitted: Sequence[tuple[float, float]], limit: int) -> list[str]:
     if len(admitted) <= limit:
         return []
-    limit += count_forgotten(admitted, faults)
     most = count_fullest_window(admitted)
-    begin, end = min(start for start, _ in admitted), max(first for _, first in admitted)
-    if any(fault.clock for fault in select_during(faults, begin, end)):
-        limit *= 2
     return [f"{name} passed {most} requests in a minute, above its limit of {limit}"] if most > limit else []
-
-
-def count_forgotten(admitted: Iterable[tuple[float, float]], faults: Iterable[Disturbance]) -> int:
-    """Counts the requests that Redis may have admitted and forgotten. `admitted`: when each was sent and answered."""
-    lossy = [fault for fault in faults if fault.lossy]
-    return sum(any(fault.overlaps(*times) for fault in lossy) for times in admitted)
 
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -247,7 +226,7 @@ class Received:
 
 
 def check_events(
-    accepted: Mapping[str, tuple[float, str]],
+    accepted: Mapping[str, float],
     received: Sequence[Received],
     failed: Collection[str],
     faults: Sequence[Disturbance],
@@ -256,7 +235,7 @@ def check_events(
 ) -> list[str]:
     """Checks that each event was delivered with a valid signature, and not twice without a reason.
 
-    `accepted`: the time and the account of each event. `failed`: the events whose log says that they were not
+    `accepted`: the time of each event. `failed`: the events whose log says that they were not
     delivered. An event may arrive again only if the delivery before coincided with a fault of a sending worker, its
     partition or the receiver. If a worker dies with an event, another one claims it up to `claim` seconds later.
     """
@@ -265,12 +244,10 @@ def check_events(
     accounts = {entry.event: entry.account for entry in received}
     for entry in received:
         times.setdefault(entry.event, []).append(entry.at)
-    for event, (at, account) in accepted.items():
+    for event, at in accepted.items():
         if event in times:
             continue
         if event in failed and any(fault.target == "receiver" for fault in select_during(faults, at, at + claim)):
-            continue
-        if any(fault.lossy for fault in select_affecting(select_during(faults, at, at + 1), account)):
             continue
         found.append(f"event {event} was {'given up' if event in failed else 'lost'}")
     for event, several in times.items():
@@ -283,8 +260,7 @@ def _check_repetition(event: str, times: Sequence[float], faults: Sequence[Distu
     for earlier, later in itertools.pairwise(times):
         met = select_during(faults, earlier - DELIVERY_SECONDS, earlier + DELIVERY_SECONDS)
         workers = [fault for fault in met if fault.target.startswith("webhooks")]
-        # By a clock that jumps ahead, Redis takes a new claim for an old one.
-        claimable = any(fault.clock for fault in met) or any(fault.kind == "kill worker" for fault in workers)
+        claimable = any(fault.kind == "kill worker" for fault in workers)
         if later - earlier < MIN_CLAIM_SECONDS and not claimable:
             return [f"event {event} came twice within {later - earlier:.1f} s, before another worker may claim it"]
         if not (workers or any(fault.redis or fault.target == "receiver" for fault in met)):
@@ -319,12 +295,11 @@ def check_deploy(
     """Checks that a deploy ended once, with one matching event.
 
     `events`: id and type of the events that name the deploy. The same event may arrive twice. A deploy may fail only
-    because of a fault between its start and its end: of its partition, of the storage, or of a worker that builds or
-    serves.
+    because of a fault between its start and its end: of its partition, or of a worker that builds or serves.
     """
     faults = select_affecting(faults, account)
     if ended is None:
-        return [] if any(fault.lossy for fault in select_during(faults, at, at + 1)) else [f"deploy {deploy} is lost"]
+        return [f"deploy {deploy} is lost"]
     if ended.state not in FINAL:
         return [f"deploy {deploy} never ended: it is {ended.state}"]
     kinds = Counter(kind for _, kind in {*events})
@@ -334,7 +309,7 @@ def check_deploy(
     causes = [
         fault
         for fault in select_during(faults, ended.begin, ended.end)
-        if fault.redis or fault.target == "storage" or fault.target.startswith(("deploys", "sites"))
+        if fault.redis or fault.target.startswith(("deploys", "sites"))
     ]
     if ended.state == "failed" and (not causes or OWN_FAILURE.search(ended.error)):
         met = ", ".join(sorted({fault.kind for fault in causes})) or "nothing"

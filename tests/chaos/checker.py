@@ -18,12 +18,11 @@ from gateway.keys import PARTITION_TAGS, spend_key, stream_key
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer
-from tests.chaos.nodes import Servers
+from tests.chaos.nodes import Cluster
 from tests.chaos.population import Population
 
 JUDGED_AFTER_SECONDS = 60.0  # after the end of a request, because later faults can affect its settlement
 OVERLAP_BYTES = 300  # searched again together with the next part of a file
-SLOW_SECONDS = 5.0  # a caller who waits longer for an answer counts as refused
 MAX_VIOLATIONS = 200
 
 
@@ -50,7 +49,7 @@ class Checker:
     def __init__(
         self,
         folder: Path,
-        servers: Servers,
+        servers: Cluster,
         population: Population,
         faults: list[Disturbance],
         limits: tuple[int, int],
@@ -63,7 +62,6 @@ class Checker:
         self._unjudged: dict[int, Answer] = {}
         self._paid: dict[int, Paid] = {}
         self._bounds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self._admitted: dict[str, list[tuple[float, float]]] = defaultdict(list)  # by account
         self._windows: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._window_at: dict[str, float] = {}
         self._searched: dict[tuple[str, int], int] = {}
@@ -71,8 +69,6 @@ class Checker:
         self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.outcomes: Counter[str] = Counter()
         self.violations: list[str] = []
-        # When each failed or slow request was sent, and when it failed or counted as slow.
-        self.failures: list[tuple[float, float]] = []
         self.duplicates = 0
         self.failed_deploys: Counter[str] = Counter()
         self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
@@ -101,18 +97,10 @@ class Checker:
             answer = Answer(*fields)
             self._unjudged[answer.number] = answer
             self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
-            self._record_failure(answer)
             if answer.status == 200:
-                self._admitted[answer.account].append((answer.start, answer.first))
                 for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
                     self._windows[name].append((answer.start, answer.first))
                     self._window_at[name] = answer.end
-
-    def _record_failure(self, answer: Answer) -> None:
-        if answer.ending in ("none", "cut", "error") or answer.status >= 500:
-            self.failures.append((answer.start, answer.end))
-        elif answer.first - answer.start > SLOW_SECONDS:
-            self.failures.append((answer.start, answer.first))
 
     def _record_event(self, account: str, event: str, at: float, headers: Mapping[str, str], body: str) -> None:
         holder = self._population.accounts.get(account)
@@ -147,8 +135,7 @@ class Checker:
             if everything or now > at + JUDGED_AFTER_SECONDS:
                 limit = self._app_limit if name.startswith("app") else self._user_limit
                 del self._window_at[name]
-                faults = books.select_affecting(self._faults, self._population.account_of[name.rpartition(" ")[2]])
-                self.add_violations(books.check_window(name, self._windows.pop(name), limit, faults))
+                self.add_violations(books.check_window(name, self._windows.pop(name), limit))
 
     # -- Redis -----------------------------------------------------------------------------------------------
 
@@ -168,10 +155,7 @@ class Checker:
         for account in list(self._population.current):
             cap = self._caps[account.plan]
             for day, amounts in (await self.read_spend(account.id) or {}).items():
-                self.add_violations(books.check_cap(account.id, day, *amounts, cap, self._count_forgotten(account.id)))
-
-    def _count_forgotten(self, account: str) -> int:
-        return books.count_forgotten(self._admitted[account], books.select_affecting(self._faults, account))
+                self.add_violations(books.check_cap(account.id, day, *amounts, cap))
 
     async def read_reserved(self) -> int:
         """Returns the nano-euro that are still reserved, over all accounts."""
@@ -193,7 +177,7 @@ class Checker:
                 continue
             cap = self._caps[self._population.accounts[account].plan]
             for day, amounts in days.items():
-                self.add_violations(books.check_cap(account, day, *amounts, cap, self._count_forgotten(account)))
+                self.add_violations(books.check_cap(account, day, *amounts, cap))
             settled = sum(amount for amount, _ in days.values())
             reserved = sum(amount for _, amount in days.values())
             self.add_violations(books.check_spend(account, (settled, reserved), least, most))

@@ -1,15 +1,20 @@
-"""Injects each fault and undoes it. Each context manager yields while its fault is in effect."""
+"""Plans the faults of a run from its seed alone, injects each and undoes it.
+
+A step has one fault, or two of different families at once. The plan chooses the target of a fault as a number ("the
+third primary"), which is mapped to a process when the fault is injected, because a failover changes the roles.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
-import signal
+import random
 import time
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,37 +22,70 @@ import redis
 from redis.crc import key_slot
 
 from gateway.keys import PARTITION_TAGS
-from tests.chaos.books import TAKEOVERS, Disturbance
-from tests.chaos.nodes import FAKETIME, Node, Servers
-from tests.chaos.plan import Fault
-from tests.chaos.processes import Fleet
-from tests.support.s3_server import S3Server
+from tests.chaos.books import Disturbance
+from tests.chaos.nodes import Cluster, Fleet
 
-OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over", "step clock"}
-CLOCK_SECONDS = 30  # the largest step of a clock
+OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over"}
+# Kinds of faults by the part that they hit.
+FAMILIES = {
+    "gateway": ("kill gateway", "stop gateway"),
+    "worker": ("kill worker", "stop worker"),
+    "redis": ("kill primary", "kill replica", "stop primary", "fail over", "move slot", "cut redis"),
+    "network": ("cut provider", "slow provider", "cut receiver", "slow receiver"),
+}
+WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
 
 
-class CannotHappen(Exception):
-    """A requirement of the fault is missing on this machine."""
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    chance: int  # chooses the target among the possible ones
+    seconds: float  # until the fault is undone
+    size: float  # from -1 to 1, such as the share of the longest delay
+
+
+@dataclass(frozen=True)
+class Step:
+    faults: tuple[Fault, ...]
+    pause: float  # seconds between the recovery and the next step
+
+
+def plan_steps(seed: int, scale: float = 1.0) -> Iterator[Step]:
+    """Yields steps without end. `scale`: factor of all durations."""
+    chance = random.Random(seed)
+    bags: dict[str, list[str]] = {}
+    while True:
+        count = 2 if chance.random() < 0.3 else 1
+        families = [*FAMILIES]
+        faults = []
+        for _ in range(count):
+            family = chance.choices(families, [WEIGHTS[name] for name in families])[0]
+            families.remove(family)
+            faults.append(
+                Fault(
+                    _next_kind(bags.setdefault(family, []), FAMILIES[family], chance),
+                    chance.randrange(1_000_000),
+                    round(chance.uniform(5, 20) * scale, 2),
+                    round(chance.uniform(-1, 1), 3),
+                )
+            )
+        yield Step(tuple(faults), round(chance.uniform(3, 8) * scale, 2))
+
+
+def _next_kind(bag: list[str], kinds: Sequence[str], chance: random.Random) -> str:
+    """Draws each kind of a family once before any kind comes again, so that a short run has many kinds."""
+    if not bag:
+        bag += chance.sample(kinds, len(kinds))
+    return bag.pop()
 
 
 class Faults:
-    def __init__(
-        self,
-        fleet: Fleet,
-        servers: Servers,
-        switch: Callable[[str], None],
-        storage: S3Server | None = None,
-        *,
-        forgetful: bool = False,
-    ) -> None:
-        """`forgetful`: gateways do not wait for replicas, so a takeover may lose what they wrote."""
-        self._forgetful = forgetful
-        self._fleet, self._servers, self._switch, self._storage = fleet, servers, switch, storage
+    def __init__(self, fleet: Fleet, servers: Cluster, switch: Callable[[str], None]) -> None:
+        self._fleet, self._servers, self._switch = fleet, servers, switch
 
     @contextlib.asynccontextmanager
     async def inject(self, fault: Fault) -> AsyncIterator[Disturbance]:
-        """Injects the fault, and undoes it at the end of the block. Raises CannotHappen if nothing was injected."""
+        """Injects the fault, and undoes it at the end of the block."""
         family = fault.kind.rpartition(" ")[2]
         match family:
             case "gateway" | "worker":
@@ -59,8 +97,6 @@ class Faults:
                 injecting = _lasting(
                     disturbance, fault.seconds / 3, partial(self._switch, begin), partial(self._switch, end)
                 )
-            case "storage":
-                injecting = self._stop_storage(fault)
             case _:
                 injecting = await self._inject_redis_fault(fault)
         async with injecting as disturbance:
@@ -73,16 +109,9 @@ class Faults:
         disturbance = Disturbance(fault.kind, process.name, time.monotonic())
         if not fault.kind.startswith("kill"):
             return _lasting(disturbance, fault.seconds, process.freeze, process.thaw)
-        if not (fault.size < 0 and process.kill_one(fault.chance)):  # or else the others serve meanwhile
-            process.kill()
-            disturbance.process = process.name
+        process.kill()
+        disturbance.process = process.name
         return _lasting(disturbance, 0)
-
-    def _stop_storage(self, fault: Fault) -> AbstractAsyncContextManager[Disturbance]:
-        if self._storage is None or self._storage.process is None:
-            raise CannotHappen("the storage is a folder")
-        stop, go_on = (partial(self._storage.process.send_signal, each) for each in (signal.SIGSTOP, signal.SIGCONT))
-        return _lasting(Disturbance(fault.kind, "storage", time.monotonic()), fault.seconds, stop, go_on)
 
     async def _inject_redis_fault(self, fault: Fault) -> AbstractAsyncContextManager[Disturbance]:
         servers = self._servers
@@ -90,7 +119,6 @@ class Faults:
         primary = primaries[fault.chance % len(primaries)]
         replica = await servers.find_replica(primary)
         disturbance = Disturbance(fault.kind, "redis", time.monotonic(), redis=True)
-        disturbance.lossy = self._forgetful and fault.kind in TAKEOVERS
         if fault.kind in OF_ONE_PRIMARY:
             disturbance.slots = await servers.find_slots(primary)
         lasting = partial(_lasting, disturbance)
@@ -101,29 +129,14 @@ class Faults:
             case "stop primary":
                 return lasting(fault.seconds, primary.freeze, primary.thaw)
             case "fail over":
-                return lasting(1, partial(servers.fail_over, replica) if replica is not None else _do_nothing)
+                return lasting(1, partial(replica.execute, "CLUSTER FAILOVER") if replica is not None else _do_nothing)
             case "move slot":
                 tag = PARTITION_TAGS[fault.chance % 16]
                 slot = key_slot(tag.encode())
                 disturbance.slots = ((slot, slot),)
                 return self._move_slot(disturbance, tag, fault.chance // 16)
-            case "cut redis" | "pause redis":
-                return lasting(fault.seconds / 4, partial(self._disturb_clients, fault))
-            case "fill memory":
-                limit = partial(_set_memory, primaries, 1)
-                return lasting(fault.seconds / 2, limit, partial(_set_memory, servers.nodes, 0))
-            case "fill disk":
-                if not servers.has_disk:
-                    raise CannotHappen("no file system can be mounted")
-                disturbance.slots = await servers.find_slots(servers.nodes[0])
-                fill, empty = partial(to_thread, servers.fill_disk), partial(to_thread, servers.empty_disk)
-                return lasting(fault.seconds / 2, fill, empty)
-            case "step clock":
-                if FAKETIME is None:
-                    raise CannotHappen("libfaketime is not installed")
-                disturbance.clock = True
-                step = partial(primary.step_clock, fault.size * CLOCK_SECONDS)
-                return lasting(fault.seconds, step, partial(_restore_clock, primary))
+            case "cut redis":
+                return lasting(fault.seconds / 4, self._cut_clients)
             case kind:
                 raise ValueError(kind)
 
@@ -132,14 +145,11 @@ class Faults:
         yield disturbance
         await self._servers.move_slot(tag, chance)
 
-    async def _disturb_clients(self, fault: Fault) -> None:
+    async def _cut_clients(self) -> None:
         for node in self._servers.nodes:
             with contextlib.suppress(redis.RedisError, OSError):
-                if fault.kind == "pause redis":
-                    await node.execute("CLIENT", "PAUSE", int(fault.seconds / 4 * 1000), "ALL")
-                else:
-                    await node.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                    await node.execute("CLIENT", "KILL", "TYPE", "pubsub")
+                await node.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await node.execute("CLIENT", "KILL", "TYPE", "pubsub")
 
 
 def _do_nothing() -> None:
@@ -162,13 +172,3 @@ async def _lasting(
 async def _call(function: Callable[[], Any]) -> None:
     if inspect.isawaitable(pending := function()):
         await pending
-
-
-async def _set_memory(nodes: list[Node], limit: int) -> None:
-    for node in nodes:
-        await node.execute("CONFIG", "SET", "maxmemory", limit)
-
-
-async def _restore_clock(node: Node) -> None:
-    node.step_clock(0)
-    await asyncio.sleep(1)  # libfaketime reads the file once a second

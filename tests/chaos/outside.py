@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from tests.chaos.prompts import is_left, make_word, parse_prompt, piece_sizes
+from tests.chaos.load import is_left, make_word, parse_prompt, piece_sizes
 from tests.fakes.provider import DONE, MODEL, ROLE, chunk
 
 INPUT_TOKENS = 12

@@ -75,7 +75,7 @@ class Population:
         self.accounts: dict[str, Account] = {}
         self.current: list[Account] = []
         self.account_of: dict[str, str] = {}  # by app
-        self.events: dict[str, tuple[float, str]] = {}  # time and account of each accepted event
+        self.events: dict[str, float] = {}  # time of each accepted event
         self.deploys: dict[str, Deploy] = {}
         self.published: Counter[str] = Counter()  # attempts by app
         self._republishable: list[tuple[Account, str]] = []  # apps whose last attempt was accepted
@@ -183,7 +183,7 @@ class Population:
         kind, began = self._chance.choice(list(SAMPLES)), time.monotonic()
         status, body = await self.call("POST", "/account/webhook/test", account.key, json={"type": kind})
         if status == 202:
-            self.events[body["id"]] = began, account.id
+            self.events[body["id"]] = began
 
     async def publish_apps(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -5,37 +5,35 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import secrets
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
+import aiohttp
 import msgspec
-import redis
 
 from gateway.cancellation import end_if_canceled
-from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
-from tests.chaos.faults import CannotHappen, Faults
-from tests.chaos.nodes import TOPOLOGIES, Servers
-from tests.chaos.plan import NEED_S3, Fault, Step, plan_steps
+from tests.chaos.faults import Fault, Faults, Step, plan_steps
+from tests.chaos.load import COMPLETION, PROMPT, make_prompt
+from tests.chaos.nodes import Cluster, Fleet
 from tests.chaos.population import Population
-from tests.chaos.processes import Fleet
-from tests.chaos.prompts import COMPLETION, PROMPT
-from tests.chaos.recovery import Recovery
 from tests.support.preloaded import python
 from tests.support.redis_servers import free_port
-from tests.support.s3_server import S3Server
 
-WORKERS = ("webhooks", "monitors", "deploys")  # those with heartbeats
+WORKERS = ("webhooks", "monitors", "deploys")
 # Shorter times for a small run, so that it recovers quickly.
 SMALL = {
     "workers.stream.RENEWAL_SECONDS": 1.0,
@@ -43,8 +41,94 @@ SMALL = {
 }
 SMALL_DEPLOYS = {"workers.builds.rollout.UNDO_SECONDS": 10.0, "workers.builds.schedule.HELD_MS": 5_000}
 STREAM_SECONDS = 15  # timeout of a stream; a reservation lives 60 s longer
+START_SECONDS = 10  # additional ones that a killed process may take to start
 PROBE_APPS = 12  # that the run probes in each shard
-HEARTBEAT_INTERVAL_SECONDS = 5.0
+PROBE_SECONDS = 5.0  # timeout of a probe
+PROBE_INTERVAL_SECONDS = 0.4  # for each gateway and shard
+CHECK_INTERVAL_SECONDS = 0.25  # of Redis
+
+
+@dataclass
+class StoreState:
+    ok: bool = True
+    since: float = 0.0  # when `ok` changed last
+    seen: float = 0.0  # when the last check began
+
+
+class Recovery:
+    """A prober of the service. `callers`: the names and user tokens of each shard's apps.
+
+    There are enough apps that their probes stay within the rate limits.
+    """
+
+    def __init__(
+        self, servers: Cluster, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
+    ) -> None:
+        self._servers, self._gateways = servers, gateways
+        self._callers = [itertools.cycle(several) for several in callers]
+        self.state = StoreState()
+        self._answers: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=2000))
+
+    async def watch(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+            ) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(self._watch_servers())
+            for name in self._gateways:
+                for shard in range(len(self._callers)):
+                    tasks.create_task(self._watch_gateway(session, name, shard))
+
+    async def _watch_servers(self) -> None:
+        while True:
+            end_if_canceled()
+            began = time.monotonic()
+            ok = await self._servers.takes_writes()
+            if ok != self.state.ok:
+                self.state.ok, self.state.since = ok, time.monotonic()
+            self.state.seen = began
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
+
+    async def _watch_gateway(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
+        """Starts a probe at each interval. A probe that hangs does not delay the next."""
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                probes.create_task(self._probe(session, name, shard))
+                await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+
+    async def _probe(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
+        app, token = next(self._callers[shard])
+        url = f"{self._gateways[name]}/capsule/{app}/ai"
+        body = json.dumps({"prompt": make_prompt(0), "maxTokens": 64, "stream": True})
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with session.post(url, data=body, headers=headers) as response:
+                if response.status == 200:
+                    self._answers[name, shard].append(time.monotonic())
+
+    # -- measurements ----------------------------------------------------------------------------------------
+
+    async def wait_for_redis(self, since: float, seconds: float = 90) -> float:
+        """Waits until Redis works, and returns when it began to. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not (self.state.ok and self.state.seen > since):
+                await asyncio.sleep(0.05)
+        return self.state.since
+
+    async def measure_gateway(self, name: str, since: float, seconds: float) -> float | None:
+        """Returns the seconds from `since` until the gateway has answered for every shard; None if above `seconds`."""
+        shards = [self._answers[name, shard] for shard in range(len(self._callers))]
+        while True:
+            first = [next((at for at in answers if at >= since), None) for answers in shards]
+            found = [at for at in first if at is not None]
+            if len(found) == len(shards):
+                return max(found) - since
+            if time.monotonic() > since + seconds:
+                return None
+            await asyncio.sleep(0.05)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -52,13 +136,7 @@ class Options(msgspec.Struct, frozen=True):
     seed: int = 1
     rate: float = 200
     recovery: float = 5  # seconds within which everything must work once Redis does
-    start: float = 10  # additional seconds that a killed process may take to start
     steps: int | None = None  # maximum steps of the plan
-    plant: str = ""  # a bug of `planted.py` that the run must find
-    redis: str = "cluster"  # or "sentinel", or "single"
-    wait: int = 1  # GATEWAY_REDIS_WAIT; a single server has no replicas to wait for
-    processes: int = 1  # of each gateway
-    s3: bool = False  # stores files in S3, and gives each worker its own data folder
     small: bool = False  # fewer processes, shorter faults, and no wait for reservations and for the last deploys
 
     @property
@@ -68,20 +146,12 @@ class Options(msgspec.Struct, frozen=True):
     @property
     def workers(self) -> int:
         """The workers of each kind, except for `sites`: one host serves the apps."""
-        return 1 if self.small and not self.s3 else 2
-
-    @property
-    def short(self) -> bool:
-        return self.minutes < 3
+        return 1 if self.small else 2
 
     @property
     def scale(self) -> float:
         """The factor of the durations of faults and pauses."""
-        return 0.1 if self.small else 0.25 if self.short else 1.0
-
-    @property
-    def replicas(self) -> int:
-        return 0 if self.redis == "single" else self.wait
+        return 0.1 if self.small else 0.25 if self.minutes < 3 else 1.0
 
 
 class Run:
@@ -89,13 +159,11 @@ class Run:
         self.options, self.folder = options, folder
         self.fleet, self.disturbances = Fleet(), list[Disturbance]()
         self.faults: Counter[str] = Counter()
-        self.impossible: dict[str, str] = {}
         self.recoveries: dict[str, list[float]] = defaultdict(list)
         self._provider_key, self._operator = f"provider-{secrets.token_hex(16)}", f"operator-{secrets.token_hex(16)}"
         self._encryption_key = base64.urlsafe_b64encode(os.urandom(32)).decode()
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
-        self._storage: S3Server | None = None
         self._apps = f"127.0.0.1:{free_port()}"
         self._generation = 15.0  # seconds; a fault makes the spend of one or two generations inexact
         # With these limits, the hot apps of a generation reach their rate limit, and its capped accounts their cap.
@@ -105,12 +173,12 @@ class Run:
 
     # -- processes -------------------------------------------------------------------------------------------
 
-    def _make_environment(self, servers: Servers) -> dict[str, str]:
+    def _make_environment(self, servers: Cluster) -> dict[str, str]:
         app, user = self.limits
         outside = f"http://127.0.0.1:{self._outside_port}"
         return {
             "GATEWAY_REDIS_URL": servers.url,
-            "GATEWAY_REDIS_WAIT": str(self.options.replicas),
+            "GATEWAY_REDIS_WAIT": "1",
             "GATEWAY_BASE_URL": f"http://127.0.0.1:{self._ports['gateway-1']}",
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
@@ -123,8 +191,8 @@ class Run:
             "GATEWAY_ENCRYPTION_KEY": self._encryption_key,
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
             "GATEWAY_STORAGE_URL": f"file://{self.folder / 'data' / 'storage'}",
-            **(self._storage.environment if self._storage else {}),
-            **self._make_host_environment(1),
+            "GATEWAY_DATA_DIR": str(self.folder / "data" / "host"),
+            "GATEWAY_APPS_LISTEN": self._apps,
             "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
             "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
             "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
@@ -134,34 +202,16 @@ class Run:
             "GATEWAY_LOG_LEVEL": "info",
         }
 
-    def _make_host_environment(self, number: int) -> dict[str, str]:
-        return {
-            "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
-            "GATEWAY_APPS_LISTEN": self._apps,
-        }
-
-    def _start_service(self, servers: Servers) -> None:
+    def _start_service(self, servers: Cluster) -> None:
         environment, logs = self._make_environment(servers), self.folder / "logs"
-        if self.options.plant:
-            environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         for name, port in self._ports.items():
-            command = [*self._module_command("capsule_gateway"), "serve", "--port", str(port)]
-            if self.options.processes > 1:
-                command += ["--workers", str(self.options.processes)]
-            self.fleet.add(name, command, environment, logs)
+            self.fleet.add(name, [*python("capsule_gateway"), "serve", "--port", str(port)], environment, logs)
         for kind in (*WORKERS, "sites"):
             constants = {**SMALL, **(SMALL_DEPLOYS if kind == "deploys" else {})} if self.options.small else {}
-            command = [*self._module_command("workers", constants), kind]
             for number in range(1, 1 + (1 if kind == "sites" else self.options.workers)):
-                apart = self.options.workers if self.options.s3 and kind == "deploys" else 0
-                self.fleet.add(
-                    f"{kind}-{number}", command, {**environment, **self._make_host_environment(number + apart)}, logs
-                )
+                self.fleet.add(f"{kind}-{number}", [*python("workers", constants), kind], environment, logs)
         for process in self.fleet.processes.values():
             process.start()
-
-    def _module_command(self, module: str, constants: Mapping[str, float] = {}) -> list[str]:
-        return planted.make_command(self.options.plant, module) if self.options.plant else python(module, constants)
 
     @contextlib.contextmanager
     def _run_module(self, module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -184,18 +234,13 @@ class Run:
 
     async def run(self) -> None:
         (self.folder / "logs").mkdir()
-        hosts = range(1, 2 * self.options.workers + 1)
-        for name in ("data", "data/storage", *(f"data/host-{number}" for number in hosts)):
+        for name in ("data", "data/storage", "data/host"):
             (self.folder / name).mkdir(mode=0o711)
-        servers = TOPOLOGIES[self.options.redis](self.folder / "redis")
+        servers = Cluster(self.folder / "redis")
         gateways = {name: f"http://127.0.0.1:{port}" for name, port in self._ports.items()}
         outside = f"http://127.0.0.1:{self._outside_port}"
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(servers.run())
-            if self.options.s3:
-                self._storage = S3Server(self.folder / "logs")
-                stack.callback(self._storage.stop)
-                await self._storage.start()
             async with Population(list(gateways.values()), self._operator, outside, self.options.seed) as population:
                 keys = self.folder / "keys.json"
                 keys.write_text(json.dumps(population.issuer.keys))
@@ -211,7 +256,7 @@ class Run:
                 self._search_files(servers)
 
     async def _run_load(
-        self, servers: Servers, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
+        self, servers: Cluster, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
     ) -> None:
         self.population = population
         self.checker = Checker(self.folder, servers, population, self.disturbances, self.limits, self.caps)
@@ -271,7 +316,7 @@ class Run:
             load.stdin.write(msgspec.json.encode(generation) + b"\n")
             load.stdin.flush()
 
-    async def _check_continuously(self, servers: Servers) -> None:
+    async def _check_continuously(self, servers: Cluster) -> None:
         seconds = 0
         while True:
             end_if_canceled()
@@ -284,14 +329,14 @@ class Run:
             if seconds % 30 == 0:
                 await asyncio.to_thread(self._search_files, servers)
 
-    def _search_files(self, servers: Servers) -> None:
+    def _search_files(self, servers: Cluster) -> None:
         service = [path for name in ("logs", "data") for path in (self.folder / name).rglob("*") if path.is_file()]
         logs = {process.log_file for process in self.fleet.processes.values()}
         self.checker.search_files([*service, *servers.list_files()], self._secrets, logs)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    async def _run_plan(self, servers: Servers, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
+    async def _run_plan(self, servers: Cluster, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
         assert world.stdin is not None
         stdin = world.stdin
 
@@ -299,9 +344,8 @@ class Run:
             stdin.write(f"{line}\n".encode())
             stdin.flush()
 
-        faults = Faults(self.fleet, servers, switch, self._storage, forgetful=not self.options.replicas)
-        without = servers.impossible if self.options.s3 else servers.impossible | NEED_S3
-        plan = plan_steps(self.options.seed, self.options.scale, without)
+        faults = Faults(self.fleet, servers, switch)
+        plan = plan_steps(self.options.seed, self.options.scale)
         end = time.monotonic() + self.options.minutes * 60
         await self._wait_for_gateways(recovery)
         for step in islice(plan, self.options.steps):
@@ -318,14 +362,11 @@ class Run:
                 raise RuntimeError(f"{name} never answered")
         _print_timed("every gateway answers")
 
-    async def _run_step(self, step: Step, faults: Faults, servers: Servers, recovery: Recovery) -> None:
+    async def _run_step(self, step: Step, faults: Faults, servers: Cluster, recovery: Recovery) -> None:
         async with asyncio.timeout(90):
-            while not await self._is_whole(servers):
+            while not await servers.is_whole():
                 await asyncio.sleep(0.2)
-        done = await asyncio.gather(*(self._inject(fault, faults) for fault in step.faults))
-        disturbances = [disturbance for disturbance in done if disturbance is not None]
-        if not disturbances:
-            return
+        disturbances = await asyncio.gather(*(self._inject(fault, faults) for fault in step.faults))
         undone = time.monotonic()
         await recovery.wait_for_redis(undone)
         await self._measure_recovery(disturbances, undone, recovery)
@@ -334,20 +375,10 @@ class Run:
             disturbance.end = now
             _print_timed(f"{disturbance.kind} ({disturbance.target}) {now - disturbance.begin:.1f} s")
 
-    async def _is_whole(self, servers: Servers) -> bool:
-        with contextlib.suppress(redis.RedisError, OSError):
-            return await servers.is_whole()
-        return False
-
-    async def _inject(self, fault: Fault, faults: Faults) -> Disturbance | None:
+    async def _inject(self, fault: Fault, faults: Faults) -> Disturbance:
         self.faults[fault.kind] += 1
-        disturbance = None
-        try:
-            async with faults.inject(fault) as disturbance:
-                self.disturbances.append(disturbance)
-        except CannotHappen as reason:
-            self.impossible[fault.kind] = str(reason)
-            self.faults[fault.kind] -= 1
+        async with faults.inject(fault) as disturbance:
+            self.disturbances.append(disturbance)
         return disturbance
 
     async def _measure_recovery(self, disturbances: list[Disturbance], undone: float, recovery: Recovery) -> None:
@@ -358,7 +389,7 @@ class Run:
                 sinces.append(max(recovery.state.since, disturbance.begin))
             elif disturbance.process is not None:
                 sinces.append(await self._wait_for_restart(disturbance.process, disturbance.begin))
-                limit += self.options.start
+                limit += START_SECONDS
         if all(disturbance.redis for disturbance in disturbances):
             sinces.remove(undone)  # Redis may have recovered before the fault was undone
         since, kind = max(sinces), " and ".join(disturbance.kind for disturbance in disturbances)
@@ -369,12 +400,6 @@ class Run:
             else:
                 for disturbance in disturbances:
                     self.recoveries[disturbance.kind].append(took)
-        for group in WORKERS:
-            if (
-                await recovery.measure_workers(group, self.options.workers, since, limit + HEARTBEAT_INTERVAL_SECONDS)
-                is None
-            ):
-                self._report_late(kind, f"the workers {group} had no heartbeat", limit + HEARTBEAT_INTERVAL_SECONDS)
 
     async def _wait_for_restart(self, name: str, killed: float) -> float:
         process = self.fleet.processes[name]
@@ -419,3 +444,37 @@ class Run:
 def _print_timed(what: str) -> None:
     """Prints a line with the time, which shows where a slow run spends it."""
     print(f"{time.monotonic():.0f} {what}", flush=True)
+
+
+def format_percentile(values: list[float], percent: int) -> str:
+    if not values:
+        return ""
+    return f"{quantiles(values, n=100, method='inclusive')[percent - 1] if len(values) > 1 else values[0]:.2f} s"
+
+
+def render_table(run: Run) -> str:
+    checker, population = run.checker, run.population
+    rows: list[tuple[str, ...]] = [("fault", "times", "recovery p50", "p99"), ("---",) * 4]
+    everything = {kind: run.recoveries[kind] for kind in sorted(run.faults) if run.faults[kind]}
+    everything["**all**"] = [took for several in run.recoveries.values() for took in several]
+    for kind, recoveries in everything.items():
+        times = run.faults.get(kind, run.faults.total())
+        rows.append((kind, str(times), *(format_percentile(recoveries, percent) for percent in (50, 99))))
+    facts = {
+        "seed, minutes": f"{run.options.seed}, {run.options.minutes:g}",
+        "requests": f"{checker.outcomes.total():,}",
+        **{f"answered {outcome}": f"{count:,}" for outcome, count in checker.outcomes.most_common()},
+        "paid to the provider, nano-euro": f"{checker.paid_total:,}",
+        "settled, nano-euro": f"{getattr(run, 'settled', 0):,}",
+        "requests whose cost was known exactly": f"{checker.exact:,}",
+        "requests whose cost was known within bounds": f"{checker.blurred:,}",
+        "accounts whose spend was known exactly": f"{checker.exact_accounts:,} of {checker.judged_accounts:,}",
+        "events accepted, received": f"{len(population.events):,}, {len(checker.received):,}",
+        "events that were lost, came more than once": f"{checker.lost_events:,}, {checker.duplicates:,}",
+        "deploys": f"{len(population.deploys):,}",
+        **{f"deploys failed: {error}": f"{count:,}" for error, count in checker.failed_deploys.most_common()},
+        "violations": f"{len(checker.violations):,}",
+    }
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    return "\n".join(lines)

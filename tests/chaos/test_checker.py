@@ -1,27 +1,184 @@
-"""The checker reports violations in the records, in Redis and in files."""
+"""Each check finds the violations that it is for, and accepts correct records, in Redis and files too."""
 
 import datetime
 import json
 from collections.abc import AsyncIterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from redis.crc import key_slot
 
-from gateway.keys import spend_key, stream_key
+from gateway.keys import app_key, partition_tag, spend_key, stream_key
 from gateway.redis.client import Store
-from tests.chaos.books import Ended
+from tests.chaos import books
+from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.checker import Checker
-from tests.chaos.load import Answer
-from tests.chaos.nodes import Servers
+from tests.chaos.faults import FAMILIES, plan_steps
+from tests.chaos.load import PROMPT, Answer, is_faithful, make_word, max_cost, piece_sizes
+from tests.chaos.nodes import Cluster
 from tests.chaos.population import Account, Deploy, Population
-from tests.chaos.prompts import PROMPT
-from tests.support.prices import cost
 
-SECRET = "whsec_" + "c2VjcmV0" * 4
-COST = cost(12, 20)
+PAID = Paid(1, 12, 20, whole=True, cut=False)
+KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
+PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True)
+RECEIVER = Disturbance("cut receiver", "receiver", 100, 110)
+PROVIDER = Disturbance("cut provider", "provider", 100, 110)
+SENDER = Disturbance("kill worker", "webhooks-1", 100, 105)
+BUILDER = Disturbance("kill worker", "deploys-1", 55, 57)
+OWN = {key_slot(name.encode()) for name in (partition_tag("acc"), app_key("app"))}
+ELSEWHERE = tuple((slot, slot) for slot in range(16_384) if slot not in OWN)[:100]  # slots of other accounts
+OF_OTHERS = replace(PRIMARY, slots=ELSEWHERE)
+
+
+def answer(ending: str = "done", status: int = 200, code: str = "", *, start: float = 50.0, **fields: object) -> Answer:
+    return Answer(1, "acc", "app", 0, 0, True, start, start + 0.1, start + 1, status, code, ending, **fields)  # type: ignore[arg-type]
+
+
+EXACT, WIDE = (PAID.cost, PAID.cost), (PAID.cost, max_cost())
+
+
+@pytest.mark.parametrize(
+    ("seen", "paid", "faults", "bounds"),
+    [
+        (answer(), PAID, [], EXACT),
+        (answer("refused", 503, "BACKBONE_UNAVAILABLE"), None, [], (0, 0)),
+        (answer("left", tokens=3), Paid(1, 12, 5, whole=False, cut=False), [], (max_cost(), max_cost())),
+        (answer(start=99.5), PAID, [KILL], WIDE),
+        (answer(start=105.0), PAID, [PRIMARY], EXACT),  # settlements are repeated
+        (answer(start=99.5), PAID, [replace(KILL, target="gateway-2")], EXACT),
+        (answer(start=99.5), PAID, [replace(KILL, kind="stop gateway")], EXACT),
+    ],
+    ids=["whole", "refused", "left", "killed", "lost primary", "another gateway", "only stopped"],
+)
+def test_what_an_answer_settles(
+    seen: Answer, paid: Paid | None, faults: list[Disturbance], bounds: tuple[int, int]
+) -> None:
+    assert books.compute_settlement_range(seen, paid, faults) == bounds
+
+
+def check_spend(amount: int) -> list[str]:
+    return books.check_spend("acc", (amount, 0), *EXACT)
+
+
+def check_failure(ending: str, status: int, code: str, *faults: Disturbance) -> list[str]:
+    return books.check_answer(answer(ending, status, code, start=105.0), faults)
+
+
+def check_event(
+    at: float | None, *received: float, given_up: bool = False, fault: Disturbance | None = None
+) -> list[str]:
+    """Checks an event that was accepted at `at`, if at all, and received at these times."""
+    accepted = {} if at is None else {"evt": at}
+    entries = [Received("acc", "evt", each, True) for each in received]
+    return books.check_events(accepted, entries, {"evt"} if given_up else set(), [fault] if fault else [])
+
+
+def check_deploy(ended: Ended | None, *events: str, fault: Disturbance | None = None) -> list[str]:
+    named = [(event, f"deploy.{event.rstrip('2')}") for event in events]
+    return books.check_deploy("dep", "acc", ended, 50.0, named, [fault] if fault else [])
+
+
+def check_log(line: str) -> list[str]:
+    return books.check_secrets("gateway-1.log", line.encode(), {"a prompt": PROMPT.encode(), "a key": b"provider-1"})
+
+
+STEADY = [(float(n), n + 0.1) for n in range(200)]  # one per second
+UNAVAILABLE = ("refused", 503, "BACKBONE_UNAVAILABLE")
+PROVIDER_FAILED = ("refused", 502, "PROVIDER_ERROR"), ("error", 200, "PROVIDER_ERROR")
+NEVER_RIGHT = ((500, "INTERNAL"), (404, "APP_NOT_FOUND"), (401, "TOKEN_INVALID"), (400, "REQUEST_MALFORMED"))
+LIVE, STOPPED = Ended("live", 50.0, 60.0), "the worker stopped during the deploy; deploy again"
+SECRETS = (
+    *(f'{{"error":"{PROMPT} 000000001"}}', "Authorization: Bearer provider-1"),
+    *("csk_0123456789abcdefghijABCD", "Bearer%20csk_0123456789abcdefghijABCD", "whsec_0123456789abcdefghij+/=="),
+    "POST /hooks/deploy/0123456789abcdefghij0123456789abcdefghij",
+)
+CIPHERTEXT = '{"secret":"gAAAAABrCCUUYLy2qPkNcsk_ENdg6MWPDtcsk_yKf474v5hd9IjimkuNnBts8DlDZ72zbdbrsp2JTNYb=="}'
+
+VIOLATIONS = {
+    "more is settled": check_spend(PAID.cost + 1),
+    "less is settled": check_spend(PAID.cost - 1),
+    "above the cap": books.check_cap("acc", "day", 60, 41, 100),
+    "the provider never gave the answer": books.check_unpaid(answer(), None),
+    "another text": books.check_answer(answer(faithful=False), [KILL, PRIMARY]),
+    **{f"{code} during faults": check_failure("refused", status, code, KILL, PRIMARY) for status, code in NEVER_RIGHT},
+    "cut": check_failure("cut", 200, ""),
+    "no answer": check_failure("none", 0, ""),
+    "unavailable": check_failure(*UNAVAILABLE),
+    "unavailable by others' Redis": check_failure(*UNAVAILABLE, OF_OTHERS),
+    **{f"provider: {of[0]}": check_failure(*of, RECEIVER) for of in PROVIDER_FAILED},
+    "an overfull window": books.check_window("app", [*STEADY, (100.0, 100.1)], 60),
+    "a lost event": check_event(50.0),
+    "a lost event for a failed receiver": check_event(105.0, fault=RECEIVER),
+    "an event is given up": check_event(105.0, given_up=True),
+    "twice by a gateway": check_event(None, 101.0, 120.0, fault=KILL),
+    "twice before a claim": check_event(None, 101.0, 101.1, fault=PRIMARY),
+    "a wrong signature": books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), []),
+    "two ends of one deploy": check_deploy(LIVE, "succeeded", "failed"),
+    "no event of a deploy": check_deploy(LIVE),
+    "a deploy without an end": check_deploy(Ended("canary")),
+    "a lost deploy": check_deploy(None),
+    "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed"),
+    "a deploy's own failure": check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), "failed", fault=BUILDER),
+    "a traceback": books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}'),
+    **{line: check_log(line) for line in SECRETS},
+}
+ACCEPTED = {
+    "at the cap": books.check_cap("acc", "day", 60, 40, 100),
+    "cut": check_failure("cut", 200, "", KILL),
+    "unavailable": check_failure(*UNAVAILABLE, replace(PRIMARY, slots=tuple((slot, slot) for slot in OWN))),
+    **{f"provider: {of[0]}": check_failure(*of, PROVIDER) for of in PROVIDER_FAILED},
+    "a full window": books.check_window("app", STEADY, 60),
+    "an event": check_event(50.0, 51.0),
+    "given up for a failed receiver": check_event(105.0, given_up=True, fault=RECEIVER),
+    "twice by a sender": check_event(None, 101.0, 120.0, fault=SENDER),
+    "twice by a takeover": check_event(None, 101.0, 120.0, fault=PRIMARY),
+    "a deploy whose event came twice": check_deploy(LIVE, "succeeded", "succeeded"),
+    "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed", fault=BUILDER),
+    "a ciphertext is no key": check_log(CIPHERTEXT),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_violation_is_seen_once_and_quotes_no_secret(name: str) -> None:
+    [found] = VIOLATIONS[name]
+    assert not any(secret in found for secret in SECRETS)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_right_or_explained_is_accepted(name: str) -> None:
+    assert not ACCEPTED[name]
+
+
+def test_a_request_counts_only_for_windows_that_hold_it_surely() -> None:
+    assert books.count_fullest_window([(float(n), n + 30.0) for n in range(61)]) == 31
+
+
+def test_the_text_of_an_answer() -> None:
+    whole = "".join(make_word(7, place) for place in range(sum(piece_sizes(7))))
+    assert is_faithful(7, whole, whole=True)
+    assert is_faithful(7, whole[:-5], whole=False)
+    assert not is_faithful(7, whole[:-5], whole=True)
+    for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + make_word(7, 99), make_word(8, 0)):
+        assert not is_faithful(7, wrong, whole=False)
+
+
+def test_the_plan_of_a_seed_has_every_kind() -> None:
+    assert list(islice(plan_steps(7), 200)) == list(islice(plan_steps(7), 200))
+    assert list(islice(plan_steps(7), 20)) != list(islice(plan_steps(8), 20))
+    family_of = {kind: family for family in FAMILIES for kind in FAMILIES[family]}
+    steps = [[fault.kind for fault in step.faults] for step in islice(plan_steps(7), 100)]
+    assert {kind for kinds in steps for kind in kinds} == family_of.keys()
+    assert {len(kinds) for kinds in steps} == {1, 2}
+    assert all(len({family_of[kind] for kind in kinds}) == len(kinds) for kinds in steps)
+
+
+# -- the records, Redis and files ----------------------------------------------------------------------------
+
+WEBHOOK_SECRET = "whsec_" + "c2VjcmV0" * 4
 
 
 class Serving(Population):
@@ -39,10 +196,10 @@ class Serving(Population):
 @pytest.fixture
 async def checker(tmp_path: Path, store: Store) -> AsyncIterator[Any]:
     population = Serving([], "operator", "http://outside", seed=1)
-    account = Account("acc_1", "key", "max", SECRET)
+    account = Account("acc_1", "key", "max", WEBHOOK_SECRET)
     population.accounts["acc_1"], population.current, population.account_of["app"] = account, [account], "acc_1"
     servers = SimpleNamespace(execute=store.client.execute_command)
-    yield Checker(tmp_path, cast(Servers, servers), population, [], (2, 2), {"max": 10 * COST})
+    yield Checker(tmp_path, cast(Cluster, servers), population, [], (2, 2), {"max": 10 * PAID.cost})
     await store.client.flushall()
 
 
@@ -69,17 +226,17 @@ async def test_what_is_settled_is_what_was_answered(
     checker: Any, tmp_path: Path, settled: int, reserved: int, violations: list[str]
 ) -> None:
     record(tmp_path, 1, 2)
-    await spend(checker, settled * COST, reserved * COST)
+    await spend(checker, settled * PAID.cost, reserved * PAID.cost)
     checker.read_records()
     checker.judge_requests(everything=True)
-    assert await checker.check_money(released=True) == settled * COST
+    assert await checker.check_money(released=True) == settled * PAID.cost
     assert bool(checker.violations) == bool(violations)
     for text in violations:
         assert any(text in found for found in checker.violations)
 
 
 async def test_caps_windows_and_open_deploys_are_read(checker: Any, tmp_path: Path) -> None:
-    await spend(checker, 9 * COST, COST + 1)
+    await spend(checker, 9 * PAID.cost, PAID.cost + 1)
     await checker.check_caps()
     assert "above its cap" in checker.violations.pop()
     record(tmp_path, 103, 104, 105)

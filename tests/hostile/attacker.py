@@ -1,4 +1,4 @@
-"""Attacks a gateway from a process of its own, `python -m tests.hostile.attacker`.
+"""Attacks a gateway from a process of its own, `python -m tests.hostile.attacker`, which `run_attack` starts.
 
 The first line of its standard input is a `Job` in JSON. It prints `ready` when all connections are open, reopens each
 connection that the gateway closes, and prints the number of answers by status when its standard input ends.
@@ -8,19 +8,24 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import random
 import resource
 import secrets
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
-from typing import Literal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import uvloop
 
 DRIP_SECONDS = 10.0
+FULL = os.environ.get("HOSTILE") == "full"
 PAUSE_SECONDS = 2.0  # at most, before a closed connection is reopened
 RECEIVE_BUFFER = 4096  # bytes of a stalled reader: small, so that unread data stays in the gateway
 TOKEN = b"<token>"  # in a request, stands for a garbage token, which is another one each time
@@ -28,7 +33,7 @@ SIGNATURES = {"RS256": 1024, "ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64
 
 
 class Job(msgspec.Struct):
-    attack: Literal["hold", "stall", "flood", "hammer"]
+    attack: Literal["hold", "stall", "flood"]
     port: int
     count: int  # of connections
     requests: list[bytes]
@@ -101,32 +106,12 @@ class Attacker:
                     await asyncio.sleep(due - time.monotonic())
                     due = max(due + self.job.count / self.job.rate, time.monotonic())
                     writer.write(request.replace(TOKEN, make_garbage_token(self.job.header)))
-                    await self._read_answer(reader)
+                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    if b"content-length: " in head:
+                        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+                    self.answers[head.split()[1].decode()] += 1
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.answers[type(error).__name__] += 1
-
-    async def hammer(self, number: int) -> None:
-        """Sends the requests one after the other, as fast as they are answered."""
-        while True:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.job.port, limit=1 << 20)
-                self.opened += 1
-                is_whole = True
-                while is_whole:
-                    number += 1
-                    writer.write(self.job.requests[number % len(self.job.requests)])
-                    is_whole = await self._read_answer(reader)
-                writer.close()
-            await asyncio.sleep(0.01)
-
-    async def _read_answer(self, reader: asyncio.StreamReader) -> bool:
-        """Returns whether it was read to its end. That of a stream may never come."""
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        status, has_length = head.split()[1].decode(), b"content-length: " in head
-        if has_length:
-            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-        self.answers[status] += 1
-        return has_length or status == "204"
 
     async def run(self) -> None:
         tasks = []
@@ -139,6 +124,38 @@ class Attacker:
         print("ready", flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         print(json.dumps(self.answers), flush=True)
+
+
+def scale_attack(full: int) -> int:
+    """Returns the size of an attack: a fifth of the full size without `HOSTILE=full`."""
+    return full if FULL else full // 5
+
+
+@contextlib.asynccontextmanager
+async def run_attack(
+    port: int, attack: str, count: int, *requests: bytes, patience: float = 60, **more: Any
+) -> AsyncIterator[dict[str, int]]:
+    """Attacks from a process of its own until the block ends. Its answers by status are in the dictionary then."""
+    job = Job(attack, port, count, list(requests), **more)  # type: ignore[arg-type]
+    command, root = [sys.executable, "-m", "tests.hostile.attacker"], Path(__file__).parents[2]
+    attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert attacker.stdin
+    assert attacker.stdout
+    answers: dict[str, int] = {}
+    try:
+        attacker.stdin.write(msgspec.json.encode(job) + b"\n")
+        attacker.stdin.flush()
+        async with asyncio.timeout(patience):
+            ready = asyncio.to_thread(attacker.stdout.readline)
+            assert (await ready).strip() == b"ready", "the attack did not begin"
+        yield answers
+        attacker.stdin.close()
+        answers |= json.loads(await asyncio.to_thread(attacker.stdout.readline))
+    finally:
+        attacker.kill()
+        attacker.wait()
+        attacker.stdin.close()
+        attacker.stdout.close()
 
 
 if __name__ == "__main__":

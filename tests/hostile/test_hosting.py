@@ -1,20 +1,18 @@
 """Visitors who hold requests of one hosted app do not delay another tenant's apps on the same web server."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from tests.hostile.bystander import FULL, run_attack, scale_attack
+from tests.hostile.attacker import FULL, run_attack, scale_attack
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import Hosting, Said
+from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from workers.sandbox.relay import WAIT_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -78,17 +76,3 @@ async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack:
             assert p50 < (50 if FULL else 200)
             # In the other attacks, refused connections are reopened at once, thousands per second.
             assert p99 < (50 if FULL and attack == "requests that hang" else 1_000)
-
-
-async def test_a_full_app_answers_with_retry_after(hosting: Hosting) -> None:
-    name, opening = ATTACKS["requests that hang"]
-
-    async def find_refusal() -> Said | None:
-        with contextlib.suppress(TimeoutError):  # the first requests may still find a place, and hang as well
-            return await asyncio.wait_for(hosting.ask("/", host=HOSTS["hanging"]), WAIT_SECONDS + 5)
-        return None
-
-    async with run_attack(hosting.port, name, 1_000, opening.encode()):
-        refused = await wait_until(find_refusal, 60)
-    assert refused.status == 503
-    assert refused.headers["retry-after"] == "1"

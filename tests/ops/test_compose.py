@@ -1,4 +1,4 @@
-"""compose.yaml and the Dockerfile keep the parts of an installation apart."""
+"""compose.yaml, the Dockerfile, and the script that builds the images without Docker."""
 
 import os
 import re
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.dockerfile import read_stages
+from tests.support.dockerfile import DOCKERFILE, read_stages
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "ops/build-images"
 COMPOSE = (ROOT / "compose.yaml").read_text()
 
 
@@ -80,3 +81,24 @@ def test_a_backup_every_day(redis_url: str, tmp_path: Path) -> None:
         finally:
             os.killpg(run.pid, signal.SIGKILL)
     assert len([*(tmp_path / "target" / "backups").iterdir()]) == 1
+
+
+def test_every_file_that_compose_mounts_exists() -> None:
+    mounted = re.findall(r"^\s+- \./(\S+?):", COMPOSE, re.MULTILINE)
+    assert "ops/alerts.yml" in mounted
+    for path in mounted:
+        assert (ROOT / path).exists(), path
+
+
+def test_script_names_the_bases_and_targets_of_the_dockerfile() -> None:
+    script, dockerfile = SCRIPT.read_text(), DOCKERFILE.read_text()
+    bases = set(re.findall(r"--build-arg (\w+)=", script))
+    assert bases == set(re.findall(r"^ARG (\w+)=", dockerfile, re.MULTILINE)) == {"BASE", "BUILD_BASE"}
+    targets = set(re.findall(r"^build (\w+)$", script, re.MULTILINE))
+    assert targets == {"gateway", "builder"} <= {*read_stages()}
+
+
+def test_no_image_has_pip_and_its_configuration() -> None:
+    bases = re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert [stage for base, stage in bases if base == "${BUILD_BASE}"] == ["build"]
+    assert "pip install" not in "".join(text for stage, text in read_stages().items() if stage != "build")

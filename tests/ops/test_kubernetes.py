@@ -1,7 +1,7 @@
 """The manifests of ops/kubernetes are valid, agree with each other, and use only settings and commands that exist."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ SECRET = {"GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_OPERATOR_TOKEN
 # Bits of Linux' capabilities.
 BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
 
+# Operators' resources, for which kubernetes_validate has no schema.
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "GatewayClass", "EnvoyProxy", "Gateway", "HTTPRoute", "ScaledObject"}
 EXAMPLE = build(FOLDER / "example")
 APPS = build(FOLDER / "apps")
 
@@ -71,78 +73,8 @@ def test_every_document_fits_its_schema(folder: Path) -> None:
     documents = build(folder)
     assert documents
     for document in documents:
-        if document["kind"] in CUSTOM:
-            check_custom(document)
-        else:
+        if document["kind"] not in CUSTOM:
             kubernetes_validate.validate(document, VERSION, strict=True)
-
-
-# The fields that the manifests use of operators' resources, for which kubernetes_validate has no schema: all are texts,
-# unless they have another kind. `*` is any name.
-CUSTOM = {
-    "ServiceMonitor": (
-        "monitoring.coreos.com/v1",
-        "selector.matchLabels.* endpoints[].port endpoints[].path endpoints[].interval endpoints[].scrapeTimeout "
-        "endpoints[].relabelings[].targetLabel endpoints[].relabelings[].replacement",
-    ),
-    "PrometheusRule": (
-        "monitoring.coreos.com/v1",
-        "groups[].name groups[].rules[].alert groups[].rules[].expr groups[].rules[].for "
-        "groups[].rules[].labels.severity groups[].rules[].annotations.summary "
-        "groups[].rules[].annotations.description",
-    ),
-    "GatewayClass": (
-        "gateway.networking.k8s.io/v1",
-        "controllerName parametersRef.group parametersRef.kind parametersRef.name parametersRef.namespace",
-    ),
-    "EnvoyProxy": ("gateway.envoyproxy.io/v1alpha1", "telemetry.accessLog.disable:bool"),
-    "Gateway": (
-        "gateway.networking.k8s.io/v1",
-        "gatewayClassName listeners[].name listeners[].hostname listeners[].port:int listeners[].protocol "
-        "listeners[].tls.mode listeners[].tls.certificateRefs[].name listeners[].allowedRoutes.namespaces.from "
-        "listeners[].allowedRoutes.namespaces.selector.matchLabels.*",
-    ),
-    "HTTPRoute": (
-        "gateway.networking.k8s.io/v1",
-        "parentRefs[].name parentRefs[].namespace parentRefs[].sectionName hostnames[] rules[].matches[].path.type "
-        "rules[].matches[].path.value rules[].backendRefs[].name rules[].backendRefs[].port:int "
-        "rules[].timeouts.request",
-    ),
-    "ScaledObject": (
-        "keda.sh/v1alpha1",
-        "scaleTargetRef.name minReplicaCount:int maxReplicaCount:int cooldownPeriod:int fallback.failureThreshold:int "
-        "fallback.replicas:int triggers[].type triggers[].metadata.serverAddress triggers[].metadata.query "
-        "triggers[].metadata.threshold",
-    ),
-}
-
-
-def check_custom(document: Document) -> None:
-    version, fields = CUSTOM[document["kind"]]
-    assert document["apiVersion"] == version
-    assert {*list_fields(document["spec"])} <= {*fields.split()}
-
-
-def list_fields(value: Any, path: str = "") -> Iterator[str]:
-    """Yields the path of each text, and of each other value with its kind."""
-    match value:
-        case dict():
-            for name, inner in value.items():
-                yield from list_fields(inner, f"{path}.{'*' if path.endswith('.matchLabels') else name}")
-        case list():
-            assert value, path
-            for entry in value:
-                yield from list_fields(entry, f"{path}[]")
-        case _:
-            yield path.lstrip(".") + ("" if isinstance(value, str) else f":{type(value).__name__}")
-
-
-@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
-def test_the_files_of_each_folder_are_used(folder: Path) -> None:
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    named = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", []))}
-    present = {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
-    assert present - named == ({"adapter-rules.yaml"} if folder.name == "monitoring" else set())
 
 
 # -- agreement with the service ------------------------------------------------------------------------------
