@@ -1,11 +1,13 @@
-"""What reads an upload, its manifest and its rules refuses it in its own words, or takes it.
+"""Every reader of what customers and other machines write refuses it in its own words, or takes it.
 
-Each round puts pieces of the format together at random, or breaks a good example.
+Each round puts pieces of the format together at random, or breaks a good example. The seeds are fixed. `HOSTILE_ROUNDS`
+sets the number of rounds of each reader, and `HOSTILE_SEED` another seed.
 """
 
 import contextlib
 import gzip
 import io
+import os
 import random
 import struct
 import tarfile
@@ -17,12 +19,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gateway.accounts.domain_names import check_own_domain
+from gateway.accounts.jose.jwk import public_part, read_key, split_document
 from gateway.accounts.vault import Vault
 from gateway.deploys.archives import Refused, check_tar, pack_zip, unpack
 from gateway.deploys.manifest import ManifestError, seal_manifest
+from gateway.errors import RequestMalformed
+from gateway.monitors.scans import read_scan
+from gateway.settings import Settings
 from workers.hosting.rules import compile_rules
 
-ROUNDS, SEED = 300, 1
+ROUNDS, SEED = int(os.environ.get("HOSTILE_ROUNDS", "300")), int(os.environ.get("HOSTILE_SEED", "1"))
 VAULT = Vault("an-encryption-key-of-32-characters")
 BIG = "9" * 5_000
 # What many formats do not expect.
@@ -57,6 +64,12 @@ def read_rules(text: str, folder: Path) -> None:
     compile_rules(release)
 
 
+def read_key_set(text: str, folder: Path) -> None:
+    for key in split_document(encode(text)):
+        read_key(key)
+        public_part(key)
+
+
 TOML = (
     *("=", ".", "[", "]", "{", "}", ",", "\n", '"', "'", '"""', "'''"),
     *("1979-05-27T07:32:00Z", "0b1", "1_0", "x", "# "),
@@ -68,6 +81,16 @@ MANIFEST_KEYS = (
 MANIFEST = (
     'name = "notes"\n[build]\ncommand = "make"\noutput = "dist"\n'
     '[auth]\nkind = "jwks"\nurl = "/keys"\naudience = ["a"]\n'
+)
+JSON = ("{", "}", "[", "]", ":", ",", '"', "\\u0000", '"\\ud800"', "1", "null")
+JWKS = (
+    '{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB","kid":"1"},'
+    '{"kty":"EC","crv":"P-256","x":"AA","y":"AA","alg":"ES256"}]}'
+)
+SCAN = '{"findings":[{"cve":"CVE-1","component":"a","severity":"high","fixedIn":"1"}]}'
+OSV = (
+    '{"results":[{"packages":[{"package":{"name":"a","version":"1"},'
+    '"vulnerabilities":[{"id":"x"}],"groups":[{"ids":["x"]}]}]}]}'
 )
 READERS = {
     "rules": Reader(
@@ -89,6 +112,23 @@ READERS = {
         (*TOML, *MANIFEST_KEYS),
         ("", " ", " = ", "\n", "."),
         [MANIFEST],
+    ),
+    "domains": Reader(
+        lambda text, _: check_own_domain(text, Settings()),
+        (RequestMalformed,),
+        ("xn--", "xn--a", "xn--zca", "a", ".", "example", ".org", "-", "é", "ß", "\u200d", "א", "xn--99999999999"),
+        ("", "."),
+        ["xn--bcher-kva.example", "例え。テスト"],
+    ),
+    "key sets": Reader(
+        read_key_set, (ValueError, RecursionError), (*JSON, '"kty"', '"RSA"', '"n"'), ("", ":", ","), [JWKS]
+    ),
+    "scans": Reader(
+        lambda text, _: read_scan(encode(text)),
+        (RequestMalformed, RecursionError),  # the gateway answers both with 400
+        (*JSON, '"findings"', '"matches"', '"results"', '"SchemaVersion"'),
+        ("", ":", ","),
+        [SCAN, OSV],
     ),
 }
 
