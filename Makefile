@@ -8,7 +8,7 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 # Without bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-frameworks check check-versions check-images check-clients test-kubernetes bench soak chaos release screenshots lock clean
+.PHONY: run test test-all test-frameworks check check-alerts check-versions check-images check-clients test-kubernetes bench soak chaos release screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
@@ -23,6 +23,11 @@ test test-all: $(VENV)/tests.stamp
 # Builds and serves the projects of every framework, with their packages from npm and PyPI.
 test-frameworks: $(VENV)/dev.stamp
 	FRAMEWORKS=all $(BIN)/pytest tests/workers/builds/test_recognition.py $(ARGS)
+
+# Causes failures, and checks that their alerts fire and end. Needs root, Prometheus, Alertmanager, the exporter of
+# Redis's metrics, and faketime.
+check-alerts: $(VENV)/dev.stamp
+	$(BIN)/pytest tests/ops/check_alerts.py $(ARGS)
 
 # Runs this version and a former one side by side, under load.
 check-versions: $(VENV)/dev.stamp
