@@ -47,6 +47,7 @@ LONG = (  # tests that `make test` leaves out
     "gateway/server/test_serve",
     "gateway/server/test_supervisor",
     "gateway/test_app_cluster",
+    "gateway/test_app_switchover",
     "gateway/test_log_reader",
     "hostile/",
     "ops/test_prometheus.py::test_each_alert_fires",

@@ -98,6 +98,34 @@ async def test_an_abort_before_the_start_sends_no_request(visitor: Visitor, prov
     assert not [e for e in site.exchanges if e.path == "/session"]
 
 
+async def test_an_abort_inside_on_token_ends_the_stream(visitor: Visitor, provider: FakeProvider) -> None:
+    burst = b"".join([ROLE, chunk("One"), chunk("two"), chunk("three")])
+    prompt = provider.plays(burst, HANG)
+    await visitor.page.evaluate("window.stop_ = new AbortController()")
+    answer = await visitor.ask(prompt, "{ stop: stop_, onToken: (t) => (tokens.push(t), stop_.abort()) }")
+    assert answer.name == "AbortError"
+    assert answer.tokens == ["One"]
+
+
+async def test_an_abort_does_not_wait_for_a_slow_on_token(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("One"), HANG)
+    await visitor.page.evaluate("window.stop_ = new AbortController()")
+    never = "{ stop: stop_, onToken: () => new Promise(() => void (window.called = true)) }"
+    asking = asyncio.create_task(visitor.ask(prompt, never))
+    await visitor.page.wait_for_function("window.called")
+    await visitor.page.evaluate("stop_.abort(new DOMException('late', 'TimeoutError'))")
+    answer = await asyncio.wait_for(asking, 5)
+    assert answer.name == "TimeoutError"
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
+
+
+async def test_an_error_in_on_token_ends_the_request(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("One"), HANG)
+    answer = await visitor.ask(prompt, "{ onToken: () => { throw new RangeError('mine') } }")
+    assert (answer.name, answer.message) == ("RangeError", "mine")
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
+
+
 async def test_a_slow_on_token_gets_all_tokens_in_order(visitor: Visitor, provider: FakeProvider) -> None:
     words = [f"{n} " for n in range(20)]
     slow = "async (t) => { await new Promise((r) => setTimeout(r, 12 * Math.random())); tokens.push(t) }"

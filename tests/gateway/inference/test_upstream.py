@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.cancellation import cancel
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG, Script
@@ -191,6 +192,18 @@ async def test_the_gates_are_checked_before_each_attempt(
     finally:
         gw.off_file.unlink(missing_ok=True)
     assert asked(providers, prompt) == [attempts, 0, 0]
+
+
+async def test_a_browser_that_left_is_not_served_by_another(providers: list[FakeProvider], app: App) -> None:
+    go = asyncio.Event()
+    prompt = plays(providers, (go, *answer(500)), tokens("two"))
+    asking = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: providers[0].asked(prompt))
+    await cancel(asking)
+    await wait_until(lambda: providers[0].asked(prompt)[0].canceled.is_set())
+    go.set()
+    await asyncio.sleep(0.3)
+    assert asked(providers, prompt) == [1, 0, 0]
 
 
 # -- health ----------------------------------------------------------------------------------------------------
