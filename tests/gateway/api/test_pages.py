@@ -156,7 +156,7 @@ async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend
         refused(await app.ask(""), 400, "REQUEST_MALFORMED")
         await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
         seen = await wait_until(
-            lambda: snapshot(gw), holds=lambda seen: sum(m["requests"] for m in seen["minutes"]) == 3
+            lambda: snapshot(gw), holds=lambda seen: sum(minute["requests"] for minute in seen["minutes"]) == 3
         )
         assert seen["pods"]["at"] is None
         assert sum(minute["codes"].get("REQUEST_MALFORMED", 0) for minute in seen["minutes"]) == 1
@@ -179,10 +179,12 @@ async def test_the_number_of_viewers_is_limited_and_a_drain_ends_their_streams(l
     async with launch(GATEWAY_OPERATOR_TOKENS=f"bob={bob}") as gw, AsyncExitStack() as viewers:
         gw.confidential.add(bob)
         half = FIGURES.limit // 2
-        for _ in range(half):
-            await anext(await viewers.enter_async_context(watching(gw)))
+        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(half)]
+        for each in seen:
+            await anext(each)
         refused(await gw.http.get("/ops/events", headers=BEARER), 429, "VIEWERS_LIMITED")
-        await anext(await viewers.enter_async_context(watching(gw, Authorization=f"Bearer {bob}")))
+        bobs = await viewers.enter_async_context(watching(gw, Authorization=f"Bearer {bob}"))
+        await anext(bobs)
         await viewers.aclose()
 
         async def room() -> bool:
