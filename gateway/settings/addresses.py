@@ -52,9 +52,10 @@ def read_base_url(text: str) -> str:
 
 def read_link(text: str) -> str:
     """Reads an address that pages show to everybody."""
-    if "@" in _split(text).netloc:
+    url = read_url(text)
+    if "@" in urlsplit(url).netloc:
         raise ValueError("must not contain credentials, because everybody can see it")
-    return read_url(text)
+    return url
 
 
 def read_provider_url(text: str) -> str:
@@ -163,7 +164,7 @@ def read_domain(text: str) -> str:
 def read_apps_url(text: str) -> str:
     if "{host}" not in text:
         raise ValueError("must contain {host}, as in https://{host}")
-    read_url(text.replace("{host}", "app.example.com"))
+    read_link(text.replace("{host}", "app.example.com"))
     return text.rstrip("/")
 
 

@@ -224,9 +224,9 @@ class Backup:
         entries = await self._target.list_files(manifest)
         if dry_run:
             if replaced := sum(key == account_key(key.rpartition(":")[2]) for key in keys):
-                self._notes.append(f"a restore would replace the {replaced} accounts that are here")
+                self._notes.append(f"a restore would replace the accounts that are here: {replaced}")
             if running := await asyncio.to_thread(self._list_running):
-                self._notes.append(f"a restore would end the {len(running)} apps that run here")
+                self._notes.append(f"a restore would end the apps that run here: {len(running)}")
             return Report(manifest, 0, self._notes)
         former = await self._store.client.set(LAYOUT_KEY, marker, get=True)
         try:

@@ -164,7 +164,7 @@ async def test_a_dry_run_writes_nothing(
     with pytest.raises(BackupRefused, match="not empty"):
         await service.restore(target, dry_run=True)
     report = await service.restore(target, dry_run=True, force=True, spent_today=True)
-    assert report.notes == ["a restore would replace the 1 accounts that are here"]
+    assert report.notes == ["a restore would replace the accounts that are here: 1"]
     assert (content(servers[0]), files_of(service.storage)) == before
     await empty.restore(target)  # which nothing of the dry run keeps from it
 
