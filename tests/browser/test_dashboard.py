@@ -291,6 +291,7 @@ async def test_older_deliveries(holder: Holder) -> None:
     await expect(holder.row("app-")).to_have_count(30)
     await holder.button("Older", exact=True).click()
     await expect(holder.row("app-")).to_have_count(40)
+    await expect(holder.row("app-000")).to_have_count(1)
     await expect(holder.button("Older", exact=True)).to_have_count(0)
 
 

@@ -172,12 +172,13 @@ async def test_custom_domains_from_the_first_record_to_their_removal(holder: Hol
     await card.get_by_text("Records in its DNS").click()
     await assert_accessible(page, EVERY_LOOK)
 
-    # In the order of their addition after the primary one.
-    added = ["www.shop.example", "xn--e28h.example"]
-    for written, name in zip(["www.shop.example", "😀.example"], added, strict=True):
+    # Up to five, in the order of their addition after the primary one.
+    added = ["www.shop.example", "xn--e28h.example", "three.example", "four.example"]
+    for written, name in zip(["www.shop.example", "😀.example", *added[2:]], added, strict=True):
         await card.get_by_label("Domain").fill(written)
         await page.keyboard.press("Enter")
         await expect(page.locator(f"[id='domain {name}']")).to_be_focused()
+    await expect(card.get_by_label("Domain")).to_be_hidden()
     await card.get_by_role("button", name="Make primary www.shop.example").click()
     await expect(page.locator("[id='domain www.shop.example']")).to_be_focused()
     names = [each.get_attribute("aria-label") for each in await card.get_by_role("region").all()]
@@ -268,7 +269,7 @@ LINES = 300
 QUEUED = 1_782_979_200_000
 
 
-async def test_a_pasted_file_and_a_redeploy(holder: Holder) -> None:
+async def test_a_pasted_env_file_and_a_redeploy(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     deploy = await holder.deploy(app)
     await holder.report(deploy, "build", "health", "canary")

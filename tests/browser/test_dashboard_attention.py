@@ -1,4 +1,4 @@
-"""The dashboard says what is wrong, and its forms work: with optional parts empty, and up to their effects."""
+"""The dashboard says what is wrong, and its forms work, with optional parts empty and with many apps."""
 
 import pytest
 from playwright.async_api import expect

@@ -1,4 +1,4 @@
-"""The dashboard with the keyboard, on a phone, with hostile names, and while the service fails."""
+"""The dashboard with hostile names, while the service fails or is late, after a session, and as things change."""
 
 import asyncio
 import json
@@ -19,6 +19,7 @@ from tests.support.worker_process import Worker
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOSTILE = '<img src=x onerror="window.hit = 1">' + "W" * 60
+LATE = "Out of date: the service does not respond."
 CODES = {429: "DEPLOY_QUOTA_REACHED", 503: "BACKBONE_UNAVAILABLE", 500: "INTERNAL"}
 
 
@@ -76,7 +77,7 @@ async def test_a_failing_service_shows_an_error_and_is_retried(holder: Holder) -
 
         # Later failures keep the view and add a line above it.
         await page.route(deploys, partial(refuse, status))
-        late = page.get_by_text("Out of date: the service does not respond.")
+        late = page.get_by_text(LATE)
         await page.clock.run_for(31_100)
         await expect(late).to_be_visible()
         await expect(none_yet).to_be_visible()
@@ -147,16 +148,23 @@ async def test_a_confirmation_ends_with_its_view(holder: Holder) -> None:
         await expect(holder.heading(heading)).to_be_focused()
         await expect(dialog).to_be_hidden()
     assert (await holder.account.get(f"/account/apps/{app}")).is_success
-    await page.evaluate(f"location.hash = '#/apps/{app}/settings/delete'")
-    await holder.button("Delete the app").click()
-    await expect(dialog).to_be_visible()
-    await page.evaluate("dispatchEvent(new Event('session-ended'))")
-    await expect(page.get_by_label("API key")).to_be_focused()
-    await expect(dialog).to_be_hidden()
+
+
+async def test_dialogs_end_with_the_session(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.log_in()
+    for view, button in ((f"apps/{app}/settings/delete", "Delete the app"), (f"apps/{app}", "Publish")):
+        await page.evaluate(f"location.hash = '#/{view}'")
+        await holder.button(button, exact=True).click()
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await page.evaluate("dispatchEvent(new Event('session-ended'))")
+        await expect(page.get_by_label("API key")).to_be_focused()
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        await page.reload()
 
 
 SECRET = "a secret of more than 32 characters"
-# By view, the controls of each of its forms, and the button to press then.
+# By view of the settings, the controls of each of its forms, and the button to press then.
 FORMS: dict[str, list[tuple[dict[str, str], str]]] = {
     "source": [
         ({"repository": "https://name:password@git.example.com/kept", "branch": "kept"}, "Save source and build")
@@ -186,7 +194,10 @@ async def test_what_was_typed_is_there_after_the_next_log_in(holder: Holder, vie
         await page.locator("main details").evaluate_all("all => all.forEach((it) => (it.open = true))")
         for name, value in fields.items():
             control = page.locator(f"#{name}")
-            await (control.select_option(value) if name == "kind" else control.fill(value))
+            if name == "kind":
+                await control.select_option(value)
+            else:
+                await control.fill(value)
         await page.context.clear_cookies()
         await page.get_by_role("main").get_by_role("button", name=button, exact=True).click()
         await expect(page.get_by_label("API key")).to_be_focused()
@@ -213,9 +224,6 @@ async def test_another_account_gets_nothing_of_it(holder: Holder, gw: Gateway) -
     await page.keyboard.press("Enter")
     await expect(page.get_by_label("Name")).to_have_value("")
     assert page.url.endswith("#/new-app")
-
-
-LATE = "Out of date: the service does not respond."
 
 
 def record(holder: Holder, page: Page | None = None) -> list[str]:
@@ -275,11 +283,11 @@ async def test_without_the_stream_views_poll_and_then_follow_again(holder: Holde
     app = await holder.account.app(backend)
     await holder.hurry()
 
-    async def refuse(route: Route) -> None:
+    async def refuse_viewer(route: Route) -> None:
         error = {"code": "VIEWERS_LIMITED", "message": "Too many viewers.", "requestId": "r-1"}
         await route.fulfill(status=429, body=json.dumps({"error": error}), content_type="application/json")
 
-    await page.route("**/account/changes", refuse)
+    await page.route("**/account/changes", refuse_viewer)
     await holder.log_in("hooks")
     await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "polled"})
     await expect(holder.row("polled")).to_be_visible()

@@ -203,6 +203,10 @@ async def test_charts_are_read_by_keyboard_pointer_and_touch(
         await expect(chart.get_by_role("table")).to_contain_text("Time")
         box = await slider.bounding_box()
         assert box
+        await page.mouse.move(box["x"] + 3, box["y"] + 20)
+        await expect(chart.locator(".tip")).to_contain_text("No requests")
+        await page.mouse.move(0, 0)
+        await expect(chart.locator(".tip")).to_be_hidden()
         last = box["x"] + box["width"] - 3, box["y"] + 20
         await page.touchscreen.tap(*last)
         await expect(chart.locator(".tip")).to_contain_text("Tap again to see the requests")
@@ -253,4 +257,5 @@ async def test_figures_and_csv_are_of_all_requests(holder: Holder, gw: Gateway, 
     await expect(holder.button("Load older")).to_be_hidden()
     rows = await holder.download_csv()
     assert [row["id"] for row in rows] == [f"r{n}" for n in range(900, 1_000, 4)]
+    await assert_accessible(page)
     await assert_fits(page, 320, 390, 1440)

@@ -59,7 +59,8 @@ async def test_the_demo_app_is_the_template_and_a_restart_keeps_its_data(page: P
     await ask(page)
 
     require("curl")
-    key, stream = run.api_key, await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
+    key = run.api_key
+    stream = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
     assert stream.stdout
     assert await stream.stdout.readline() == b'data: {"token":"I"}\n'
     run.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""lib/ai.js as an app uses it: results, errors, and cancellation at the provider."""
+"""lib/ai.js as an app uses it: results, errors, cancellation at the provider, odd responses, and as a package."""
 
 import asyncio
 import email.utils
@@ -286,6 +286,7 @@ async def test_invalid_events(wired: Visitor, wire: Wire, data: bytes) -> None:
     [
         (502, "text/html", b"<h1>Bad Gateway</h1>"),
         (500, "application/json", b""),
+        (503, "application/json", b'{"error": "down"}'),
         (200, "text/html", b"<h1>Please sign in to the hotel's network</h1>"),
         (200, "application/json", b"[]"),
     ],

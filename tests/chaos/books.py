@@ -148,8 +148,8 @@ def compute_settlement_range(
         and answer.start - 0.5 <= fault.begin <= last
         for fault in faults
     )
-    # If a gateway dies with a waiting settlement, the reservation is settled at
-    # its maximum cost. If Redis loses a settlement, the gateway repeats it at the request's cost.
+    # If a gateway dies with a waiting settlement, the reservation is settled at its maximum cost. If Redis loses a
+    # settlement, the gateway repeats it at the request's cost.
     if paid is None:
         return 0, 0 if answer.ending == "refused" and not killed else max_cost()
     if paid.whole and answer.ending in ("done", "whole"):
@@ -235,9 +235,9 @@ def check_events(
 ) -> list[str]:
     """Checks that each event was delivered with a valid signature, and not twice without a reason.
 
-    `accepted`: the time of each event. `failed`: the events whose log says that they were not
-    delivered. An event may arrive again only if the delivery before coincided with a fault of a sending worker, its
-    partition or the receiver. If a worker dies with an event, another one claims it up to `claim` seconds later.
+    `accepted`: the time of each event. `failed`: the events whose log says that they were not delivered. An event may
+    arrive again only if the delivery before coincided with a fault of a sending worker, its partition or the receiver.
+    If a worker dies with an event, another one claims it up to `claim` seconds later.
     """
     found = [f"event {entry.event} came with a wrong signature" for entry in received if not entry.verified]
     times: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Each check finds the violations that it is for, and accepts correct records, in Redis and files too."""
+"""Each check finds its violations and accepts what is correct, in records, Redis and files. And the plan of faults."""
 
 import datetime
 import json
@@ -102,10 +102,12 @@ VIOLATIONS = {
     "more is settled": check_spend(PAID.cost + 1),
     "less is settled": check_spend(PAID.cost - 1),
     "above the cap": books.check_cap("acc", "day", 60, 41, 100),
+    "below zero": books.check_cap("acc", "day", 60, -1, 100),
     "the provider never gave the answer": books.check_unpaid(answer(), None),
     "another text": books.check_answer(answer(faithful=False), [KILL, PRIMARY]),
     **{f"{code} during faults": check_failure("refused", status, code, KILL, PRIMARY) for status, code in NEVER_RIGHT},
     "cut": check_failure("cut", 200, ""),
+    "cut by another fault": check_failure("cut", 200, "", RECEIVER),
     "no answer": check_failure("none", 0, ""),
     "unavailable": check_failure(*UNAVAILABLE),
     "unavailable by others' Redis": check_failure(*UNAVAILABLE, OF_OTHERS),
@@ -115,13 +117,18 @@ VIOLATIONS = {
     "a lost event for a failed receiver": check_event(105.0, fault=RECEIVER),
     "an event is given up": check_event(105.0, given_up=True),
     "twice by a gateway": check_event(None, 101.0, 120.0, fault=KILL),
+    "twice by others' Redis": check_event(None, 101.0, 120.0, fault=OF_OTHERS),
+    "twice before the fault": check_event(None, 90.0, 104.0, fault=SENDER),
     "twice before a claim": check_event(None, 101.0, 101.1, fault=PRIMARY),
     "a wrong signature": books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), []),
+    "two events of one deploy": check_deploy(LIVE, "succeeded", "succeeded2"),
     "two ends of one deploy": check_deploy(LIVE, "succeeded", "failed"),
     "no event of a deploy": check_deploy(LIVE),
     "a deploy without an end": check_deploy(Ended("canary")),
     "a lost deploy": check_deploy(None),
     "a failed deploy": check_deploy(Ended("failed", 50.0, 60.0, STOPPED), "failed"),
+    "a failed deploy after the fault": check_deploy(Ended("failed", 58.5, 60.0, STOPPED), "failed", fault=BUILDER),
+    "a failed deploy elsewhere": check_deploy(Ended("failed", 99.0, 110.0, STOPPED), "failed", fault=OF_OTHERS),
     "a deploy's own failure": check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), "failed", fault=BUILDER),
     "a traceback": books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}'),
     **{line: check_log(line) for line in SECRETS},
@@ -129,6 +136,7 @@ VIOLATIONS = {
 ACCEPTED = {
     "at the cap": books.check_cap("acc", "day", 60, 40, 100),
     "cut": check_failure("cut", 200, "", KILL),
+    "no answer": check_failure("none", 0, "", KILL),
     "unavailable": check_failure(*UNAVAILABLE, replace(PRIMARY, slots=tuple((slot, slot) for slot in OWN))),
     **{f"provider: {of[0]}": check_failure(*of, PROVIDER) for of in PROVIDER_FAILED},
     "a full window": books.check_window("app", STEADY, 60),

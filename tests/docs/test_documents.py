@@ -1,4 +1,4 @@
-"""The pages list exactly the settings, routes, metrics, errors, alerts and files that the code has."""
+"""The pages list exactly the settings, routes, metrics, errors and alerts that the code has, and measured figures."""
 
 import functools
 import re

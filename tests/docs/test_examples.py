@@ -1,4 +1,4 @@
-"""The receivers in docs/examples, run as a reader would run them, accept genuine events only."""
+"""The receivers in docs/examples, the tutorial and the page about backups, run as a reader would run them."""
 
 import contextlib
 import http.client
@@ -31,7 +31,8 @@ from tests.support.worker_process import Account, Queue, queue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
 TOOLS = {"receiver.py": sys.executable, "receiver.mjs": "node", "receiver.go": "go"}
 MINUTES = 60.0
 
@@ -153,6 +154,7 @@ async def service() -> AsyncIterator[Run]:
         assert await service.stop() == 0
 
 
+@pytest.mark.timeout(400)
 async def test_the_tutorial(service: Run, tmp_path: Path) -> None:
     page = sections("first-capsule.md", {"https://api.example.com": f"http://localhost:{service.port}"})
     # The clone has the command line. tests/gateway/api/test_install.py installs it.
@@ -163,7 +165,7 @@ async def test_the_tutorial(service: Run, tmp_path: Path) -> None:
     for title in ("Write the app", "Publish it", "Change it", "Look inside", "Pages only"):
         while page[title].has("sh"):
             blocks.append(page[title].take("sh"))
-    script = [f"cd {shlex.quote(str(Path(__file__).parents[2]))}", *blocks]
+    script = [f"cd {shlex.quote(str(ROOT))}", *blocks]
     done = await run("bash", "-euc", "\n".join(script), folder=tmp_path, given=f"{service.api_key}\n", seconds=300)
     assert done.code == 0, done.out + done.err
     assert re.findall(r"^Live at (\S+) after", done.out, re.MULTILINE) == [
@@ -176,7 +178,6 @@ async def test_the_tutorial(service: Run, tmp_path: Path) -> None:
             assert f"<title>{title}</title>" in shown.text
 
 
-ROOT = Path(__file__).parents[2]
 # `docker compose run … SERVICE COMMAND` runs the command here. Others are noted. Each must name services that exist.
 DOCKER = """\
 #!/bin/bash -eu

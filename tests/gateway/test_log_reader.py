@@ -1,4 +1,4 @@
-"""A standard output that is not read, or that fails: the process continues and reports the missing lines."""
+"""A standard output that is not read: the process continues and reports the missing lines."""
 
 import asyncio
 import fcntl

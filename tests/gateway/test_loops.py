@@ -1,4 +1,4 @@
-"""What the event loop of a process logs, work that is repeated, and what one process at a time holds."""
+"""Work that is repeated, and what one process at a time holds."""
 
 import asyncio
 import time

@@ -143,7 +143,8 @@ HELD = {
 @pytest.mark.parametrize("attack", HELD)
 async def test_connections_that_are_held(bystander: Bystander, attack: str) -> None:
     """The gateway closes the attacker's connections."""
-    count, (opening, drip), before = scale_attack(5000), HELD[attack], bystander.before
+    count, before = scale_attack(5000), bystander.before
+    opening, drip = HELD[attack]
     async with run_attack(bystander.gateway.port, "hold", count, opening, drip=drip):
         during = await measure_app(bystander.app)
     report_row(f"{count:,} connections: {attack}", before, during)

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HANGING = "require('http').createServer(() => {}).listen(process.env.PORT)"
 HONEST = "require('http').createServer((_, answer) => answer.end('honest')).listen(process.env.PORT)"
-HOSTS = {"hanging": "hanging.apps.test", "static": "static.apps.test"}  # of the attacked tenant
 BYSTANDERS = ("page.apps.test", "honest.apps.test")  # of another tenant: files, and a running app
 REQUESTS = 150  # to each bystander; of fewer than 100, the p99 would be the longest one
 

@@ -1,4 +1,4 @@
-"""Every reader of what customers and other machines write refuses it in its own words, or takes it.
+"""Readers of what customers and other machines write refuse it in their own words, or take it.
 
 Each round puts pieces of the format together at random, or breaks a good example. The seeds are fixed. `HOSTILE_ROUNDS`
 sets the number of rounds of each reader, and `HOSTILE_SEED` another seed.

@@ -34,8 +34,13 @@ SECRET = {"GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_OPERATOR_TOKEN
 # Bits of Linux' capabilities.
 BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
 
-# Operators' resources, for which kubernetes_validate has no schema.
-CUSTOM = {"ServiceMonitor", "PrometheusRule", "GatewayClass", "EnvoyProxy", "Gateway", "HTTPRoute", "ScaledObject"}
+# The versions of operators' resources, for which kubernetes_validate has no schema.
+CUSTOM = {
+    **dict.fromkeys(["ServiceMonitor", "PrometheusRule"], "monitoring.coreos.com/v1"),
+    **dict.fromkeys(["GatewayClass", "Gateway", "HTTPRoute"], "gateway.networking.k8s.io/v1"),
+    "EnvoyProxy": "gateway.envoyproxy.io/v1alpha1",
+    "ScaledObject": "keda.sh/v1alpha1",
+}
 EXAMPLE = build(FOLDER / "example")
 APPS = build(FOLDER / "apps")
 
@@ -73,7 +78,9 @@ def test_every_document_fits_its_schema(folder: Path) -> None:
     documents = build(folder)
     assert documents
     for document in documents:
-        if document["kind"] not in CUSTOM:
+        if document["kind"] in CUSTOM:
+            assert document["apiVersion"] == CUSTOM[document["kind"]]
+        else:
             kubernetes_validate.validate(document, VERSION, strict=True)
 
 

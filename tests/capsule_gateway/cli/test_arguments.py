@@ -105,7 +105,7 @@ def complete(stubbed: Tool, service: Service) -> Callable[[str], Awaitable[list[
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_what_an_account_has(complete: Callable[[str], Awaitable[list[str]]]) -> None:
+async def test_completion_with_what_an_account_has(complete: Callable[[str], Awaitable[list[str]]]) -> None:
     for words, offered in (
         ("deploys publish sh", ["shop"]),
         ("hooks remove hook_", ["hook_1"]),
@@ -120,12 +120,14 @@ async def test_what_an_account_has(complete: Callable[[str], Awaitable[list[str]
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_without_a_service_or_a_key_or_with_an_answer_that_cannot_be_read(
+async def test_completion_without_a_service_or_a_key_or_with_an_answer_that_cannot_be_read(
     complete: Callable[[str], Awaitable[list[str]]], service: Service, tmp_path: Path
 ) -> None:
     """Rows may be missing, or be no rows: the line being typed is not disturbed."""
-    service.answers["GET /account/apps/shop/data"] = {"snapshots": ["x"]}
-    assert await complete("data restore shop s") == []
+    unreadable: list[Any] = [{"snapshots": None}, {"snapshots": ["x"]}, {}, []]
+    for found in unreadable:
+        service.answers["GET /account/apps/shop/data"] = found
+        assert await complete("data restore shop s") == [], found
     for url, key in ((f"http://127.0.0.1:{free_port()}", "csk_key"), (service.address, "")):
         assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "s") == []
 
@@ -136,5 +138,6 @@ async def test_the_script_of_a_shell(offline: Tool) -> None:
         script = (await offline("completion", shell)).out
         assert f"_CAPSULE_COMPLETE={shell}_complete" in script
         assert (await offline("completion", SHELL=f"/usr/bin/{shell}")).out == script
-    said = await offline.refused("completion", code=2, SHELL="/bin/tcsh")
-    assert said == "name the shell: capsule completion bash|zsh|fish"
+    for unknown in ("/bin/tcsh", None):
+        said = await offline.refused("completion", code=2, SHELL=unknown)
+        assert said == "name the shell: capsule completion bash|zsh|fish"

@@ -61,6 +61,7 @@ async def test_the_files_of_a_template(tmp_path: Path, kind: Literal["full", "st
     assert named == {"capsule.toml", "README.md", page, *packages}
     assert "<title>my-notes</title>" in files[page]
     [module] = folder.rglob("ai.js")
+    assert {path.name for path in module.parent.iterdir()} == {path.name for path in (TEMPLATES / "lib").iterdir()}
     assert module.read_bytes() == (TEMPLATES / "lib" / "ai.js").read_bytes()
 
 

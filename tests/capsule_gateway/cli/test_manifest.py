@@ -79,7 +79,9 @@ async def test_deploy_asks_on_a_terminal(offline: Tool, page: Path) -> None:
 
 async def test_deploy_does_not_ask_with_yes_or_without_a_terminal(offline: Tool, page: Path) -> None:
     said = run_in_terminal(offline, "deploy", str(page), "--yes")
+    assert "Found static files. Wrote capsule.toml: serve the folder as it is." in said
     assert "[Y/n]" not in said
     (page / "capsule.toml").unlink()
     run = await offline("deploy", str(page))
     assert run.err.startswith("Found static files. Wrote capsule.toml: serve the folder as it is.\n")
+    assert "Found" not in (await offline("deploy", str(page))).err, "there is a manifest now"

@@ -29,6 +29,10 @@ from workers.heartbeat import worker_name
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+async def test_the_names_are_those_of_the_workers() -> None:
+    assert list(processes.WORKERS) == list(workers.WORKERS)
+
+
 # -- serve ---------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +66,6 @@ async def test_workers_with_a_heartbeat(offline: Tool, redis_url: str, valkey: R
             client.set(worker_key(group, name), "token", ex=15)
     run = await check(offline, redis_url, "webhooks", "monitors")
     assert run.line == "running: webhooks, monitors"
-    assert list(processes.WORKERS) == list(workers.WORKERS)
 
     run = await check(offline, redis_url)
     assert (run.code, run.out) == (1, "")
@@ -106,7 +109,7 @@ async def test_settings_that_are_wrong(offline: Tool) -> None:
     assert run.err.startswith("capsule: the settings are invalid:\nGATEWAY_REDIS_URL: ")
 
 
-ROOT = Path(__file__).parents[3]
+# -- starts that fail ----------------------------------------------------------------------------------------
 
 
 def warnings_in(log: str) -> list[dict[str, Any]]:
@@ -114,15 +117,18 @@ def warnings_in(log: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["level"] not in ("debug", "info")]
 
 
-async def test_a_port_that_is_in_use_and_a_host_of_another_machine() -> None:
+async def test_a_port_that_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ServiceRefusal, match=f"^port {port} of 127.0.0.1 is in use: .* choose another --port$"):
             processes.check_port("127.0.0.1", port)
     processes.check_port("127.0.0.1", port)
-    message = "^203.0.113.7 is not an address of this machine: choose another --host$"
-    with pytest.raises(ServiceRefusal, match=message):
-        processes.check_port("203.0.113.7", port)
+
+
+async def test_a_host_of_another_machine() -> None:
+    for host in ("203.0.113.7", "nowhere.invalid"):
+        with pytest.raises(ServiceRefusal, match=f"^{host} is not an address of this machine: choose another --host$"):
+            processes.check_port(host, free_port())
 
 
 async def test_a_data_folder_of_a_worker(

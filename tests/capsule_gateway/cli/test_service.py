@@ -1,4 +1,4 @@
-"""Services that are away, slow, unknown or wrong: one line on stderr, never a traceback. And their credentials."""
+"""Services that are away, slow, unknown or wrong: one line on stderr, never a traceback. And `capsule login`."""
 
 import asyncio
 import json
@@ -66,11 +66,15 @@ async def test_a_certificate_that_nobody_trusts(tls: tuple[ssl.SSLContext, str],
         assert (await capsule("keys", "list", SSL_CERT_FILE=tls[1])).code == 0
 
 
-async def test_invalid_responses_and_none(stubbed: Tool, service: Service, tmp_path: Path) -> None:
-    nowhere = Tool(f"http://127.0.0.1:{free_port()}", "csk_key", tmp_path)
-    assert "cannot reach http://127.0.0.1:" in await nowhere.refused("account")
+async def test_no_service_at_the_address(tmp_path: Path) -> None:
+    capsule = Tool(f"http://127.0.0.1:{free_port()}", "csk_key", tmp_path)
+    assert "cannot reach http://127.0.0.1:" in await capsule.refused("account")
+
+
+async def test_invalid_responses(stubbed: Tool, service: Service) -> None:
     elsewhere = "https://elsewhere.example.com/account"
     for script, message in (
+        ([CLOSE], "the connection to"),
         ([Raw(b"SSH-2.0-OpenSSH\r\n"), CLOSE], "the connection to"),
         ([Head(200, {"Content-Length": "50"}), b"{", CLOSE], "the connection to"),
         (answer(301, b"", {"Location": elsewhere}), f"redirects to {elsewhere}"),
@@ -167,15 +171,24 @@ async def test_login_and_logout(offline: Tool, service: Service) -> None:
     assert (await offline("logout")).line == "You were not logged in."
 
 
-async def test_a_wrong_key_is_not_saved(offline: Tool, service: Service) -> None:
+async def test_without_a_key(offline: Tool) -> None:
     assert await offline.refused("account", code=2) == "no API key: run 'capsule login', or set CAPSULE_API_KEY"
+
+
+async def test_a_wrong_key_is_not_saved(offline: Tool, service: Service) -> None:
     service.replies = [answer(401, REFUSED)]
     address = service.address
     assert "this key is not valid at" in await offline.refused("login", "--url", address, given="csk_wrong\n")
     assert not credentials(offline).exists()
+    assert "no key on standard input" in await offline.refused("login", "--url", address, given="", code=2)
+
+
+async def test_a_broken_file(offline: Tool, service: Service) -> None:
     credentials(offline).parent.mkdir()
     credentials(offline).write_text("{")
     assert "run 'capsule login' again" in await offline.refused("account", code=2)
+    await log_in(offline, service)
+    assert "acc_1" in (await offline("account")).out
 
 
 async def test_the_environment_takes_precedence_and_a_saved_key_goes_only_to_its_address(

@@ -70,6 +70,8 @@ async def test_who_made_a_key(account: Account, visitor: Visitor) -> None:
     assert [each.json()["by"] for each in made] == [email, "operator"]
     expected = ["operator", email, f"first ({first['id']})", None]
     assert [key["by"] for key in await list_keys(account)] == expected
+    rows = (await account.gateway.platform("GET", f"accounts/{account.id}/keys")).json()
+    assert [key["by"] for key in rows] == expected
     assert [key["name"] for key in await list_keys(by_key)][2:] == ["by a key", "first"], "newest first"
 
 
@@ -185,6 +187,8 @@ async def test_many_requests_write_one_use_per_minute(local: Registry, raw: redi
         keys.note_use(KeyReference("acc", f"key_{n}"))
     assert len(keys._noted) <= 10
     assert len(keys._unwritten) <= 10
+    await keys.write_uses()
+    assert not keys._unwritten
 
 
 # -- what Redis holds ----------------------------------------------------------------------------------------

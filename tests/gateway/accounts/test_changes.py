@@ -128,11 +128,8 @@ async def read_metrics(gw: Gateway) -> str:
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-class FakeRegistry:
-    """A registry that is its own store."""
-
+class FakeStore:
     def __init__(self) -> None:
-        self.store = self
         self.reads: list[int] = []
         self.away = False
         self.names: dict[str, Any] = {}
@@ -144,6 +141,11 @@ class FakeRegistry:
         await asyncio.sleep(0)
         return [self.names.get(topic, []) for topic, _ in items]
 
+
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.store = FakeStore()
+
     async def app(self, name: str) -> None:
         return None
 
@@ -151,9 +153,9 @@ class FakeRegistry:
         return account_id
 
 
-def make() -> tuple[Changes, FakeRegistry]:
+def make() -> tuple[Changes, FakeStore]:
     registry = FakeRegistry()
-    return Changes(registry, lambda: "on"), registry  # type: ignore[arg-type]
+    return Changes(registry, lambda: "on"), registry.store  # type: ignore[arg-type]
 
 
 @virtual_time

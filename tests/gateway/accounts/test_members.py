@@ -102,6 +102,7 @@ async def test_members_are_invited_changed_and_removed(account: Account, ada: Vi
     assert {each["email"]: each["role"] for each in listed} == {email: "owner", bob.lower(): "developer"}
     assert view in listed
     assert listed == sorted(listed, key=lambda each: each["email"])
+    assert {each["email"]: (each["state"], each["endsAt"]) for each in listed}[email] == ("member", None)
     for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
         refused(await ada.call(method, f"/account/members/{email.upper()}", body), 409, "LAST_OWNER")
         for odd in ("nobody", "ü@b.example", *(f"a{odd}b@b.example" for odd in ("/", "%2F", "%0A", "%00"))):
@@ -375,7 +376,8 @@ async def test_of_two_owners_who_leave_at_once_one_stays(members: Members) -> No
     assert len(await members.list_members("acc_1")) == 1
 
 
-async def test_an_invitation_of_a_key_that_is_revoked_meanwhile_ends(one: Store) -> None:
+@pytest.mark.parametrize("moment", ["while the key invites", "before an interruption"])
+async def test_an_invitation_of_a_key_that_is_revoked_meanwhile_ends(one: Store, moment: str) -> None:
     """Otherwise, whoever has stolen it could make an owner of somebody who was invited as a viewer."""
     registry = Registry(one, Vault(""))
     key = await registry.api_keys.create("acc_1", "stolen")
@@ -383,9 +385,16 @@ async def test_an_invitation_of_a_key_that_is_revoked_meanwhile_ends(one: Store)
     assert account is not None
     memberships = Memberships(Settings(), registry, SessionStore(one), Notices(one))
     await registry.members.set_role("acc_1", "a@example.com", "viewer", "owner@example.com")
-    await registry.revoke_key("acc_1", key.id, even_last=True)
-    with pytest.raises(Unauthorized):
-        await memberships.place(Access(account, key_id=key.id), "a@example.com", "owner")
+    access = Access(account, key_id=key.id)
+    if moment == "while the key invites":
+        await registry.revoke_key("acc_1", key.id, even_last=True)
+        with pytest.raises(Unauthorized):
+            await memberships.place(access, "a@example.com", "owner")
+    else:
+        await memberships.place(access, "a@example.com", "owner")
+        await registry.api_keys.revoke("acc_1", key.id, even_last=True)
+        with pytest.raises(NotFound):
+            await registry.revoke_key("acc_1", key.id)
     assert await registry.members.list_members("acc_1") == []
 
 

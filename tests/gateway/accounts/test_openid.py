@@ -212,9 +212,12 @@ async def test_what_is_null_is_absent(openid: OpenId, idp: FakeIdentityProvider)
     absent = dict.fromkeys(["nbf", "jti", "azp", "email_verified", "groups"])
     assert (await complete(openid, idp, email, **absent)).claims["groups"] == ["staff"]
     idp.token_answer = dict.fromkeys(["access_token", "refresh_token", "expires_in"])
-    idp.metadata = dict.fromkeys(["userinfo_endpoint", "token_endpoint_auth_methods_supported", "end_session_endpoint"])
+    nulls = ["userinfo_endpoint", "token_endpoint_auth_methods_supported", "end_session_endpoint"]
+    idp.metadata = dict.fromkeys([*nulls, "authorization_response_iss_parameter_supported"])
     idp.key, idp.kid = private_key("ES256"), "two"  # so that keys and metadata are read again
     assert (await complete(openid, idp, email)).email == email
+    with pytest.raises(AddressNotVerified):  # without userinfo, the address is that of the token
+        await complete(openid, idp, email, email_verified=...)
 
 
 async def test_an_answer_that_is_wrong_uses_up_nothing(visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -309,7 +312,8 @@ async def test_who_is_an_operator(oidc: Gateway, visitor: Visitor, idp: FakeIden
     made = (await visitor.call("POST", "/platform/accounts", body)).json()
     oidc.confidential.add(made["apiKey"])
     [record] = (await visitor.call("GET", "/platform/audit?limit=1")).json()
-    assert (record["operator"], record["target"]) == ("root@example.com", made["id"])
+    found = (record["operator"], record["action"], record["target"])
+    assert found == ("root@example.com", "create_account", made["id"])
     assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
 
@@ -500,7 +504,8 @@ async def test_addresses(openid: OpenId, idp: FakeIdentityProvider) -> None:
 
 PROVIDER_FAULTS: list[tuple[str, Script]] = [
     ("/token", [Head(503, {"Content-Length": "0"})]),
-    ("/token", answer(401, {"error": "invalid_client"})),  # a wrong secret; Cognito answers 400
+    ("/token", answer(401, {"error": "invalid_client"})),  # a wrong secret
+    ("/token", answer(400, {"error": "invalid_client"})),  # a wrong secret at Cognito
     ("/userinfo", answer(403, {"error": "insufficient_scope"})),  # refuses its own access token
 ]
 
@@ -512,8 +517,9 @@ async def test_the_person_pays_for_no_fault_of_the_provider(visitor: Visitor, id
         idp.faults = {path: script}
         assert_page(await come_back(visitor, brought), 503)
         idp.faults = {}
-    state = idp.grant(await begin(visitor), new_email())["state"]
-    assert_page(await come_back(visitor, {"state": state, "error": "server_error"}), 503)
+    for error in ("server_error", "temporarily_unavailable"):
+        state = idp.grant(await begin(visitor), new_email())["state"]
+        assert_page(await come_back(visitor, {"state": state, "error": error}), 503)
     assert prompt(await begin(visitor)) is None
     await sign_in(visitor, idp, new_email())
 

@@ -179,5 +179,6 @@ async def test_an_interrupted_renaming_can_be_repeated(
     renamed = an_app("store", id="shop")
     assert await local.find_app("shop") == await local.find_app("store") == renamed
     assert [await local.app(name) for name in ("shop", "mart")] == [None, None]
+    assert await local.list_apps("acc_one") == [renamed]
     await local.delete_app(renamed)
     assert {*await raw.keys("*")} == ACCOUNT_KEYS

@@ -122,7 +122,9 @@ async def test_a_plans_apps(gw: Gateway) -> None:
     await gw.platform("PUT", f"apps/{a_name()}", {"account": account.id})
     for _ in range(2):
         await created(account)
-    assert full(await create(account, a_name()))
+    answer = await create(account, a_name())
+    assert full(answer)
+    assert "allows 3 app" in answer.json()["error"]["message"]
     await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "max"})
     first = await created(account)
     await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "starter"})
@@ -390,6 +392,7 @@ async def test_refused_limits(gw: Gateway, backend: FakeAppBackend) -> None:
         ({"requestsPerMinute": 31}, "requestsPerMinute: from 0 to 30 "),
         ({"userRequestsPerMinute": 21}, "userRequestsPerMinute: from 0 to 20 "),
         ({"requestsPerMinute": -1}, "requestsPerMinute: must be at least 0"),
+        ({"requestsPerMinute": True}, "requestsPerMinute: "),
         ({"dailyEuro": 0.01}, "dailyEuro: "),
         *(
             ({"dailyEuro": text}, "dailyEuro: an amount in euro as text")

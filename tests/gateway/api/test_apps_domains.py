@@ -173,6 +173,15 @@ async def test_changes_at_once_are_all_made(app: App, resolver: DnsServer, domai
     rows = {row["domain"]: row for row in await listed(app)}
     assert rows.keys() == {domain, *(f"{name}.{domain}" for name in "abcd")}
     assert (rows[domain]["verified"], rows[f"d.{domain}"]["primary"]) == (True, True)
+    # A domain that is replaced meanwhile is not verified, and its claim is released.
+    record = (await put_primary(app, f"late.{domain}"))["records"][0]
+    resolver.sets(record["name"], record["value"])
+    replacing = call(app, "PUT", None, {"domain": f"new.{domain}"})
+    answers = await asyncio.gather(call(app, "POST", verify=True), replacing)
+    assert {answer.status_code for answer in answers} <= {200, 404}
+    shown = await show_primary(app)
+    assert (shown["domain"], shown["verified"]) == (f"new.{domain}", False)
+    assert not claimed(app, f"late.{domain}")
 
 
 async def test_what_operators_put(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:

@@ -78,7 +78,7 @@ async def test_an_invalid_body_from_another_site_gets_403(gw: Gateway, visitor: 
 
 ENDS_SECONDS = 2.0  # that a stream may take to end, as the documentation says
 BODY = b'{"name": "late"}'
-PACKED = "Content-Type: application/gzip"
+PACKED = "Content-Type: application/gzip"  # of a source
 
 
 class Held:
@@ -121,10 +121,11 @@ def bearer(account: Account) -> str:
 async def test_a_revoked_key_finishes_nothing(gw: Gateway, app: App) -> None:
     """Neither a change nor a call of a tool. The bodies of many requests are held at once."""
     calls = [(*call, BODY) for call in list_changes("apiKey", app)]
-    calls += [("POST", "/mcp", "Accept: application/json, text/event-stream", body) for body in write_tool_calls(app)]
+    accepted = ["Accept: application/json, text/event-stream"]
+    calls += [("POST", "/mcp", accepted, body) for body in write_tool_calls(app)]
     for some in batched(calls):
         other = await app.account.add_key()
-        held = [await Held.open(gw, method, path, bearer(other), more, body=body) for method, path, more, body in some]
+        held = [await Held.open(gw, method, path, bearer(other), *more, body=body) for method, path, more, body in some]
         await asyncio.sleep(0.5)
         await revoke(app.account, other)
         for each, (method, path, *_) in zip(held, some, strict=True):
@@ -146,10 +147,10 @@ def batched(calls: list[Any]) -> list[list[Any]]:
     return [calls[start : start + MAX_BODIES] for start in range(0, len(calls), MAX_BODIES)]
 
 
-def list_changes(credential: str, app: App) -> list[tuple[str, str, str]]:
-    """Returns method, path and a header of each."""
+def list_changes(credential: str, app: App) -> list[tuple[str, str, list[str]]]:
+    """Returns method, path and headers of each."""
     return [
-        (method, path.replace("/apps/x", f"/apps/{app.name}"), PACKED if path.endswith("/source") else "X-None: x")
+        (method, path.replace("/apps/x", f"/apps/{app.name}"), [PACKED] if path.endswith("/source") else [])
         for method, path, kinds in list_operations()
         if method != "GET" and credential in kinds
     ]
@@ -159,7 +160,7 @@ async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: A
     for some in batched(list_changes("operatorToken", app)):
         await visitor.log_in_as_operator()
         headers = f"Cookie: {OPERATOR}={visitor.http.cookies[OPERATOR]}", f"Origin: {gw.address}"
-        held = [await Held.open(gw, *call, *headers) for call in some]
+        held = [await Held.open(gw, method, path, *headers, *more) for method, path, more in some]
         await asyncio.sleep(0.5)
         assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
         for each, call in zip(held, some, strict=True):

@@ -87,7 +87,9 @@ async def test_the_type_or_the_first_bytes_say_what_it_is(hosted: App, content: 
 async def test_what_is_outside_the_bounds_is_refused(hosted: App) -> None:
     error = refused(await put(hosted, PAGE, "application/x-tar"), 415, "MEDIA_TYPE_UNSUPPORTED")
     assert "application/zip" in error["message"]
-    for content, kind in ((a_zip("../x"), None), (a_zip(), "application/gzip"), (b"", "text/html")):
+    error = refused(await put(hosted, a_zip("../x"), None), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith("The zip contains '../x', which leaves its folder.")
+    for content, kind in ((a_zip(), "application/gzip"), (b"", "text/html")):
         refused(await put(hosted, content, kind), 400, "REQUEST_MALFORMED")
     assert (await hosted.account.get(f"/account/deploys?app={hosted.name}")).json() == []
 

@@ -19,7 +19,7 @@ from tests.gateway.conftest import COUNTED_SOON
 from tests.support.accounts import Account, App
 from tests.support.fixtures import module_fixture
 from tests.support.full_hours import HOUR_SECONDS, wait_past_end_of
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.responses import refused
@@ -314,6 +314,12 @@ async def test_what_operators_read(app: App, gw: Gateway) -> None:
     for path in ("spend", f"{at}/usage"):
         (row,) = (await read(f"{path}?by=month&group=provider"))["rows"]
         assert (row["provider"], row["requests"] > 0, row["nanoEuro"] > 0) == ("default", True, True)
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Accept": "text/csv"}
+    answer = await gw.http.get("/platform/spend?by=month", headers=headers)
+    heading, *lines = answer.text.splitlines()
+    assert heading == "start,account,accountName,nanoEuro"
+    assert any(app.account.id in line for line in lines)
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="spend-by-month.csv"'
     for path in ("usage", "requests", "deploys"):
         refused(await gw.platform("GET", f"accounts/acc_nobody/{path}"), 404, "NOT_FOUND")
     for query in (

@@ -156,6 +156,8 @@ def encrypted() -> bytes:
 # A zip that programs could unpack differently.
 FAULTY_ZIPS = [
     (replaced(packed(("a.html", b"1"), ("b.html", b"2")), b"b.html", b"a.html"), r"contains 'a\.html' twice"),
+    (packed(("a.html", b""), ("./a.html", b"")), r"contains 'a\.html' twice"),
+    (packed(("a/", b""), ("a", b"")), "contains 'a' twice"),
     (replaced(packed(("a/b.html", b"")), b"a/b.html", b"a\\b.html"), r"'a\\b\.html', a name with a backslash"),
     (
         packed((entry("link", stat.S_IFLNK | 0o777), b"/etc/passwd")),
@@ -206,7 +208,7 @@ def unpack(folder: Path, archive: bytes, output: str = "") -> list[str]:
     return sorted(str(path.relative_to(folder / "source")) for path in (folder / "source").rglob("*"))
 
 
-LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
 @pytest.mark.parametrize(
@@ -214,6 +216,7 @@ LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
     [
         ([member("/etc/x")], "leaves its folder"),
         ([member("a/../../x")], "leaves its folder"),
+        ([member("..", FOLDER)], "leaves its folder"),
         ([member("a", LINK, "/etc/passwd")], "leaves its folder"),
         ([member("a/b", LINK, "../../x")], "leaves its folder"),
         ([member("l", LINK, "."), member("a/b", LINK, "../l/../../x")], "leaves its folder"),
@@ -238,6 +241,7 @@ DAMAGED = {
     "no tar": gzip.compress(b"nonsense" * 1_000),
     "half": GOOD[:50_000],
     "a byte short": GOOD[:-1],
+    "half inside": gzip.compress(gzip.decompress(tarred(("page", 9_000)))[:5_000]),
     "another checksum": GOOD[:-8] + b"\0" * 8,
 }
 

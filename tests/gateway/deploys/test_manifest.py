@@ -66,6 +66,7 @@ def test_a_secret_is_stored_encrypted_and_must_be_long() -> None:
 TEXT = "must be text, not a whole number"
 LABEL = "an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends"
 FOLDER = "name a folder inside the source, such as dist, without '..'"
+SLASH = "begin a path at the app's own address with one slash"
 CHARACTER = "The address contains a space, a backslash or a control character; remove it"
 PATH = "write a path at the app's own address, such as /healthz"
 PATHS = ["", "up", "//up", "/a b", "/a#b", "/é", "/a\\nb"]  # that are refused
@@ -91,6 +92,8 @@ FAULTS = [
     ('[build]\nstart = " "', 2, 1, "build.start: write a command, or leave it out to serve files"),
     *[(f'[build]\nstart = "a"\nhealth = "{path}"', 3, 1, f"build.health: {PATH}") for path in PATHS],
     ('[auth]\nkind = "jwks"\nurl = "http://a.com"', 3, 1, "auth.url: The address must start with https://"),
+    ('[build]\nhealth = "/up"', 2, 1, "build.health: files have no health check; add a start command, or leave it out"),
+    ('[auth]\nkind = "jwks"\nurl = "//127.0.0.1/keys"', 3, 1, f"auth.url: {SLASH}"),
     ('[auth]\nkind = "backend"\nurl = "/a\\\\b"', 3, 1, f"auth.url: {CHARACTER}"),
 ]
 

@@ -23,6 +23,7 @@ def shown(state: str, kind: Kind = "live", **fields: str) -> list[tuple[str, str
 
 
 BUILT = {"startedAt": at(1), "checkingAt": at(11)}
+LIVE = {**BUILT, "canaryAt": at(13), "finishedAt": at(43)}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ BUILT = {"startedAt": at(1), "checkingAt": at(11)}
         ("building", {**BUILT, "startedAt": at(20)}, [("running", None), ("waiting", None), ("waiting", None)]),
         ("checking", BUILT, [("done", 10_000), ("running", None), ("waiting", None)]),
         ("canary", {**BUILT, "canaryAt": at(13)}, [("done", 10_000), ("done", 2_000), ("running", None)]),
-        ("live", BUILT | {"canaryAt": at(13), "finishedAt": at(43)}, [("done", ms) for ms in (10_000, 2_000, 30_000)]),
+        ("live", LIVE, [("done", 10_000), ("done", 2_000), ("done", 30_000)]),
         # An external engine reports the end of a build, not its start.
         ("checking", {"startedAt": at(1), "checkingAt": at(1)}, [("done", None), ("running", None), ("waiting", None)]),
         (

@@ -14,7 +14,7 @@ from gateway.inference.concurrency.permits import Permits
 from gateway.inference.concurrency.quota import WINDOW_SECONDS
 from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.inference.upstream import MIN_WAIT_SECONDS
-from gateway.redis.client import COMMAND_SECONDS, Store
+from gateway.redis.client import COMMAND_SECONDS
 from tests.lua.leases import MESSAGES, with_kept_messages
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
 from tests.support.background import cancel
@@ -136,16 +136,8 @@ class Processes:
         await permits.close()
         await self.kill(permits)
 
-    async def kill_all(self) -> None:
-        for permits in [*self.running]:
-            await self.kill(permits)
-
     async def share(self, permits: Process) -> Share:
         return await read_share(self.running[permits][1])
-
-
-def real_processes(url: str) -> Processes:
-    return Processes(lambda: Store(url))
 
 
 async def take(permits: Process, count: int, account: str = "acc") -> list[Permit]:

@@ -210,16 +210,19 @@ async def test_headers_in_several_lines(app: App) -> None:
     ):
         for lines in several:
             reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', *lines))
-            assert error_of(reply) == error
+            assert error_of(reply) == error, lines
             assert reply
-            assert not [header for header in reply.headers if header.startswith("access-control-")]
+            assert not [header for header in reply.headers if header.startswith("access-control-")], lines
     for accept in (("Accept: text/html", "Accept: text/event-stream"), ("Accept: text/event-stream", "Accept: */*")):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', good, *accept))
         assert reply
         assert reply.headers["content-type"] == "text/event-stream"
 
 
-@pytest.mark.parametrize("path", ["/capsule/../ai", "/capsule/{app}%0d%0aX-Evil:%201/ai", "/capsule/%ff%fe/ai"])
+@pytest.mark.parametrize(
+    "path",
+    ["/capsule/../ai", "/capsule/{app}%2f..%2f{app}/ai", "/capsule/{app}%0d%0aX-Evil:%201/ai", "/capsule/%ff%fe/ai"],
+)
 async def test_names_that_no_app_can_have(app: App, path: str) -> None:
     reply = await send(app.gateway.port, request(path.format(app=app.name), b'{"prompt":"x"}', bearer(app)))
     assert reply
@@ -268,7 +271,7 @@ async def test_an_unknown_address_below_ai(app: App) -> None:
     for path, hint in HINTS.items():
         response = await http.post(f"{app.path}/{path}", headers=app.headers(**origin))
         message = refused(response, 404, "NOT_FOUND")["message"]
-        assert hint in message
+        assert hint in message, path
         assert "cormorant" not in message
         assert response.headers["Access-Control-Allow-Origin"] == app.origin
     assert (await http.get(f"{app.path}/models/gpt-5", headers=app.headers())).status_code == 404

@@ -82,7 +82,8 @@ async def test_redis_fails_and_returns(provider: FakeProvider, backend: FakeAppB
                 events = source.aiter_sse()
                 heard = [await anext(events)]
                 other = await stack.enter_async_context(app.stream(leaving))
-                await anext(other.aiter_sse())
+                others = other.aiter_sse()  # kept, since the garbage collector would close it
+                await anext(others)
                 fail(gw)
                 await refuses_everything(gw, app, provider, state)
                 # A running stream continues and an abandoned one is canceled. Neither can be settled yet.

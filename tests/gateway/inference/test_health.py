@@ -335,7 +335,8 @@ async def test_refusals_between_completions_change_the_status_once(pair: list[He
             assert other.status == "quota-exhausted"
         await wait_until(lambda: health.is_up and other.is_up)
         while (message := await pubsub.get_message(timeout=0.1)) is not None:
-            announced += [message["data"]] if message["type"] == "message" else []
+            if message["type"] == "message":
+                announced.append(message["data"])
     assert announced == [provider_key(DEFAULT_PROVIDER)] * 2
 
 

@@ -132,9 +132,10 @@ async def test_a_malformed_traceparent_begins_a_new_trace(
     given = [("traceparent", parent % f"00-{CALLER}-{CALLER_SPAN}".encode()) for parent in parents]
     body = {"prompt": provider.plays(tokens("a"))}
     response = await shop.gateway.http.post(shop.path, json=body, headers=[*shop.headers().items(), *given])
-    root, *_ = await trace_of(collector, response)
+    root, *stages = await trace_of(collector, response)
     assert root.parent == ""
     assert root.trace != CALLER
+    assert len(stages) == 4
 
 
 async def test_a_refusal_names_its_stage_and_is_not_a_failure(shop: App, collector: FakeCollector) -> None:

@@ -94,8 +94,10 @@ FAULTS: dict[str, tuple[Script, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_a_fault_before_the_first_token(gw: Gateway, providers: list[FakeProvider], app: App, fault: str) -> None:
+@pytest.mark.parametrize(("fault", "stream"), [*((fault, False) for fault in FAULTS), ("an error event", True)])
+async def test_a_fault_before_the_first_token(
+    gw: Gateway, providers: list[FakeProvider], app: App, fault: str, stream: bool
+) -> None:
     script, code = FAULTS[fault]
     prompt = plays(providers, script, tokens("two", usage=(7, 3)))
     counters = [
@@ -104,8 +106,12 @@ async def test_a_fault_before_the_first_token(gw: Gateway, providers: list[FakeP
         'gateway_provider_attempts_total{outcome="ok",provider="two"}',
     ]
     before = [await metric(gw, counter) for counter in counters]
-    response = await app.ask(prompt)
-    assert answered(response)["text"] == "two"
+    response = await app.ask(prompt, stream=stream)
+    if stream:
+        assert response.text.count('data: {"token":') == response.text.count('data: {"token":"two"}') == 1
+        assert '"usage":{"inputTokens":7,"outputTokens":3}' in response.text
+    else:
+        assert answered(response)["text"] == "two"
     assert asked(providers, prompt) == [1, 1, 0]
     assert await app.account.settled() == 7 * 150 + 3 * 600, "the failed attempt costs nothing"
     row = await app.logged(response.headers["X-Request-Id"])
@@ -363,7 +369,10 @@ async def test_the_gates_are_checked_after_the_gateway_has_connected(
             else:
                 assert answered(response)["text"] == "two"
             row = await app.logged(response.headers["X-Request-Id"])
-            assert [each["provider"] for each in row["attempts"]] == ([] if gate == "suspension" else ["two"])
+            served = [] if gate == "suspension" else ["two"]
+            assert [each["provider"] for each in row["attempts"]] == served
+            rows = await wait_until(lambda: states(gw), holds=lambda rows: rows["two"]["attempts"] == len(served))
+            assert (rows["one"]["attempts"], rows["one"]["failovers"]) == (0, 0)
             assert len(accepted) >= 2
             readable, *_ = select.select(accepted, (), (), 0)
             assert not any(connection.recv(1_000) for connection in readable), "no request was sent"

@@ -37,12 +37,15 @@ async def put_app(gateway: Services, name: str) -> App:
 
 
 async def test_unhealthy_apps(gateway: Services) -> None:
-    shop, _, cafe = apps = [await put_app(gateway, name) for name in ("shop", "blog", "cafe")]
-    # The monitor of the last one died before it removed the app from the list.
-    for app, status, since in zip(apps, ("unhealthy", "unhealthy", "healthy"), (NOW, NOW - 1000, NOW), strict=True):
-        tag, health = partition_tag(app.account), AppHealth(status=status, since=since)
+    shop, blog, cafe = [await put_app(gateway, name) for name in ("shop", "blog", "cafe")]
+    for app, health in (
+        (shop, AppHealth(status="unhealthy", since=NOW)),
+        (blog, AppHealth(status="unhealthy", since=NOW - 1000)),
+        (cafe, AppHealth(status="healthy", since=NOW)),  # its monitor died before it removed the app
+    ):
+        tag = partition_tag(app.account)
         await gateway.store.client.hset(health_key(tag, app.id), "state", msgspec.json.encode(health).decode())
-        await gateway.store.client.zadd(unhealthy_key(tag), {app.id: since})
+        await gateway.store.client.zadd(unhealthy_key(tag), {app.id: health.since})
     assert [app.id for app, _ in await list_unhealthy_apps(gateway.registry, 10)] == ["blog", "shop"]
     assert [app.id for app, _ in await list_unhealthy_apps(gateway.registry, 1)] == ["blog"]
     assert await count_unhealthy_apps(gateway.registry) == 2

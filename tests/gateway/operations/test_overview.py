@@ -44,6 +44,7 @@ async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) ->
     await gateway.store.client.sadd("{ops}:processes", "dead-1")
     snapshot = await take_snapshot(gateway)
     assert [process["id"] for process in snapshot["gateways"]] == [gateway.counters._id], "a dead process is not shown"
+    assert await gateway.store.client.scard("{ops}:processes") == 1
     spend, cap = snapshot["spend"], Settings().daily_caps["free"]
     assert spend["total"] == 55_000
     assert [row["name"] for row in spend["top"]] == [f"Account {n}" for n in range(9, 1, -1)]

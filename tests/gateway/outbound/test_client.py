@@ -104,17 +104,23 @@ async def test_the_next_address_is_tried(serve: Serve, monkeypatch: pytest.Monke
 
 
 async def test_a_drip_outlives_every_step_but_not_the_budget(serve: Serve, client: Client) -> None:
+    gone = asyncio.Event()
+
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n")
-        while True:
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.02)
+        try:
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        finally:
+            gone.set()
 
     began = time.monotonic()
     assert (await failure(client, f"http://127.0.0.1:{await serve(drip)}/s3cret", budget=0.7)).reason == "timeout"
     assert 0.6 < time.monotonic() - began < 2
+    await asyncio.wait_for(gone.wait(), 5)  # the call closes the connection, not the garbage collector
 
 
 async def test_a_huge_response_is_cut_off(serve: Serve, client: Client) -> None:
@@ -153,7 +159,8 @@ async def test_gzip_is_read_within_the_limit(serve: Serve, client: Client) -> No
 
 
 async def test_canceled_calls_release_their_slots(serve: Serve) -> None:
-    hanging, healthy = [f"http://127.0.0.1:{await serve(each)}/" for each in (answering(then=forever), Recorder())]
+    hanging = f"http://127.0.0.1:{await serve(answering(then=forever))}/"
+    healthy = f"http://127.0.0.1:{await serve(Recorder())}/"
     async with Client(allow_private=True, connections=4) as client:
         for _ in range(2):
             calls = [client.fetch("GET", hanging, tenant="acc", budget=0.005 * n, max_bytes=9) for n in range(20)]

@@ -12,7 +12,7 @@ from gateway.outbound import client as outbound
 from gateway.outbound.addresses import CallFailed, resolve
 from gateway.outbound.client import Client
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
-from tests.fakes.server import CLOSE, HANG, Head, Raw, Script, answer
+from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
 from tests.support.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -53,10 +53,10 @@ async def test_requests_are_sent_unchanged(client: Client, receiver: FakeReceive
     assert exchange.header("accept-encoding") == "identity"
 
 
-@pytest.mark.parametrize("status", [307, 410, 599])
+@pytest.mark.parametrize("status", [204, 307, 410, 599])
 async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, status: int) -> None:
     other = receiver.url("/elsewhere")
-    receiver.plays("/events", answer(status, b"x", {"Location": other}))
+    receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
     assert await post(client, receiver.url()) == status
     assert len(receiver.exchanges) == 1, "neither followed nor repeated"
 
@@ -65,9 +65,11 @@ async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, 
     ("script", "reason"),
     [
         ([CLOSE], "connect"),
+        ([RESET], "connect"),
         ([Raw(b"HTTP/1.1 20"), CLOSE], "connect"),
         ([Raw(b"SSH-2.0-OpenSSH_9.2\r\n"), CLOSE], "connect"),
         ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 8_191 + b"\r\n\r\n"), HANG], "too-large"),
+        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 65 + b"\r\n"), HANG], "too-large"),
         ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50), HANG], "timeout"),
         (drip(pause=0.05), "timeout"),
     ],
@@ -88,6 +90,8 @@ async def test_calls_without_a_response_fail(
     [
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), CLOSE],
         [Raw(BAD_CHUNK), HANG],
+        [Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" + BAD_CHUNK), HANG],
+        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more"), HANG],
         [Raw(BAD_CHUNK[:-6]), 0.1, Raw(BAD_CHUNK[-6:]), HANG],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"), *drip(pause=0.05)],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],

@@ -102,7 +102,7 @@ async def test_connections_leave_a_demoted_primary(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A service whose method fails after its first step, with each of these."""
+    """A service whose method fails after its first step, with one of these errors after the other."""
 
     def __init__(self, *errors: type[Exception]) -> None:
         self.errors, self.steps = [*errors], list[str]()

@@ -61,9 +61,10 @@ async def test_a_password_that_is_wrong() -> None:
     with RedisServer("valkey") as server:
         with server.client() as client:
             client.config_set("requirepass", "another")
-        for login in ("", ":secret@", "me:secret@"):
+        wrong = ("WRONGPASS",)
+        for login, codes in (("", ("NOAUTH", *wrong)), (":secret@", wrong), ("me:secret@", wrong)):
             for met, reason in await faults_of(f"redis://{login}127.0.0.1:{server.port}"):
-                assert met == "WRONGPASS" or (met, login) == ("NOAUTH", "")
+                assert met in codes
                 assert "password" in reason
 
 

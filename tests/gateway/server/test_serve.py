@@ -131,11 +131,14 @@ async def app(
 # Method, path and kind of credential.
 ROUTES = {
     "register": ("POST", "/register", ""),
+    "dashboard": ("POST", "/dashboard/session", ""),
+    "ops": ("POST", "/ops/session", ""),
     "mcp": ("POST", "/mcp", "account"),
     "webhook": ("PUT", "/account/webhook", "account"),
     "account": ("POST", "/platform/accounts", "operator"),
     "findings": ("POST", "/platform/apps/<app>/findings", "operator"),
     "source": ("PUT", "/account/apps/<app>/source", "account"),
+    "operator's source": ("PUT", "/platform/apps/<app>/source", "operator"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Processes that die, in different ways, are replaced, and their metrics are removed from /metrics and the disk."""
+"""Processes that die, in different ways, are replaced, and the files of their gauges are removed."""
 
 import asyncio
 import contextlib

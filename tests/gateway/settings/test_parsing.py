@@ -354,7 +354,10 @@ INVALID: dict[str, tuple[str, list[str]]] = {
     "OIDC_ISSUER": ("", ["https://user:secret@h\u2100st", "https://user:secret@[host"]),
     "EXAMPLE_URL": ("", ["javascript:alert(1)", "https://me:secret@x", "//x", 'https://x"y z', "data:text/html,x"]),
     **dict.fromkeys(("BASE_URL", "API_URL"), (r".*without \? and #", ["https://example.com/v1?version=2"])),
-    "PROVIDER_URL": ("", ["https://example.com/v1?version=2", "https://user:secret@host.example"]),
+    "PROVIDER_URL": (
+        r".*(without \? and #|a user or a password)",
+        ["https://example.com/v1?version=2", "https://user:secret@host.example"],
+    ),
     "APPS_URL": ("", ["https://user:secret@host.example", "https://user:secret@{host}.example"]),
     "PROVIDER_KEY": ("must be ASCII", ["secret words", "secret ü", "secret\nbreak"]),
     "PROVIDER_RATE": ("", ["600", "requests=0", "requests=-1", "tokens=1e6", "minutes=1", "requests"]),

@@ -66,6 +66,7 @@ async def test_all_providers_may_serve_it(tmp_path: Path) -> None:
     [
         ([], "at least one table"),
         ([ONE, ONE], r"price\[1\].since: 'gpt-oss-120b' has another price since the same time"),
+        ([ONE, ONE.replace("01-01", "01-01T01:00:00+01:00")], r"price\[1\].since: "),
         ([ONE.replace('"gpt-oss-120b"', '"a/b"')], r"price\[0\].model: must be 1 to 100"),
         ([ONE.replace("since = 2027-01-01\n", "")], r"price\[0\]: .*missing required field `since`"),
         ([ONE.replace("2027-01-01", '"2027-01-01"')], r"price\[0\].since: must be a date or a time"),

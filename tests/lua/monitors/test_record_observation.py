@@ -60,7 +60,7 @@ def test_of_two_workers_that_saw_the_same_one_queues_the_event(monitor: Monitor)
     assert monitor.observe("v0", "v2", UNHEALTHY, again=0) == 0
     assert monitor.known()["version"] == "v1"
     assert monitor.types() == ["app.unhealthy"]
-    assert abs(monitor.client.zscore(DUE, "shop") - (time.time() + 60) * 1000) < 5_000, "the loser does not set it"
+    assert abs(monitor.client.zscore(DUE, "shop") - (time.time() + 60) * 1000) < 5_000, "the loser sets no time"
     monitor.client.zadd(DUE, {"shop": HELD_UNTIL})  # held by the one that inspects, whose version is an old one
     assert monitor.observe("v0", "v2", UNHEALTHY) == 0
     assert abs(monitor.client.zscore(DUE, "shop") - time.time() * 1000) < 5_000, "it is inspected again at once"

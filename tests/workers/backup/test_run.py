@@ -335,7 +335,8 @@ async def test_a_second_backup_copies_what_is_new(
     target = tmp_path / "target"
     first = await service.back_up(target)
     before = {path: path.stat().st_mtime_ns for path in objects_of(target)}
-    fetched, fetch = list[str](), files.fetch_part
+    fetched: list[str] = []
+    fetch = files.fetch_part
 
     async def count(storage: Any, key: str, path: Path) -> Any:
         fetched.append(key)
@@ -407,7 +408,8 @@ async def test_a_restore_that_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No process starts with half of the data, and the same restore goes on where it ended."""
-    whole, first = getattr(run, place), forger.newest["at"]
+    whole = getattr(run, place)
+    first = forger.newest["at"]
 
     async def fail(*args: Any) -> Any:
         await whole(*args)
@@ -419,8 +421,9 @@ async def test_a_restore_that_is_interrupted(
             await empty.restore(target)
     with pytest.raises(LayoutFault, match="if a restore was interrupted, run it again"):
         await upgrade_redis(empty.store)
+    second = (await service.back_up(target)).manifest.at
     with pytest.raises(BackupRefused, match="not empty"):
-        await empty.restore(target, (await service.back_up(target)).manifest.at)  # this is another backup
+        await empty.restore(target, second)  # this is another backup
     await empty.restore(target, first)
     await upgrade_redis(empty.store)
     assert files_of(empty.storage) == files_of(service.storage)
@@ -503,6 +506,9 @@ async def test_the_access_list_of_the_documentation(
     assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
     await limited.close()
     await other.close()
+    for server in servers[:2]:
+        with server.client() as client:
+            client.acl_deluser("gateway")
 
 
 async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_path: Path) -> None:

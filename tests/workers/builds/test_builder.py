@@ -413,6 +413,8 @@ async def test_each_deploy_has_one_trace(own: Host) -> None:
         }
         assert [span.name for span in stages] == ["wait", "build", "health", "canary", "finish"]
         assert {(span.kind, span.failed, span.error) for span in stages} == {(INTERNAL, False, None)}
+        ends = [moment for span in stages for moment in (span.began, span.ended)]
+        assert sorted(ends) == ends
 
         root, *stages = await deploy("echo output-of-the-build; exit 3", "failed")
         assert [(span.name, span.error, span.failed) for span in (root, *stages)] == [

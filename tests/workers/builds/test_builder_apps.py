@@ -232,6 +232,7 @@ async def test_an_app_whose_data_are_full_is_stopped_until_they_are_cleared(own:
     await capsule.write("one ")
     await own.web.get("/fill", headers={"Host": f"{capsule.name}.{DOMAIN}"})
     full = await wait_until(capsule.data, 15, holds=lambda data: data["state"] == "full")
+    assert full["usedBytes"] > 3_000_000
     assert "plan allows 2 MiB" in full["problem"]
     await wait_until(capsule.read, holds=lambda text: text == "503")
     [crash] = await own.call("GET", f"/account/apps/{capsule.name}/crashes")

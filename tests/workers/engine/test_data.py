@@ -26,6 +26,7 @@ from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
 from tests.support.data_rooms import USERS, DataRoom, data_room
 from tests.support.folders import passable_folder
+from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.sandbox import ROOT
 from tests.support.stores import change_plan
@@ -228,7 +229,8 @@ async def test_a_full_disk_is_said_to_be_full(room: DataRoom, monkeypatch: pytes
     app = await room.create_app()
     room.write(app, note="one")
     kept = await room.snapshot(app)
-    storing, program = AsyncMock(side_effect=StorageFull()), f"import os; os._exit({errno.ENOSPC})"
+    storing = AsyncMock(side_effect=StorageFull())
+    program = f"import os; os._exit({errno.ENOSPC})"
     for action, where, name, fault in (
         ("clear", DataDriver, "store", storing),
         ("restore", packing, "ARCHIVES", program),
@@ -237,9 +239,9 @@ async def test_a_full_disk_is_said_to_be_full(room: DataRoom, monkeypatch: pytes
         with monkeypatch.context() as patch:
             patch.setattr(where, name, fault)
             answer = await room.run(app, action, source=snapshot_key("shop", kept.id))
-        assert (answer.is_full, answer.service_fault) == (True, True)
-        assert answer.error.partition(";")[0] == "The disk of the service is full"
-        assert room.read(app) == {"note": "one"}
+        assert (answer.is_full, answer.service_fault) == (True, True), action
+        assert answer.error.partition(";")[0] == "The disk of the service is full", action
+        assert room.read(app) == {"note": "one"}, action
 
 
 @pytest.mark.parametrize("action", ["restore", "clear"])
@@ -369,11 +371,15 @@ async def test_a_deletion_is_repeated_until_the_data_are_kept(room: DataRoom, mo
 
     monkeypatch.setattr(DataDriver, "store", fail)
     monkeypatch.setattr(engine_data, "REPEAT_SECONDS", 0.1)
-    await room.commands.forget_app(app, room.records)
-    await room.registry.delete_app(app)
-    last, *_ = await wait_until(lambda: room.list_deleted(app), 20, holds=lambda found: len(found) == 2)
+    with captured(engine_data) as lines:
+        await room.commands.forget_app(app, room.records)
+        await room.registry.delete_app(app)
+        last, *_ = await wait_until(lambda: room.list_deleted(app), 20, holds=lambda found: len(found) == 2)
     assert await room.unpack("shop", last) == {"note": b"two"}
     await wait_until(lambda: not data.exists)
+    repeated = [line for line in lines if line["event"].startswith("data.command")]
+    assert [line["event"] for line in repeated] == ["data.command_repeated"] * 2
+    assert all(line["log_level"] == "warning" and "exc_info" not in line for line in repeated)
 
 
 async def test_no_late_command_reaches_the_files_of_the_next_account(room: DataRoom) -> None:

@@ -211,8 +211,7 @@ async def test_browsers_keep_what_a_tool_has_named(hosting: Hosting, tmp_path: P
             elsewhere = name.startswith(("js/", "css/", "logo.", "main.", "fonts/", "A1B2"))
             expected = IMMUTABLE if name in DIGESTS.split() and (kind == "tool" or not elsewhere) else "no-cache"
             assert (name, kind, said.status, said.headers["cache-control"]) == (name, kind, 200, expected)
-            assert "etag" in said.headers
-            assert said.headers["x-content-type-options"] == "nosniff"
+            assert ("etag" in said.headers, said.headers["x-content-type-options"]) == (True, "nosniff"), name
         for path, status in (("/about-5f3a9c1b", 200), ("/assets/gone-GpEN3EET.js", 404)):
             said = await hosting.ask(path, host="tool.apps.test")
             assert (said.status, said.headers["cache-control"]) == (status, "no-cache")

@@ -416,15 +416,18 @@ class FakeGateway:
 
     @contextlib.asynccontextmanager
     async def served(self, hosting: Hosting, *, acme: str = "internal") -> AsyncIterator[Self]:
+        """Without `acme`, the gateway listens at a Unix socket."""
+        path = hosting.folder / "gateway.sock"
         await self.runner.setup()
         try:
             if acme:
                 await web.TCPSite(self.runner, "127.0.0.1", 0).start()
-                url, address = f"https://{API}", "{}:{}".format(*self.runner.addresses[0][:2])
+                address = "{}:{}".format(*self.runner.addresses[0][:2])
             else:
-                await web.UnixSite(self.runner, path := hosting.folder / "gateway.sock").start()
+                await web.UnixSite(self.runner, path).start()
                 path.chmod(0o666)
-                url, address = f"http://{API}", f"unix/{path}"
+                address = f"unix/{path}"
+            url = f"{'https' if acme else 'http'}://{API}"
             async with hosting.served(acme=acme, base_url=url, upstream=address):
                 yield self
         finally:

@@ -191,10 +191,12 @@ async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(
     [
         "truncate -s 1T $DATA_DIR/hole",
         "cd $DATA_DIR; i=0; while [ $i -lt 6000 ]; do : > $i; i=$((i+1)); done",
+        "cd $DATA_DIR; head -c 900000 /dev/zero > a; for n in b c d e f g; do ln a $n; done",
         "cd $DATA_DIR; mkdir in; head -c 6000000 /dev/zero > in/big; chmod 0 in",
+        "cd $DATA_DIR; mkdir in; head -c 6000000 /dev/zero > in/big; chmod 400 in",
         "cd $DATA_DIR; for i in $(seq 30); do mkdir -p $(printf '%0200d' 0) && cd -P $(printf '%0200d' 0); done",
     ],
-    ids=["a hole", "many files", "a closed folder", "a deep folder"],
+    ids=["a hole", "many files", "hard links", "a closed folder", "a folder without entry", "a deep folder"],
 )
 async def test_everything_that_a_copy_has_to_hold_counts(apps: Apps, fill: str) -> None:
     apps.publish("dep_1", RUN.format(fill))
@@ -267,6 +269,13 @@ async def test_the_data_follow_their_app_from_host_to_host(store: Store, shared:
         first = await serve(one)
         await first.bring(app.account, app.id)
         assert one.read(app) == {"note": "second"}
+        # What is cleared stays cleared on the next host.
+        one.start()
+        await one.run(app, "clear", reason="clear")
+        await one.stop()
+        await first.leave()
+        await (await serve(two)).bring(app.account, app.id)
+        assert two.read(app) == {}
 
 
 async def test_what_a_host_has_written_since_its_last_snapshot_stays(store: Store, shared: str) -> None:

@@ -103,6 +103,7 @@ async def test_it_serves_reports_crashes_and_stops_cleanly(
         assert (await hosting.ask("/")).body == b"files"
         assert await app_birth(hosting) == second
         assert await again.stop() == 0
+        assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
 
 
 async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Worker, Worker], hosting: Hosting) -> None:

@@ -89,12 +89,16 @@ async def apps(request: pytest.FixtureRequest, unused_tcp_port: int) -> AsyncIte
     apps, limits = Apps(), {"look_seconds": 0.02, **getattr(request, "param", {})}
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
     activator = Activator(cast("Sleep", apps), cast("SleepLimits", Limits()), port=unused_tcp_port, **limits)
+
+    async def listens() -> bool:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+            writer.close()
+            return True
+        return False
+
     async with apps.server, in_background(activator.run()):
-        while True:
-            with contextlib.suppress(OSError):
-                (await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1].close()
-                break
-            await asyncio.sleep(0.01)
+        await wait_until(listens)
         yield apps, unused_tcp_port
 
 

@@ -248,6 +248,7 @@ async def test_other_domains_lead_to_the_primary_one(hosting: Hosting) -> None:
         mount("..1", **{"www.example.org": "https://example.org"})
         said = await pod.ask("/about?a=%20b", host="www.example.org")
         assert (said.status, said.headers["location"]) == (308, "https://example.org/about?a=%20b")
+        assert (await pod.ask("/about", host="example.org")).body == b"about"
         mount("..2", **{"example.org": "https://www.example.org"})
         assert (await pod.ask("/about", host="www.example.org")).body == b"about"
         assert (await pod.ask("/", host="example.org")).headers["location"] == "https://www.example.org/"

@@ -33,14 +33,16 @@ PREVIOUS, NEXT = "dep_1", "dep_2"
 
 async def test_a_pod_that_does_not_listen_yet_gets_the_release_before_as_well(tmp_path: Path) -> None:
     """It begins to listen after the first attempt to send something."""
-    address, paths, opened = next(ADDRESSES), list[str](), list[str]()
+    address = next(ADDRESSES)
+    paths, opened = list[str](), list[str]()
 
     async def take(request: web.Request) -> web.Response:
         await request.read()
         paths.append(request.path)
         return web.Response(status=204)
 
-    (application := web.Application()).router.add_put("/{path:.*}", take)
+    application = web.Application()
+    application.router.add_put("/{path:.*}", take)
     runner = web.AppRunner(application)
 
     class Storage(FolderStorage):

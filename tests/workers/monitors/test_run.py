@@ -158,9 +158,9 @@ async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.Monke
             assert not task.done()
             server.start()
             async with opened(server.url) as store:
-                for settled in (100, 200):
+                for due in (100, 200):
                     await reserve(store, "acc_1", 100, life=1)
-                    await wait_until(lambda: spend(store, "acc_1"), holds=lambda found, due=settled: found == (due, 0))
+                    await wait_until(lambda: spend(store, "acc_1"), holds=lambda found, due=due: found == (due, 0))
             server.kill()
             await asyncio.sleep(0.2)
             assert not task.done()

@@ -1,4 +1,4 @@
-"""Uptime monitoring of a real server that fails and recovers, and inspections of which one is broken or crashes."""
+"""Uptime monitoring of a real server that fails and recovers, and inspections that outlast a broken record."""
 
 import contextlib
 import secrets

@@ -1,4 +1,4 @@
-"""Control groups of version 2, tested by the files that the kernel would read. `test_keeper.py` tests the bounds."""
+"""The bounds and the end of a command, and control groups of version 2 by the files that the kernel would read."""
 
 import asyncio
 import os
@@ -255,7 +255,8 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_group_bounds_everything_and_those_of_killed_keepers_are_removed(parent: Path) -> None:
-    for former in ("capsule-4999999", "capsule-4999999-keeper", alive := f"capsule-{os.getppid()}"):
+    alive = f"capsule-{os.getppid()}"
+    for former in ("capsule-4999999", "capsule-4999999-keeper", alive):
         (parent / former).mkdir()
     group = Cgroup([str(parent)], memory=1 << 20, processes=7, cpus=0.5)
     folder = parent / f"capsule-{os.getpid()}"

@@ -263,9 +263,15 @@ async def test_an_endpoint_is_reached_by_its_name_and_port_alone(room: Room, ech
     assert f"Network: could not connect to {name}:443: this address is not public" in room.lines
 
 
-def test_an_endpoint_may_be_an_address() -> None:
-    expected = {"10.1.2.3": "10.1.2.3", "localhost": "127.0.0.1", "registry": "127.64.0.3"}
-    assert network.assign_addresses((host, 443) for host in expected) == expected
+async def test_an_endpoint_may_be_an_address(room: Room, echo: int) -> None:
+    room.write_script("reach.py", REACH)
+    for address in ("127.0.0.1", *own_addresses()):
+        script = f"exec /usr/bin/python3 reach.py {address}:{echo} {address}:443 {address}:{echo + 1}"
+        command = room.command(script, SandboxLimits(seconds=60), connect=[443], endpoints=[(address, echo)])
+        assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok, room.lines
+        assert room.lines[0] == f"{address}:{echo} b'x'"
+        assert len([line for line in room.lines if not line.startswith("Network: ")]) == 1
+        room.lines.clear()
 
 
 async def test_one_sandbox_does_not_reach_another(room: Room) -> None:
@@ -316,11 +322,13 @@ async def test_only_public_addresses_of_names_are_returned(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=False)
     with contextlib.ExitStack() as sockets:
-        own, client = (sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
+        own = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        client = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         own.bind(("127.0.0.1", 0))
         transport, _ = await loop.create_datagram_endpoint(
             lambda: network.SandboxResolver(network.Egress([]).look_up), sock=own.dup()
         )
+        sockets.callback(transport.close)
         client.connect(own.getsockname())
         client.settimeout(5)
         for kind, counted in ((28, 0), (1, count)):
@@ -329,4 +337,3 @@ async def test_only_public_addresses_of_names_are_returned(
             head = struct.unpack(">6H", answer[:12])
             assert head == (0x1234, 0x8180 | (code if kind == 1 else 0), 1, counted, 0, 0)
         assert answer.endswith(socket.inet_aton(found[0])) == bool(count)
-        transport.close()

@@ -253,6 +253,8 @@ async def test_trusted_commands_end_with_their_descendants(trusted: Room) -> Non
     script = "setsid sleep $MARK & (sleep $MARK &); "
     assert (await trusted.run(f"{script} exit 7")).code == 7
     assert trusted.alive() == []
+    assert (await trusted.run(f"{script} sleep $MARK", seconds=0.5)).why == "time"
+    assert trusted.alive() == []
     async with trusted.sandbox.start(
         trusted.command(f"{script} echo up; sleep $MARK", SandboxLimits()), trusted.uid, trusted.lines.append
     ):

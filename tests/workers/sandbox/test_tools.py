@@ -160,7 +160,7 @@ def test_the_range_of_a_python_project(tmp_path: Path, text: str, folder: str) -
     shown = "this host has Python 3.11.2 and 3.12.4"
     for table in (f"[project]\nrequires-python = '{text}'", f"[tool.poetry.dependencies]\npython = '{text}'"):
         choice = choose(tmp_path, **{"pyproject.toml": table})
-        assert choice.folders == [folder] * folder.startswith("/opt")
+        assert choice.folders == ([folder] if folder.startswith("/opt") else [])
         assert choice.problem == ("" if folder else f"pyproject.toml asks for Python {text}; {shown}")
 
 
@@ -175,6 +175,7 @@ def test_what_is_no_version_is_named(tmp_path: Path, text: str) -> None:
     [
         *[("pyproject.toml", text) for text in ("[", "[project]\nrequires-python = 3.12", "[tool]\npoetry = []")],
         *[("package.json", text) for text in ("", "[]", '{"engines": {"node": 20}}', "[" * 100_000)],
+        ("package.json", '{"engines": {"node": "' + "20 " * 50 + '"}}'),
         (".nvmrc", "20\x1b[31m"),
     ],
 )

@@ -97,7 +97,7 @@ async def test_what_counts_is_the_time_of_sending(own: Queue, receiver: FakeRece
 # Failed
 
 
-@pytest.mark.parametrize("status", [299, 300, 307])
+@pytest.mark.parametrize("status", [299, 300, 307, 500])
 async def test_a_status_other_than_2xx_is_a_failure(shared: Queue, receiver: FakeReceiver, status: int) -> None:
     account = await shared.account(receiver)
     receiver.plays(f"/{account.id}", answer(status, headers={"Location": receiver.url("/elsewhere")}))
@@ -214,10 +214,10 @@ async def test_full_memory_drops_the_newest_events_of_hanging_receivers(
     async with sending(own, sender={"budget": 1}):
         await wait_until(own.outcomes, 20, holds=lambda found: found.get("dropped", 0) >= 100)
         for _ in range(3):
-            assert await healthy.outcome(await healthy.emit()) == ("delivered", 204)
+            assert await healthy.outcome(await healthy.emit(), 3) == ("delivered", 204)
     outcomes, left = await own.outcomes(), await own.waiting()
     assert left + outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == 6 * 40 + 3
-    assert outcomes["dropped"] == outcomes["dropped:overflow"]
+    assert outcomes["dropped"] == outcomes["dropped:overflow"] < 6 * 30
     for account in hanging:
         entries = await own.store.client.xrange(stream_key(partition_tag(account.id), "events"))
         kept = {fields["id"] for _, fields in entries} | receiver.ids(f"/{account.id}").keys()
@@ -243,7 +243,8 @@ async def test_events_are_sent_in_order_of_arrival(shared: Queue, receiver: Fake
 async def test_an_event_that_another_worker_has_claimed_is_not_sent(own: Queue, receiver: FakeReceiver) -> None:
     """It waited behind another one, for so long that this worker seemed dead."""
     account = await own.account(receiver)
-    path, answering, stream = f"/{account.id}", asyncio.Event(), stream_key(partition_tag(account.id), "events")
+    path, answering = f"/{account.id}", asyncio.Event()
+    stream = stream_key(partition_tag(account.id), "events")
     receiver.plays(path, answering, OK)
     async with sending(own):
         first, claimed = await account.emit(), await account.emit()
@@ -357,6 +358,7 @@ async def test_each_delivery_has_one_trace(tmp_path: Path, receiver: FakeReceive
             return await collector.wait_for_trace("capsule.delivery", await account.emit())
 
         account = await running.account(receiver.url(f"{PATH}?key=secret-in-the-query"))
+        before = time.time_ns()
         root, *stages = await deliver(account)
         whole = {
             "capsule.delivery": receiver.got(f"{PATH}?key=secret-in-the-query")[0].header("x-service-delivery"),
@@ -373,8 +375,8 @@ async def test_each_delivery_has_one_trace(tmp_path: Path, receiver: FakeReceive
             ("record", INTERNAL, {}),
         ]
         assert not any(span.failed for span in (root, *stages))
-        assert root.began <= stages[0].began
-        assert stages[-1].ended <= root.ended
+        assert before < root.began <= stages[0].began
+        assert stages[-1].ended <= root.ended < time.time_ns()
         assert root.process["service.name"] == "capsule-workers"
 
         receiver.plays("/broken", answer(500, {"error": "secret-in-the-answer"}))
@@ -386,6 +388,10 @@ async def test_each_delivery_has_one_trace(tmp_path: Path, receiver: FakeReceive
             True,
             "failed",
         )
+
+        root, _, post, _ = await deliver(await running.account(f"http://127.0.0.1:{free_port()}{PATH}"))
+        assert (root.error, root.failed) == ("connect", True)
+        assert post.attributes == {**attempt, "error.type": "connect"}
 
         root, *stages = await deliver(running.unset_account())
         assert (root.error, root.failed, root.attributes["capsule.outcome"]) == ("no-receiver", False, "dropped")

@@ -85,9 +85,11 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "sub has half a character": ({}, {"sub": "\ud800"}, "401 user"),
     "sub is long": ({}, {"sub": "x" * 600}, "401 user"),
     **{f"sub is {value!r}": ({}, {"sub": value, "id": "other"}, "401 user") for value in NOT_IDS if value is not None},
+    **{f"jti is {value!r}": ({}, {"jti": value}, "401 malformed") for value in NOT_IDS},
     "another claim": ({"userClaim": "email"}, {"sub": "a", "email": "e@example.org"}, "e@example.org"),
     "a claim with dots in its name": ({"userClaim": URI}, {URI: "ben"}, "ben"),
     "a path with the same dots": ({"userClaim": URI}, {"https://example": {"com/uid": "ben"}}, "ben"),
+    "neither the name nor the path": ({"userClaim": URI}, {}, "401 user"),
     **{
         f"a user named {value!r}": ({"userClaim": "who"}, {"who": value}, "401 user")
         for value in ("", ["ana"], {"id": "ana"})
@@ -95,7 +97,10 @@ CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "issuer and audience": (STRICT, {"iss": ISSUER, "aud": "ai"}, "ana"),
     "one of several audiences": (STRICT, {"iss": ISSUER, "aud": ["web", "ai"]}, "ana"),
     "another audience": (STRICT, {"iss": ISSUER, "aud": "web"}, "401 audience"),
+    "no audience": (STRICT, {"iss": ISSUER}, "401 audience"),
     "another issuer": (STRICT, {"iss": "https://evil.example", "aud": "ai"}, "401 issuer"),
+    "an issuer with one slash more": (STRICT, {"iss": f"{ISSUER}/", "aud": "ai"}, "401 issuer"),
+    "no issuer": (STRICT, {"aud": "ai"}, "401 issuer"),
     "an audience that the app does not name": ({}, {"aud": "authenticated", "iss": "anyone"}, "ana"),
 }
 
@@ -198,6 +203,9 @@ async def test_the_answer_of_a_backend(alone: Verifier, case: str) -> None:
     assert await alone.verdict(backend.token("ben"), alone.pocketbase()) == "ben"
 
 
+# -- forged tokens -----------------------------------------------------------------------------------------------
+
+
 def unsigned(alg: Any, signature: str = "", **changes: Any) -> str:
     return f"{b64({'alg': alg, 'typ': 'JWT'})}.{b64(claims(**changes))}.{signature}"
 
@@ -237,6 +245,7 @@ Attack = Callable[[FakeAppBackend], str]
 ATTACKS: dict[TokenFault, dict[str, Attack]] = {
     "algorithm": {
         "none": lambda b: unsigned("none"),
+        "unknown alg": lambda b: unsigned("XS256", "c2ln"),
         "HS256 with the PEM": lambda b: hmacked(b, public_pem(b.keys["ES256"][1])),
         "RSA under the kid of EC": lambda b: b.token(alg="RS256", headers=kid_of(b)),
         "another curve": lambda b: b.token(alg="ES384", key=private_key("ES384"), headers=kid_of(b)),
@@ -262,8 +271,18 @@ ATTACKS: dict[TokenFault, dict[str, Attack]] = {
     "not-yet": {"not yet": lambda b: b.token(nbf=int(time.time()) + 60)},
     "malformed": {
         "no exp": lambda b: b.token(expires=None),
+        "exp is null": lambda b: b.token(expires=None, exp=None),
+        "exp is text": lambda b: b.token(expires=None, exp="tomorrow"),
+        "no alg": lambda b: f"{b64({'typ': 'JWT'})}.{b64(claims())}.c2ln",
+        "alg is no text": lambda b: unsigned(5, "c2ln"),
         "critical extensions": lambda b: b.token(headers={"crit": ["cormorant"], "cormorant": True}),
+        "kid of another type": lambda b: sign(b, claims(), kid=5),
+        "two parts": lambda b: b.token().rpartition(".")[0],
+        "not base64": lambda b: "!!!.???.***",
         "payload is no object": lambda b: sign(b, b'["ana"]'),
+        "payload is not UTF-8": lambda b: sign(b, b'{"sub":"\xff"}'),
+        "payload is deep": lambda b: sign(b, b'{"a":' * 900 + b"1" + b"}" * 900),
+        "header is deep": lambda b: f"{b64(b'[' * 4000)}.{b64(claims())}.c2ln",
         "huge": lambda b: tampered(b.token(), padding="x" * 20_000),
     },
 }
@@ -322,6 +341,8 @@ async def test_leeway_and_memory_end_with_the_token(app: App) -> None:
     await wait_until(over, 12, 0.3)
 
 
+# -- the app's own address ---------------------------------------------------------------------------------------
+
 KEYS = {"kind": "jwks", "url": "/.well-known/jwks.json"}
 CALL = {"kind": "backend", "url": "/api/collections/users/auth-refresh", "method": "POST", "userField": "record.id"}
 
@@ -373,6 +394,9 @@ async def test_an_address_that_is_not_public_is_saved_and_named(
         assert "not public" in saved["authCheck"]["problem"]
     refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
     assert backend.fetches == fetches
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------
 
 
 async def check(app: App, token: str) -> dict[str, Any]:

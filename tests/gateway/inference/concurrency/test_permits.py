@@ -1,7 +1,8 @@
 """The permits, and the provider's quota of any minute, of several processes in virtual time.
 
 In the random histories, no more requests run at each provider than its limit, whatever is asked, granted, moved,
-canceled or killed. A request ends once. At the end all permits are there again, and none was needed that was free."""
+canceled or killed. A request ends once. At the end all permits are there again, and none was needed that was free.
+"""
 
 import asyncio
 import contextlib

@@ -1,6 +1,7 @@
 """Admission and settlement as the gateway calls them, also with faults of Redis, of the network and of the caller.
 
-Money moves once, and none stays reserved. tests/lua/inference tests the rules of the scripts."""
+Money moves once, and none stays reserved. tests/lua/inference tests the rules of the scripts.
+"""
 
 import asyncio
 import hashlib
