@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.browser.conftest import Visit
@@ -20,6 +19,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, RESET, Exchange, FakeServer, Head, Script, Step
 from tests.support import programs
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import DOMAIN, App
 from tests.support.polling import wait_until
 
@@ -203,9 +203,6 @@ class Wire(FakeServer):
     def answers(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.reply = [Head(status, {"Content-Type": kind, **CORS, **named}), body]
-
-
-module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="session")
 
 
 @module_fixture
