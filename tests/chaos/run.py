@@ -35,10 +35,7 @@ from tests.support.redis_servers import free_port
 
 WORKERS = ("webhooks", "monitors", "deploys")
 # Shorter times for a small run, so that it recovers quickly.
-SMALL = {
-    "workers.stream.RENEWAL_SECONDS": 1.0,
-    "workers.heartbeat.RENEWAL_SECONDS": 1.0,
-}
+SMALL = {"workers.stream.RENEWAL_SECONDS": 1.0}
 SMALL_DEPLOYS = {"workers.builds.rollout.UNDO_SECONDS": 10.0, "workers.builds.schedule.HELD_MS": 5_000}
 STREAM_SECONDS = 15  # timeout of a stream; a reservation lives 60 s longer
 START_SECONDS = 10  # additional ones that a killed process may take to start
