@@ -1,6 +1,6 @@
 """Several `Permits`, each as one process, and a provider that counts the requests it serves.
 
-They share a Redis: a real one in real time, or in virtual time a `SimulatedRedis`, which runs the real script.
+In virtual time, they share a `SimulatedRedis`, which runs the real script.
 """
 
 import asyncio
@@ -82,19 +82,17 @@ class Provider:
 class Quota:
     """Counts the requests that start in any window, and the tokens that they use."""
 
-    def __init__(self, window: float = WINDOW_SECONDS) -> None:
-        self.window = window
+    def __init__(self) -> None:
         self.starts: list[tuple[float, str]] = []
         self.uses: list[list[float]] = []  # time and tokens; the reserved ones until the request has ended
-        self.running = self.most_running = 0
 
     def most(self) -> int:
         """Returns the requests of the fullest window."""
         times = [at for at, _ in self.starts]
-        return max(sum(at <= each < at + self.window for each in times) for at in times)
+        return max(sum(at <= each < at + WINDOW_SECONDS for each in times) for at in times)
 
     def most_tokens(self) -> float:
-        return max(sum(n for at, n in self.uses if first <= at < first + self.window) for first, _ in self.uses)
+        return max(sum(n for at, n in self.uses if first <= at < first + WINDOW_SECONDS) for first, _ in self.uses)
 
     async def request(
         self, permits: Process, account: str, seconds: float = 0.01, tokens: int = 0, used: int = 0
@@ -104,23 +102,42 @@ class Quota:
         use: list[float] = [now(), tokens]
         self.uses.append(use)
         permits.mark_sent(permit)
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
         await asyncio.sleep(seconds)
-        self.running -= 1
         use[1] = used
         permits.release(permit, tokens=used)
 
 
-class Processes:
-    """Processes that a test starts, kills and stops."""
+async def take(permits: Process, count: int, account: str = "acc") -> list[Permit]:
+    return [permits.take_now(account) or await permits.wait_for_permit(account, "app", 1) for _ in range(count)]
 
-    def __init__(self, make_store: Callable[[], Any]) -> None:
-        self._make_store = make_store
+
+async def settle_down() -> None:
+    """Waits in virtual time until all processes have their spare permits."""
+    await asyncio.sleep(1)
+
+
+# -- a Redis in virtual time -------------------------------------------------------------------------------------
+
+
+class SimulatedRedis:
+    """Runs lease.lua on a real server, with the clock of the loop, behind a network that a test can disturb.
+
+    Its processes are those that a test starts, kills and stops.
+
+    The loop never waits for the server, so a call takes two `LATENCY_SECONDS` of virtual time.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
         self.running: dict[Process, tuple[asyncio.Task[None], Any]] = {}
+        self._sha = client.script_load(with_kept_messages(on_test_clock("inference/lease")))
+        self.subscriptions: list[SimulatedSubscription] = []
+        self.loses_messages = False
+        self.calls: list[tuple[float, str]] = []  # time and process
+        self._frozen_calls: list[Callable[[], None]] | None = None  # None unless the server is frozen
 
     def start(self, **options: Any) -> Process:
-        store = self._make_store()
+        store = SimulatedStore(self)
         permits = Process(store, **options)
         self.running[permits] = (asyncio.create_task(permits.run()), store)
         return permits
@@ -138,34 +155,6 @@ class Processes:
 
     async def share(self, permits: Process) -> Share:
         return await read_share(self.running[permits][1])
-
-
-async def take(permits: Process, count: int, account: str = "acc") -> list[Permit]:
-    return [permits.take_now(account) or await permits.wait_for_permit(account, "app", 1) for _ in range(count)]
-
-
-async def settle_down() -> None:
-    """Waits in virtual time until all processes have their spare permits."""
-    await asyncio.sleep(1)
-
-
-# -- a Redis in virtual time -------------------------------------------------------------------------------------
-
-
-class SimulatedRedis(Processes):
-    """Runs lease.lua on a real server, with the clock of the loop, behind a network that a test can disturb.
-
-    The loop never waits for the server, so a call takes two `LATENCY_SECONDS` of virtual time.
-    """
-
-    def __init__(self, client: Any) -> None:
-        super().__init__(lambda: SimulatedStore(self))
-        self.client = client
-        self._sha = client.script_load(with_kept_messages(on_test_clock("inference/lease")))
-        self.subscriptions: list[SimulatedSubscription] = []
-        self.loses_messages = False
-        self.calls: list[tuple[float, str]] = []  # time and process
-        self._frozen_calls: list[Callable[[], None]] | None = None  # None unless the server is frozen
 
     @property
     def frozen(self) -> bool:
