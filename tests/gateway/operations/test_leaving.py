@@ -21,7 +21,7 @@ from gateway.errors import NotFound
 from gateway.events.notices import BudgetUse, NoticeChoices, Notices
 from gateway.ids import day_of, now_iso
 from gateway.keys import deletions_key, deploy_key, partition_tag, spend_of_deleted_key, spenders_key
-from gateway.operations.leaving import Leaving
+from gateway.operations.leaving import WAIT_MS, Leaving
 from gateway.settings import Settings
 from gateway.storage import FolderStorage
 from tests.fakes import FakeAppBackend
@@ -228,10 +228,12 @@ def deletion(store: Any, redis_url: str, tmp_path: Path) -> Deletion:
 
 
 async def test_without_a_grace(deletion: Deletion, tmp_path: Path) -> None:
-    """`GATEWAY_ACCOUNT_GRACE=0` deletes at once."""
+    """`GATEWAY_ACCOUNT_GRACE=0` deletes at once, when each process has had the time to read that the account stops."""
     deletion.leaving = make_leaving(Settings(data_dir=str(tmp_path), account_grace=0), deletion.registry)
-    account = await deletion.create_account()
+    account, began = await deletion.create_account(), time.time()
     assert await deletion.leaving.begin(account) <= now_iso()
+    due = await deletion.registry.store.client.zscore(deletions_key(partition_tag(account)), account)
+    assert due >= int(began * 1000) + WAIT_MS
     await deletion.finish()
     assert await deletion.registry.account(account) is None
 
