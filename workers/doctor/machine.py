@@ -8,6 +8,7 @@ import shutil
 import socket
 import stat
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from urllib.parse import parse_qs, urlsplit
@@ -28,7 +29,7 @@ RAISE_DESCRIPTORS = "raise the hard limit, for example with LimitNOFILE=65536 in
 
 
 async def check_storage(settings: Settings) -> AsyncIterator[Row]:
-    storage, probe = open_storage(settings), f"doctor-{secrets.token_hex(4)}"
+    storage, probe, present = open_storage(settings), f"doctor-{secrets.token_hex(4)}", _find_folder(settings)
     action = "see the line above" if settings.storage_url else "make this user the owner of GATEWAY_DATA_DIR"
     try:
         await storage.put(probe, b"")
@@ -38,7 +39,8 @@ async def check_storage(settings: Settings) -> AsyncIterator[Row]:
         cause = error.__cause__
         detail = f"cannot be written: {(isinstance(cause, OSError) and cause.strerror) or type(cause).__name__}"
         yield Row("storage", "fail", detail, action)
-    space = await asyncio.to_thread(shutil.disk_usage, _find_folder(settings))
+    _remove_new_folders(settings, present)
+    space = await asyncio.to_thread(shutil.disk_usage, present)
     if not space.total:
         action = "watch its space yourself, or move GATEWAY_DATA_DIR to a disk of this machine"
         yield Row("disk", "warn", "the file system does not say how large it is", action)
@@ -53,6 +55,15 @@ def _find_folder(settings: Settings) -> Path:
     """Returns the data folder, or before the first start the nearest folder above it."""
     folder = Path(settings.data_dir).absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _remove_new_folders(settings: Settings, present: Path) -> None:
+    """Removes the folders down to `present` that only this check has made."""
+    folder = Path(settings.data_dir).absolute()
+    with suppress(OSError):
+        while folder != present:
+            folder.rmdir()
+            folder = folder.parent
 
 
 async def check_temporary_files(settings: Settings) -> AsyncIterator[Row]:
