@@ -262,7 +262,7 @@ class Front:
             return await self._inference(scope, receive, send)
         if path not in PRIVATE and "/".join(("", *filter(None, path.split("/")))) in PRIVATE:
             scope["path"] = path = UNKNOWN
-        request_id = scope["state"]["request_id"] = new_request_id()
+        request_id = scope.setdefault("state", {})["request_id"] = new_request_id()
         receive = timed = TimedReceive(receive)
 
         async def send_with_id(message: Message) -> None:

@@ -60,9 +60,9 @@ apps = Group(
 @search
 @as_list
 def apps_list(everybody: bool, search: str | None) -> None:
-    """List the account's apps."""
+    """List the account's apps. With the operator token, list those of all accounts."""
     health = {"status": state_of("status"), "health": _format_health, "findings": _format_findings}
-    if everybody or search is not None:
+    if everybody or search is not None or not open_service().is_account:
         return show_table(
             fetch_all_pages("/platform/apps", "apps", "after", search),
             texts(app="name", account="account", account_name="accountName") | health | texts(address="url"),

@@ -228,8 +228,8 @@ def _show_queued(queued: Row, done: str, follow: bool, timeout: int) -> None:
         return show_json(queued)
     deploy_id = strip_controls(str(queued["deployId"]))
     if not wants_json():
-        click.echo(f"{done} as {deploy_id}.")
         click.echo(f"Details: {strip_controls(open_service().url)}/dashboard#/deploys/{deploy_id}")
+        click.echo(f"{done} as {deploy_id}.")
     if follow:
         return _follow_deploy(deploy_id, timeout)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")

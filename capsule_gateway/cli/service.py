@@ -33,7 +33,7 @@ NOT_PERMITTED = "NOT_PERMITTED"  # the code for a call that the key's scope does
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
 OPERATORS_COMMANDS = {  # what operators use in place of an account's call
     "/account": "capsule accounts list",
-    "/account/apps": "capsule apps list --all",
+    "/account/apps": "capsule apps list",
     "/account/keys": "capsule accounts keys ACCOUNT",
     "/account/usage": "capsule accounts usage ACCOUNT",
 }

@@ -93,6 +93,10 @@ FOLDER = (
 )
 
 
+# `ssr: false` of the whole app, which is indented once. A rule of some routes has it too, but deeper.
+NUXT_FILES = r"(?m)(?:^(?: {1,4}|\t)|\bdefineNuxtConfig\(\{ *|\bexport default \{ *)ssr\s*:\s*false\b"
+
+
 class NodeRule(NamedTuple):
     name: str
     packages: tuple[str, ...]  # one of them is a dependency
@@ -125,6 +129,8 @@ NODE_RULES = [
              named=r"\bdistDir\s*:|\bnext export -o "),
     NodeRule("Next.js", ("next",), "next build", start='node_modules/.bin/next start -H $HOST -p $PORT'),
     NodeRule("Nuxt", ("nuxt",), "nuxt generate", ".output/public", pattern=r"\b(?:nuxt|nuxi) generate\b"),
+    NodeRule("Nuxt", ("nuxt",), "nuxt generate", ".output/public", scripts=(),
+             configurations=("nuxt.config",), pattern=NUXT_FILES),
     NodeRule("Nuxt", ("nuxt",), "nuxt build", start="node .output/server/index.mjs"),
     NodeRule("React Router", ("@react-router/dev",), "react-router build", "build/client",
              configurations=("react-router.config",), pattern=r"\bssr\s*:\s*false\b"),
@@ -163,6 +169,8 @@ NODE_RULES = [
     NodeRule("Parcel", ("parcel", "parcel-bundler"), "parcel build", "dist", named=r"--dist-dir[ =]"),
     NodeRule("Storybook", ("storybook",), "storybook build", "storybook-static", scripts=("build-storybook",),
              named=r"(?:--output-dir|-o)[ =]"),
+    NodeRule("Storybook", ("storybook",), "storybook build", "storybook-static",
+             pattern=r"\bstorybook build\b|\bbuild-storybook\b", named=r"(?:--output-dir|-o)[ =]"),
     NodeRule("Vite", ("vite",), "vite build", "dist",
              configurations=("vite.config",), named=r"\boutDir\s*:|--outDir[ =]"),
     NodeRule("webpack", ("webpack",), "webpack --mode production", "dist",
@@ -249,14 +257,18 @@ class _Node:
     def matches(self, rule: NodeRule) -> bool:
         if self.packages.keys().isdisjoint(rule.packages):
             return False
-        if "build" not in rule.scripts and ("build" in self.scripts or not self.find_script(rule)):
+        if rule.scripts and "build" not in rule.scripts and ("build" in self.scripts or not self.find_script(rule)):
             return False  # a tool beside the one that builds the project
-        return not rule.pattern or self.find(rule, rule.pattern) is not None
+        return not rule.pattern or self.find(rule, rule.pattern) is not None or self._names_adapter(rule)
+
+    def _names_adapter(self, rule: NodeRule) -> bool:
+        """Returns whether a dependency decides, because there is no configuration."""
+        configured = any(map(self.files.has, _configurations(rule)))
+        return not configured and any(re.fullmatch(rule.pattern, name) for name in self.packages)
 
     def find(self, rule: NodeRule, pattern: str) -> re.Match[str] | None:
         """Returns the first match in the script that builds the project or a configuration, without their comments."""
-        names = [f"{name}.{suffix}" for name in rule.configurations for suffix in SUFFIXES]
-        texts = [self.read_script(rule), *map(self.files.read, names)]
+        texts = [self.read_script(rule), *map(self.files.read, _configurations(rule))]
         return next(filter(None, (re.search(pattern, COMMENT.sub("", text)) for text in texts)), None)
 
     def find_script(self, rule: NodeRule) -> str | None:
@@ -331,14 +343,14 @@ class _Node:
         locked = any(map(files.has, LOCKS[name]))
         if name == "pnpm":
             lock = files.read("pnpm-lock.yaml")
-            frozen = "--frozen-lockfile" if lock else "--no-frozen-lockfile"
+            frozen = "--frozen-lockfile" if locked else "--no-frozen-lockfile"
             return Manager(f"pnpm install {frozen}", name, f"pnpm@{version or _find_pnpm(lock)}")
         if name == "yarn":
             lock = files.read("yarn.lock")
             if version.startswith(("0.", "1.")) or (not version and "__metadata:" not in lock):
-                return Manager(f"yarn install{' --frozen-lockfile' * bool(lock)}", name, f"yarn@{version or 1}")
+                return Manager(f"yarn install{' --frozen-lockfile' * locked}", name, f"yarn@{version or 1}")
             # Start commands find packages in node_modules, whichever way of linking the project uses elsewhere.
-            install, linker = f"yarn install --{'' if lock else 'no-'}immutable", "YARN_NODE_LINKER=node-modules"
+            install, linker = f"yarn install --{'' if locked else 'no-'}immutable", "YARN_NODE_LINKER=node-modules"
             return Manager(install, name, f"@yarnpkg/cli-dist@{version or 4}", linker)
         if name == "bun":
             return Manager(f"bun install{' --frozen-lockfile' * locked}", name, f"bun@{version or 1}")
@@ -350,6 +362,10 @@ class _Node:
         if locked in ("", "npm") and called:
             return called[1]
         return locked or ("npm" if self.packages.keys().isdisjoint({"@types/bun", "bun-types"}) else "bun")
+
+
+def _configurations(rule: NodeRule) -> list[str]:
+    return [f"{name}.{suffix}" for name in rule.configurations for suffix in SUFFIXES]
 
 
 def _recognize_node(project: _Node) -> Recognition | None:
@@ -448,10 +464,12 @@ def _find_documentation(project: _Node, rule: NodeRule) -> str:
 
 def _build_angular(project: _Node, command: str) -> Build:
     """Returns how Angular's first project, or the default one, is built and served."""
+    if not project.files.has("angular.json"):
+        return Build(command, f"dist/{project.name or 'app'}/browser")
     try:
         workspace = json.loads(project.files.read("angular.json"))
     except (ValueError, RecursionError) as error:
-        raise Unrecognizable(f"angular.json is missing, or is not valid JSON: {error}") from None
+        raise Unrecognizable(f"angular.json is not valid JSON: {error}") from None
     projects = _table(workspace, "projects")
     name = _text(workspace, "defaultProject") or next(iter(projects), "app")
     targets = _table(projects, name)

@@ -16,6 +16,7 @@ from gateway.mcp.members import MembersTool
 from gateway.mcp.tools import ACCESS
 from gateway.services import Services
 
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which a developer may use alike
 TOOLS = (
     *(HookTool, DeployTool, AppTool, DeliveryTool, PublishTool, LogsTool),
     *(EnvironmentTool, LimitsTool, UsageTool, MembersTool),
@@ -67,5 +68,6 @@ def own_host_only(base_url: str) -> TransportSecuritySettings:
     parts = urlsplit(base_url)
     # Any port, because proxies omit it or write their own. The host name alone identifies another site.
     name = parts.netloc.removesuffix(f":{parts.port}")
-    origin = f"{parts.scheme}://{parts.netloc}"
-    return TransportSecuritySettings(allowed_hosts=[name, f"{name}:*"], allowed_origins=[origin])
+    names = LOOPBACK if name in LOOPBACK else (name,)
+    hosts = [host for each in names for host in (each, f"{each}:*")]
+    return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=[f"{parts.scheme}://{parts.netloc}"])

@@ -65,7 +65,7 @@ def read_scan(body: bytes) -> Scan:
         return _ours(_decode(body, _Ours))
     if "matches" in top:
         return _grype(_decode(body, _Grype))
-    if "SchemaVersion" in top:
+    if "SchemaVersion" in top or "Results" in top:
         return _trivy(_decode(body, _Trivy))
     if "results" in top:
         return _osv(_decode(body, _Osv))
@@ -107,7 +107,7 @@ class _Listed(msgspec.Struct, forbid_unknown_fields=True):
     cve: _text(MAX_CHARACTERS["cve"])  # type: ignore[valid-type]
     component: _text(MAX_CHARACTERS["component"])  # type: ignore[valid-type]
     severity: str
-    fixedIn: _text(MAX_CHARACTERS["fixedIn"]) | None = None  # type: ignore[valid-type]
+    fixedIn: Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS["fixedIn"])] | None = None
     tier: Tier | None = None
     deadlineAt: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
 
@@ -131,7 +131,7 @@ def _ours(scan: _Ours) -> Scan:
                 cve=each.cve,
                 component=each.component,
                 severity=_severity(each.severity),
-                fixedIn=each.fixedIn,
+                fixedIn=each.fixedIn or None,
                 tier=each.tier,
                 deadlineAt=deadline,
             )
@@ -156,7 +156,7 @@ class _TrivyResult(msgspec.Struct, rename="pascal"):
 
 
 class _Trivy(msgspec.Struct, rename="pascal"):
-    schema_version: int
+    schema_version: int = 0
     results: list[_TrivyResult] | None = None
 
 

@@ -34,7 +34,14 @@ from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.notices import GROUP, INVITATION, STREAM, EndLink, Outcome, Subscriber, seal_link
 from gateway.events.records import NoticeClaim
-from gateway.keys import account_key, account_notices_on_key, invitations_on_key, notices_on_key, uninvited_key
+from gateway.keys import (
+    account_key,
+    account_notices_on_key,
+    invitations_on_key,
+    memberships_key,
+    notices_on_key,
+    uninvited_key,
+)
 from gateway.loops import pauses, until_set
 from gateway.pages.mails import Footer, write_message, write_text
 from gateway.redis.client import COMMAND_SECONDS, Store, patient, until_redis_answers
@@ -51,7 +58,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0  # between attempts; eac
 CONNECTIONS = 16  # to the server at a time, per worker
 MAX_NOTICES = 1_000  # in memory, per worker
 DAILY_NOTICES = 20  # to one address
-DAILY_NOTICES_OF_ACCOUNT = 10  # to one address, so that one account does not silence the others of a person
+DAILY_NOTICES_OF_ACCOUNT = 10  # to the address of a member of several, so that none silences the others
 DAILY_INVITATIONS = 5  # to one address, of all accounts; apart from notices, which strangers must not use up
 DAY_SECONDS = 86_400
 
@@ -208,8 +215,10 @@ class Mailer:
     async def _count(self, entry: Entry) -> int:
         """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
         account, hashed, day = entry.fields["account"], entry.fields["address"], datetime.now(UTC).date().isoformat()
+        accounts = (await self._patient_store.get(memberships_key(hashed)) or "").split()
+        own = DAILY_NOTICES_OF_ACCOUNT if len(accounts) > 1 else DAILY_NOTICES
         shares = [
-            DailyShare(account_notices_on_key(account, hashed, day), DAILY_NOTICES_OF_ACCOUNT),
+            DailyShare(account_notices_on_key(account, hashed, day), own),
             DailyShare(notices_on_key(hashed, day), DAILY_NOTICES),
         ]
         if entry.fields["kind"] == INVITATION:

@@ -55,6 +55,7 @@ class KeySet:
         self.digest = b""  # SHA-256 of the keys' document
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
+        self._refetched_at = float("-inf")  # for a key that was missing
         self._copied = False  # whether another process fetched the keys
         self._backoff = Backoff()
         self._fault: TokenFault = "backend-unreachable"  # of the last fetch that failed
@@ -75,7 +76,7 @@ class KeySet:
     def find(self, kid: str | None, alg: str) -> list[PublicKey] | None:
         """Returns at most `MAX_TRIED` keys that may have signed a token, or None if the caller has to `fetch` first.
 
-        An unknown `kid` needs a fetch, unless the last fetch was just now. Raises AppBackendUnreachable.
+        An unknown `kid` needs a fetch, unless the last one for such a `kid` was just now. Raises AppBackendUnreachable.
         """
         age = time.monotonic() - self._fetched_at
         if age > REFRESH_SECONDS:
@@ -85,7 +86,7 @@ class KeySet:
                     return None
                 raise AppBackendUnreachable(retry_after=self._backoff.remaining, reason=self._fault)
         keys = find_keys(self._keys, kid, alg)
-        if not keys and kid is not None and self._start_fetch(self._fetch_interval):
+        if not keys and kid is not None and self._start_refetch():
             return None
         return keys
 
@@ -99,21 +100,21 @@ class KeySet:
             wait = max(self._backoff.remaining, FIRST_PAUSE_SECONDS)
             raise AppBackendUnreachable(retry_after=wait, reason=self._fault)
         keys = find_keys(self._keys, kid, alg)
-        if not keys and kid is not None and self._copied and self._start_fetch(self._fetch_interval):
+        if not keys and kid is not None and self._copied and self._start_refetch():
             # The copy may be older than this key.
             await self._wait_for_fetch()
             keys = find_keys(self._keys, kid, alg)
         return keys
 
-    async def fetch_newer(self, kid: str | None, alg: str, digest: bytes) -> list[PublicKey]:
+    async def fetch_newer(self, kid: str | None, alg: str, digest: bytes, since: float) -> list[PublicKey]:
         """Returns the keys that may have signed a token if no key of the set with this digest has.
 
-        Returns nothing if that set is still the newest.
+        Returns nothing if that set is still the newest, or was fetched after `since` (monotonic), when the token came.
 
         A backend may replace a key under its `kid`, so a wrong signature needs a fetch like an unknown `kid`, and
         shares its limits. Raises AppBackendUnreachable.
         """
-        if digest == self.digest and self._start_fetch(self._fetch_interval):
+        if digest == self.digest and self._fetched_at < since and self._start_refetch():
             await self._wait_for_fetch()
         return [] if digest == self.digest else find_keys(self._keys, kid, alg)
 
@@ -148,6 +149,18 @@ class KeySet:
             self._fetch_task = asyncio.create_task(self._fetch())
         return True
 
+    def _start_refetch(self) -> bool:
+        """Starts a fetch for a key that is missing, unless the last one for such a key began just now.
+
+        The first fetch of all does not count: the backend may have replaced its keys since. Returns whether a fetch is
+        running.
+        """
+        if self._fetch_task is None:
+            if time.monotonic() - self._refetched_at < self._fetch_interval or not self._start_fetch(0):
+                return False
+            self._refetched_at = time.monotonic()
+        return True
+
     async def _fetch(self) -> None:
         try:
             if not await self._take_copy():
@@ -173,6 +186,7 @@ class KeySet:
             return False
         await self._use(copy.document, copy.digest)
         self._fetched_at = self._tried_at = copy.fetched_at
+        self._refetched_at = min(self._refetched_at, copy.fetched_at)
         self._copied = True
         return True
 

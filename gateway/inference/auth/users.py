@@ -176,6 +176,7 @@ class Users:
             shared, interval = self._shared_keys(app, url), self._user_limits.fetch_interval
             key_set = KeySet(http, url, app.account, shared, fetch_interval=interval)
             self._remember(self._key_sets, app, key_set)
+        began = time.monotonic()
         keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
             verification.pause()
@@ -187,7 +188,7 @@ class Users:
             raise TokenInvalid(reason=key_set.explain_missing(parsed.kid, parsed.alg))
         if not await _is_signed(parsed, keys, verification):
             verification.pause()
-            keys = await key_set.fetch_newer(parsed.kid, parsed.alg, digest)
+            keys = await key_set.fetch_newer(parsed.kid, parsed.alg, digest, began)
             if not keys:
                 raise TokenInvalid(reason="signature")
             self._forget_keys(key_set.account)

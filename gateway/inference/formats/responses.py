@@ -92,7 +92,7 @@ class Reasoning(msgspec.Struct):
 class ResponseRequest(msgspec.Struct):
     """`store` may be anything: nothing is stored."""
 
-    input: str | list[Item]
+    input: str | list[Item] | None = None
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: AtLeastOne | None = None
@@ -201,6 +201,8 @@ def _messages_to_send(asked: ResponseRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if asked.instructions:
         messages.append({"role": "system", "content": asked.instructions})
+    if asked.input is None:
+        raise RequestMalformed("body: the field input is missing.")
     if isinstance(asked.input, str):
         return [*messages, {"role": "user", "content": asked.input}]
     turn = Turn()

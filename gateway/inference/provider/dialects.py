@@ -27,7 +27,7 @@ _NOTHING = frozenset({b"null", b"false", b"{}", b'""', b"[]"})
 
 def is_given(member: msgspec.Raw) -> bool:
     """Returns whether a member is there and says something."""
-    return bool(member) and bytes(member) not in _NOTHING
+    return bool(member) and bytes(member).translate(None, b" \t\r\n") not in _NOTHING
 
 
 class Calls:

@@ -38,8 +38,8 @@ def unpack(exchange: Exchange) -> dict[str, bytes]:
 async def test_publish(stubbed: Tool, service: Service, folder: Path) -> None:
     service.replies = [answer(202, {"deployId": "dep_1"})]
     assert re.fullmatch(
-        r"Published 1 file \(\d+ bytes packed, 1 left out\) as dep_1\.\n"
         rf"Details: {service.address}/dashboard#/deploys/dep_1\n"
+        r"Published 1 file \(\d+ bytes packed, 1 left out\) as dep_1\.\n"
         r"Follow it with: capsule deploys show dep_1 --follow\n",
         (await stubbed("deploys", "publish", "shop", str(folder))).out,
     )

@@ -39,6 +39,11 @@ async def test_a_pipe_gets_whole_lines_and_a_terminal_colors(stubbed: Tool, serv
     assert "\x1b" not in await asyncio.to_thread(run_in_terminal, stubbed, "apps", "list", NO_COLOR="1")
 
 
+async def test_an_argument_that_is_not_text_is_refused_in_one_line(stubbed: Tool) -> None:
+    run = await asyncio.to_thread(run_process, stubbed, "deploys", "show", "dep_\udcff")
+    assert (run.returncode, run.stderr) == (2, "capsule: dep_? is not text in UTF-8\n")
+
+
 async def test_a_deletion_asks_for_the_name(stubbed: Tool, service: Service) -> None:
     remove = ("apps", "remove", "shop")
     seen = await asyncio.to_thread(run_in_terminal, stubbed, *remove, given="other\n")

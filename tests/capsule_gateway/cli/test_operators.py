@@ -25,7 +25,6 @@ async def test_a_key_of_the_wrong_kind_says_what_to_use(operator: Tool, stubbed:
     service.replies = [answer(401, {"error": {"code": "UNAUTHORIZED", "message": "No.", "requestId": "r1"}})]
     for command, instead in (
         (("usage",), "operators use 'capsule accounts usage ACCOUNT'"),
-        (("apps", "list"), "operators use 'capsule apps list --all'"),
         (("keys", "list"), "operators use 'capsule accounts keys ACCOUNT'"),
         (("deploys", "list"), "operators use 'capsule accounts show ACCOUNT'"),
     ):
@@ -33,6 +32,12 @@ async def test_a_key_of_the_wrong_kind_says_what_to_use(operator: Tool, stubbed:
         assert instead in refusal
         assert "an account's API key, which begins with csk_" in refusal
     assert "operators' commands need the operator token" in await stubbed.refused("accounts", "list")
+
+
+async def test_the_operator_token_lists_all_apps(operator: Tool, service: Service) -> None:
+    service.answers["GET /platform/apps"] = {"apps": [{"name": "shop", "account": "acc_1"}], "next": None}
+    assert "shop" in (await operator("apps", "list")).out
+    assert [call.partition("?")[0] for call in service.calls] == ["GET /platform/apps"]
 
 
 async def test_a_reason_is_quoted(operator: Tool, service: Service) -> None:

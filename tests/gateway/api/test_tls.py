@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from typing import Any
 
 import httpx
 import pytest
@@ -136,13 +135,9 @@ async def test_nothing_that_a_proxy_forwards(app: App, gw: Gateway) -> None:
 async def test_only_clients_on_this_host() -> None:
     settings = Settings(base_url="https://api.service.example", api_url="https://api.service.example")
     application = create_app(settings)
-
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
-        await application({**scope, "state": {}}, receive, send)
-
     own = ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")
     for host in (*own, "192.168.0.7", "203.0.113.9", "2001:db8::1", "::ffff:203.0.113.9", "localhost", ""):
-        transport = httpx.ASGITransport(serve, client=(host, 1))
+        transport = httpx.ASGITransport(application, client=(host, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", verify=False) as http:
             response = await http.get(PATH, params={"domain": "api.service.example"})
             assert response.status_code == (200 if host in own else 404), host

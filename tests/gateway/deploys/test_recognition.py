@@ -157,6 +157,7 @@ def test_a_server_of_its_own_is_started(tmp_path: Path) -> None:
         assert start_of_vite(tmp_path, script) == (started.format(manager) if manager else "npm start"), script
 
 
+NUXT = "export default defineNuxtConfig({\n"
 BUILT, ADAPTER_NODE = {"build": "x"}, {"svelte.config.js": "'@sveltejs/adapter-node'"}
 SVELTEKIT = Build(NPM, start="node build")
 ADONIS = Build(NPM, start="cd build && exec node bin/server.js")
@@ -194,6 +195,10 @@ def test_scripts_that_run_each_other(tmp_path: Path) -> None:
         ("next", {}, {"next.config.ts": "export default { output: 'standalone' }"}, None),
         ("next", {}, {"next.config.ts": "export default {\n  // output: 'export',\n}"}, None),
         ("nuxt", {"build": "nuxt generate"}, {}, ".output/public"),
+        ("nuxt", {"build": "nuxt build"}, {"nuxt.config.ts": f"{NUXT}  ssr: false,\n}})"}, ".output/public"),
+        ("nuxt", {}, {"nuxt.config.ts": "export default defineNuxtConfig({ ssr: false })"}, ".output/public"),
+        ("nuxt", {}, {"nuxt.config.ts": f"{NUXT}  routeRules: {{\n    '/': {{\n      ssr: false }}}}}})"}, None),
+        ("nuxt", {}, {"nuxt.config.ts": f"{NUXT}  routeRules: {{ '/': {{ ssr: false }} }} }})"}, None),
         ("@react-router/dev", {"start": "x"}, {"react-router.config.ts": "ssr: false"}, "build/client"),
         ("@remix-run/dev", {}, {"vite.config.ts": "remix({ ssr: false })"}, "build/client"),
         ("astro", {}, {"astro.config.mjs": "import node from '@astrojs/node'"}, None),
@@ -203,6 +208,8 @@ def test_scripts_that_run_each_other(tmp_path: Path) -> None:
         ("vitepress", {}, {"docs/.vitepress/config.mts": "outDir: '../public'"}, "public"),
         ("vuepress", {"build": "vuepress-vite build src"}, {}, "src/.vuepress/dist"),
         ("storybook", {"build-storybook": "x"}, {}, "storybook-static"),
+        ("storybook", {"build": "storybook build"}, {}, "storybook-static"),
+        ("@angular/build", {"build": "ng build"}, {}, "dist/app/browser"),
     ],
 )
 def test_what_decides_between_a_server_and_files(
@@ -210,6 +217,35 @@ def test_what_decides_between_a_server_and_files(
 ) -> None:
     build = write(tmp_path, {"package.json": package(dependency, "vite", scripts=scripts), **files}).build
     assert (build.output if not build.start else None) == output
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "rule", "build"),
+    [
+        (
+            ("@sveltejs/kit", "@sveltejs/adapter-node"),
+            "SvelteKit",
+            Build("npm install && npx vite build", start="node build"),
+        ),
+        (("@sveltejs/kit", "@sveltejs/adapter-static"), "SvelteKit", Build("npm install && npx vite build", "build")),
+        (
+            ("astro", "@astrojs/node"),
+            "Astro",
+            Build("npm install && npx astro build", start="node dist/server/entry.mjs"),
+        ),
+    ],
+)
+def test_an_adapter_without_a_configuration(
+    tmp_path: Path, dependencies: tuple[str, ...], rule: str, build: Build
+) -> None:
+    found = write(tmp_path, {"package.json": package(*dependencies)})
+    assert (found.rule, found.build) == (rule, build)
+
+
+def test_nuxt_makes_files_although_its_script_builds_a_server(tmp_path: Path) -> None:
+    text = package("nuxt", scripts={"build": "nuxt build"})
+    found = write(tmp_path, {"package.json": text, "nuxt.config.ts": "export default { ssr: false }"})
+    assert found.build == Build("npm install && npx nuxt generate", ".output/public")
 
 
 # -- workspaces ----------------------------------------------------------------------------------------------
@@ -310,7 +346,8 @@ YARN_3 = f"{own('@yarnpkg/cli-dist@3.6.4')} && {LINKER} && {YARN.format(' --no-i
         ("yarn@3.6.4", {}, YARN_3),
         ("", {"bun.lockb": ""}, f"{own('bun@1')} && bun install --frozen-lockfile && bun run build"),
         ("", {"START": "PORT=1 pnpm x"}, f"{own('pnpm@10')} && {UNFROZEN}"),
-        ("", {"START": "bun x", "yarn.lock": ""}, f"{own('yarn@1')} && {YARN.format('')}"),
+        ("", {"START": "bun x", "yarn.lock": ""}, f"{own('yarn@1')} && {YARN.format(' --frozen-lockfile')}"),
+        ("", {"pnpm-lock.yaml": ""}, f"{own('pnpm@10')} && {FROZEN}"),
     ],
 )
 def test_the_package_manager(tmp_path: Path, manager: str, locks: dict[str, str], command: str) -> None:
@@ -372,7 +409,7 @@ ADAPTER = r"use @sveltejs/adapter-node .* or @sveltejs/adapter-static"
     [
         ({"package.json": "{"}, "package.json is not valid JSON"),
         ({"pyproject.toml": "["}, "pyproject.toml is not valid TOML"),
-        ({"package.json": package("@angular/build")}, "angular.json is missing"),
+        ({"package.json": package("@angular/build"), "angular.json": "{"}, "angular.json is not valid JSON"),
         ({"package.json": package("@react-router/dev")}, r"needs a `start` script in package\.json"),
         ({"package.json": SVELTE, "svelte.config.js": "'@sveltejs/adapter-auto'"}, ADAPTER),
         ({"package.json": package("astro"), "astro.config.mjs": VERCEL}, "use @astrojs/node for a server"),

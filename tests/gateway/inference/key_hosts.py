@@ -42,6 +42,7 @@ def age(users: Users, seconds: float) -> None:
     """Makes the process's keys older."""
     key_set(users)._fetched_at -= seconds
     key_set(users)._tried_at -= seconds
+    key_set(users)._refetched_at -= seconds
 
 
 def token(key: Any, sub: str, host: str = "victim.apps.example") -> bytes:

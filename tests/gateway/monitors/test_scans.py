@@ -72,17 +72,20 @@ def test_our_own() -> None:
     full = {**listed, "cve": "CVE-2", "tier": "yellow", "deadlineAt": "2026-07-09T12:00:00+02:00"}
     bare = {"cve": "CVE-3", "component": "b", "severity": "Moderate", "tier": "red", "fixedIn": None}
     bare["deadlineAt"] = "0001-01-01T00:00:00Z"  # as Go writes a time that is not set
-    scan = read({"findings": [listed, full, bare]})
+    unmended = {"cve": "CVE-4", "component": "b", "severity": "high", "fixedIn": ""}  # as Trivy writes it
+    scan = read({"findings": [listed, full, bare, unmended]})
     assert scan.reported == [
         reported("CVE-1", "a", "high", "2"),
         reported("CVE-2", "a", "high", "2", tier="yellow", deadlineAt="2026-07-09T10:00:00.000Z"),
         reported("CVE-3", "b", "medium", tier="red", deadlineAt="0001-01-01T00:00:00.000Z"),
+        reported("CVE-4", "b", "high"),
     ]
-    assert [each.red for each in scan.reported] == [True, False, True]
+    assert [each.red for each in scan.reported] == [True, False, True, False]
 
 
 def test_nothing_found() -> None:
-    for empty in ({"findings": []}, {"matches": []}, {"results": []}, {"results": None}, {"SchemaVersion": 2}):
+    trivy = [{"SchemaVersion": 2}, {"Results": []}, {"Results": None}]
+    for empty in ({"findings": []}, {"matches": []}, {"results": []}, {"results": None}, *trivy):
         assert read(empty) == scans.Scan([], 0)
 
 

@@ -238,6 +238,24 @@ async def test_paths(
     assert head.headers.get("content-length") in (None, said.headers["content-length"])
 
 
+@pytest.mark.parametrize(
+    ("target", "accept", "status"),
+    [
+        ("/none", "text/html,*/*;q=0.8", 200),
+        ("/none/", "*/*", 200),
+        ("/none", "application/json", 404),
+        ("/none", "image/avif,image/*", 404),
+        ("/none.png", "text/html,*/*;q=0.8", 404),
+        ("/none.mp4", "*/*", 404),
+    ],
+)
+async def test_a_route_of_the_page_has_no_extension_and_is_asked_for_as_a_page(
+    hosting: Hosting, target: str, accept: str, status: int
+) -> None:
+    said = await hosting.ask(target, f"Accept: {accept}")
+    assert (said.status, said.body) == (status, b"<h1>Shop</h1>" if status == 200 else b"Not Found\n")
+
+
 REFUSED = """
 /missing.js /app.js/ /.env /%2eenv /%2Eenv /docs/.git/config /docs/%2egit/config /.well-known/.hidden /../outside.txt
 /%2e%2e/outside.txt /..%2f..%2f..%2foutside.txt /docs/..%2f..%2f..%2f..%2foutside.txt /..\\outside.txt

@@ -187,6 +187,14 @@ async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue, 
         assert 0 < await own.store.client.ttl(key) <= 2 * mailer.DAY_SECONDS
 
 
+async def test_a_member_of_one_account_gets_twenty_in_a_day(own: Queue, server: MailServer) -> None:
+    account = await subscribed(own)
+    async with mail(own, server):
+        for _ in range(22):
+            await account.emit(FAILED)
+        await outcomes(own, sent=20, limited=2)
+
+
 def lasts(server: MailServer) -> list[EmailMessage]:
     return [message for message in server.messages if "the last notice of today" in text_of(message)]
 

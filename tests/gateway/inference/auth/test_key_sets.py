@@ -21,7 +21,7 @@ from tests.fakes.backend import private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
 from tests.gateway.inference.auth.conftest import Verifier
-from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.gateway.inference.key_hosts import Hosts, age, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -80,7 +80,9 @@ async def test_a_broken_backend_fails_closed(alone: Verifier, case: str) -> None
     alone.backend.jwks, verdict = BROKEN[case]
     for expires in (3600, -60):
         assert await alone.verdict(alone.backend.token(expires=expires)) == verdict
-    assert alone.backend.fetches == 1
+    assert alone.backend.fetches == (2 if verdict.startswith("401") else 1), (
+        "a set without the key is fetched again, once"
+    )
     assert alone.backend.exchanges[-1].written < 8 * 2**20
 
 
@@ -110,6 +112,24 @@ async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts) ->
     assert await users.verify(an_app(), token(new, "ana", "new")) == "ana"
     with pytest.raises(TokenInvalid):
         await users.verify(an_app(), known)
+
+
+@pytest.mark.parametrize("kid", ["the next", "victim.apps.example"], ids=["another kid", "the same kid"])
+async def test_a_new_key_is_found_at_once_and_then_every_ten_seconds(users: Users, hosts: Hosts, kid: str) -> None:
+    first, second, third = (private_key("ES256") for _ in range(3))
+    hosts.keys["victim.apps.example"] = first
+    assert await users.verify(an_app(), token(first, "ana")) == "ana"
+    hosts.keys["victim.apps.example"], hosts.kid = second, kid
+    assert await users.verify(an_app(), token(second, "ana", kid)) == "ana"
+    hosts.keys["victim.apps.example"], hosts.kid = third, kid + "!"
+    for seconds, passes_now in ((0, False), (9, False), (1.1, True)):
+        age(users, seconds)
+        try:
+            passed = await users.verify(an_app(), token(third, "ana", kid + "!")) == "ana"
+        except TokenInvalid:
+            passed = False
+        assert passed == passes_now, seconds
+    assert len(hosts.fetched) == 3
 
 
 @pytest.mark.parametrize("user_limits", [UserLimits(origins=1)], ids=["one"])
@@ -148,7 +168,7 @@ async def test_a_renamed_app_takes_its_keys_from_its_new_address(users: Users, h
     assert await users.verify(renamed, token(second, "ana", "final.apps.example")) == "ana"
     with pytest.raises(TokenInvalid):
         await users.verify(renamed, token(first, "ana"))
-    assert hosts.fetched == ["victim.apps.example", "final.apps.example"]
+    assert hosts.fetched == ["victim.apps.example", "final.apps.example", "final.apps.example"]
 
 
 @pytest.mark.parametrize("change", [{"account": "acc_2"}, {"createdAt": "2026-11-21T00:00:00.001Z"}])

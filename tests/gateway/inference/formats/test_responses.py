@@ -232,6 +232,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a conversation": ({"conversation": {"id": "cormorant"}}, "conversation"),
     "an answer for later": ({"background": True}, "background"),
     "a kept prompt": ({"prompt": {"id": "cormorant"}}, "prompt"),
+    "a kept prompt alone": ({"prompt": {"id": "cormorant"}, "input": None}, "prompt"),
     "another tool": ({"tools": [TOOL, {"type": "web_search_cormorant"}]}, "tools[1].type"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "a shorter history": ({"truncation": "auto"}, "truncation"),

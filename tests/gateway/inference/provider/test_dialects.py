@@ -63,7 +63,7 @@ HELLOS: dict[str, str] = {
     "unknown fields": (HELLO + END).replace('{"choices"', '{"system_fingerprint": null, "x": [{}], "choices"'),
     **{
         f"the error {empty}": data(f'{{"error": {empty}, "choices": [{{"delta": {{"content": "Hello"}}}}]}}') + END
-        for empty in ("{}", "false", '""', "null")
+        for empty in ("{}", "{ }", "false", '""', "null")
     },
     "no message": data({"message": None}) + HELLO + END,
     "content as parts": delta(content=[{"type": "text", "text": "Hello"}]) + END,
