@@ -56,16 +56,16 @@ class AppChanges:
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create_app(self, app: App, limit: int) -> None:
-        """Creates an app, if its account has fewer than `limit`. Raises RateLimited, AppLimitReached and NameTaken."""
+        """Creates an app, if its account has fewer than `limit`. Raises RateLimited, NameTaken and AppLimitReached."""
         await CHANGES.count(self._store, app.account)
         async with self._lock_apps(app.account):
+            withheld_for = await self._store.get(former_name_key(app.name))
+            if withheld_for not in (None, app.account) or await self._registry.find_app(app.name) is not None:
+                raise NameTaken
             if len(await self._registry.list_apps(app.account)) >= limit:
                 raise AppLimitReached(
                     f"Your plan allows {limit} app{'s' if limit > 1 else ''}; delete one, or choose a larger plan."
                 )
-            withheld_for = await self._store.get(former_name_key(app.name))
-            if withheld_for not in (None, app.account) or await self._registry.find_app(app.name) is not None:
-                raise NameTaken
             try:
                 # The alias first: an app must be found by its id as soon as it is found by its name.
                 await compare_and_set(self._store, alias_key(app.id), app.name)

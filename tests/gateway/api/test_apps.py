@@ -86,6 +86,8 @@ async def test_an_own_app(gw: Gateway, backend: FakeAppBackend) -> None:
     answered(await App(account, name, backend).ask("what is a capsule?"))
     record = (await gw.platform("GET", f"apps/{name}")).json()
     assert (record["account"], record["id"]) == (account.id, view["id"])
+    # The plan is full too, but what keeps a repeated call from success is the name.
+    refused(await create(account, name), 409, "NAME_TAKEN")
 
 
 async def test_invalid_names_and_fields(gw: Gateway) -> None:
