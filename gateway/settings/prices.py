@@ -9,7 +9,7 @@ file has its first price.
 import datetime
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -69,34 +69,44 @@ def tariff_at(tariffs: Sequence[Tariff], time: int) -> Tariff:
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     """A table of the file."""
 
-    model: str
     input: float  # euro per million tokens, as is `output`
     output: float
     since: Any  # a date or a time of TOML
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    price: list[_Entry] = []
+    model: str = ""  # in `[[price]]`, which earlier versions wrote; other tables have the model's name
 
 
 def read_prices(path: str) -> tuple[Tariff, ...]:
     """Reads the file. Raises ValueError with the file, and the line or the key that is wrong."""
-    with read_toml(path, _File) as file:
-        if not file.price:
-            raise ValueError("must have at least one table [[price]]")
+    with read_toml(path, dict[str, Any]) as file:
         changes: dict[int, dict[str, Price]] = {}
-        for number, entry in enumerate(file.price):
+        for place, model, entry in _list_entries(file):
             try:
                 since = _read_since(entry.since)
                 price = Price(_read_euro("input", entry.input), _read_euro("output", entry.output))
-                if not _MODEL.fullmatch(entry.model):
+                if not _MODEL.fullmatch(model):
                     raise ValueError("model: must be 1 to 100 letters, digits, dots, hyphens and underscores")
-                if entry.model in changes.setdefault(since, {}):
-                    raise ValueError(f"since: {entry.model!r} has another price since the same time")
+                if model in changes.setdefault(since, {}):
+                    raise ValueError(f"since: {model!r} has another price since the same time")
             except ValueError as error:
-                raise ValueError(f"price[{number}].{error}") from None
-            changes[since][entry.model] = price
+                raise ValueError(f"{place}.{error}") from None
+            changes[since][model] = price
+        if not changes:
+            raise ValueError("must have at least one table with the name of a model")
     return tuple(_tariffs(sorted(changes.items())))
+
+
+def _list_entries(file: dict[str, Any]) -> Iterator[tuple[str, str, _Entry]]:
+    """Yields the key, the model and the content of each table. A model whose price changes has several."""
+    for name, value in file.items():
+        for number, table in enumerate(value if isinstance(value, list) else [value]):
+            place = f"{name}[{number}]" if isinstance(value, list) else name
+            try:
+                entry = msgspec.convert(table, _Entry)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{place}: {error}") from None
+            if name != "price" and entry.model:
+                raise ValueError(f"{place}: the table has the model's name; remove the key model")
+            yield place, entry.model if name == "price" else name, entry
 
 
 def _read_since(value: Any) -> int:

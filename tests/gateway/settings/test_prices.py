@@ -40,6 +40,22 @@ async def test_a_price_holds_from_its_date_on(tmp_path: Path) -> None:
     assert [each.date for each in tariffs] == ["2026-07-02", "2027-01-01", "2027-06-01"]
 
 
+async def test_a_table_has_the_name_of_its_model(tmp_path: Path) -> None:
+    first, second = ONE.partition("\n")[2], NEW.partition("\n")[2]
+    same = read(tmp_path, ONE, NEW, NEW.replace("= 1\n", "= 2\n").replace("03", "09"))
+    later = second.replace("= 1\n", "= 2\n").replace("03", "09")
+    assert read(tmp_path, text=f'["{OSS}"]\n{first}[[small-1]]\n{second}[[small-1]]\n{later}') == same
+    for text, said in {
+        f'["{OSS}"]\n{ONE}': f"{OSS}: the table has the model's name; remove the key model",
+        f'["{OSS}"]\n{first.replace("0.2", "0")}': f"{OSS}.input: must be euro per million tokens",
+        f"[[small-1]]\n{first}[[small-1]]\n{first}": r"small-1\[1\].since: 'small-1' has another price",
+        f'["a/b"]\n{first}': "a/b.model: must be 1 to 100",
+        "small-1 = 1\n": "small-1: Expected `object`, got `int`",
+    }.items():
+        with pytest.raises(BadSettings, match=f"prices.toml: {said}"):
+            read(tmp_path, text=text)
+
+
 async def test_a_model_that_only_the_file_has_a_price_at_every_time(tmp_path: Path) -> None:
     tariffs = read(tmp_path, NEW.replace("= 1\n", "= 2\n").replace("03", "09"), NEW)
     prices = [each.prices["small-1"] for each in tariffs]
