@@ -45,8 +45,8 @@ class Operators:
         """Returns the entry of GATEWAY_OIDC_OPERATORS that matches somebody who signs in, or ""."""
         for entry in self._people:
             claim, equals, value = entry.partition("=")
-            found = claims.get(claim)
-            if (value in (found if isinstance(found, list) else [found])) if equals else entry == email:
+            found = claims.get(claim, [])
+            if value in map(_text_of, found if isinstance(found, list) else [found]) if equals else entry == email:
                 return entry
         return ""
 
@@ -58,6 +58,11 @@ class Operators:
 
     def find_subject(self, subject: str | None) -> Operator | None:
         return next((operator for operator in self._tokens if operator.subject == subject), None)
+
+
+def _text_of(claim: Any) -> str:
+    """Returns what the settings write for a claim that is no text: `true`, or a number."""
+    return claim if isinstance(claim, str) else msgspec.json.encode(claim).decode()
 
 
 def _build_operator(name: str, token: str) -> Operator:

@@ -18,6 +18,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId, _derive
+from gateway.accounts.operators import Operators
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.sign_in import TICKET
 from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable
@@ -294,6 +295,18 @@ async def make_openid(issuer: str, store: Store | None = None, *, trusting: bool
 async def complete(openid: OpenId, idp: FakeIdentityProvider, email: str = "", /, **claims: Any) -> Identity:
     ticket, location = await openid.begin("dashboard")
     return await openid.complete(ticket, idp.grant(location, email or new_email(), **claims))
+
+
+@pytest.mark.parametrize(
+    ("entry", "claims"),
+    [("admin=true", {"admin": True}), ("level=3", {"level": 3}), ("level=3", {"level": [1, 3]}), ("a=b", {"a": "b"})],
+)
+async def test_a_claim_that_is_no_text_is_compared_as_it_is_written(entry: str, claims: dict[str, Any]) -> None:
+    operators = Operators(Settings(oidc_operators=(entry,)))
+    assert operators.match("ana@example.com", claims) == entry
+    for other in ({}, {"admin": False}, {"admin": "True"}, {"level": "30"}, {"a": ["bc"]}):
+        assert operators.match("ana@example.com", other) == ""
+    assert Operators(Settings(oidc_operators=("admin=null",))).match("ana@example.com", {}) == ""
 
 
 async def test_who_is_an_operator(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
