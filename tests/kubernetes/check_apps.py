@@ -1,4 +1,4 @@
-"""Apps on a real cluster, as their owners and visitors see them: deployed, replaced, broken and deleted.
+"""Apps on a real cluster, as their owners and visitors see them: deployed, replaced, broken, suspended and deleted.
 
 `make test-kubernetes` runs these tests. It needs root and Debian 12, and builds Kubernetes the first time.
 """
@@ -288,6 +288,23 @@ async def test_what_somebody_changes_adds_or_deletes_is_healed(host: Host, clust
     await serves(host, app, "one", 60)
     await publish(host, app, server("two"))  # it can still be changed
     await serves(host, app, "two", 60)
+
+
+async def test_a_suspended_app_says_so_and_comes_back(host: Host, cluster: Cluster) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    own = await app_id(host, app)
+    assert (await host.gateway.platform("PUT", f"apps/{app}/suspension", {"reason": "test"})).is_success
+
+    async def answer() -> tuple[int, str]:
+        answer = await get(host, app)
+        return answer.status_code, answer.text
+
+    await wait_until(lambda: find(cluster, "pods", own), 5, holds=lambda pods: not pods)
+    _, text = await wait_until(answer, 5, holds=lambda answer: answer[0] == 503)
+    assert "suspended" in text
+    assert (await host.gateway.platform("DELETE", f"apps/{app}/suspension")).is_success
+    await serves(host, app, "one", 60)
 
 
 async def test_a_deleted_app_leaves_nothing(host: Host, cluster: Cluster) -> None:
