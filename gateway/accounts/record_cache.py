@@ -166,14 +166,16 @@ class RecordCache:
         if not await until_set(self._reload_wanted, self._reread_seconds):
             self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
         self._reload_wanted.clear()
+        failed = False
         for key, announced in list(self._outdated.items()):
             del self._outdated[key]
-            await self._reload(key, announced)
-        if self._outdated:
+            failed |= not await self._reload(key, announced)
+        if failed:  # a record that has changed again meanwhile is read at once
             await asyncio.sleep(RELOAD_SECONDS)
             self._reload_wanted.set()
 
-    async def _reload(self, key: str, announced: bool) -> None:
+    async def _reload(self, key: str, announced: bool) -> bool:
+        """Returns whether the record was read."""
         subscriber = self._subscribers[key]
         try:
             await subscriber.reload()
@@ -181,6 +183,7 @@ class RecordCache:
             self._outdated.setdefault(key, announced)
             if announced and subscriber.on_unreadable is not None:
                 subscriber.on_unreadable()
-        else:
-            subscriber.current = True
-            self._update_current()
+            return False
+        subscriber.current = True
+        self._update_current()
+        return True

@@ -105,6 +105,7 @@ class Availability:
         self._settings, self._store = settings, registry.store
         self._healths = {health.provider: health for health in healths}
         self._switch: Switch | None = None
+        self._reads = self._last_read = 0  # of the switch: those that have begun, and the number of the last one used
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
         self._emergency_off = False  # at the last full check
         self._emergency_check_due = 0.0  # monotonic seconds
@@ -168,8 +169,12 @@ class Availability:
             await health.reload()
 
     async def _reload_switch(self) -> None:
-        self._switch = await _read_switch(self._store)
-        self._update_status()
+        self._reads += 1
+        number = self._reads
+        switch = await _read_switch(self._store)
+        if number > self._last_read:  # otherwise a later read was answered first, and has a newer switch
+            self._last_read, self._switch = number, switch
+            self._update_status()
 
     def _doubt_switch(self) -> None:
         """Treats the switch as unknown: it was changed, perhaps to off, and cannot be read."""

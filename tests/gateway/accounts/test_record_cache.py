@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.record_cache import RecordCache
+from gateway.accounts.record_cache import RELOAD_SECONDS, RecordCache
 from gateway.accounts.records import Domain, replace_domains
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
@@ -161,6 +161,25 @@ async def test_a_switch_that_cannot_be_read_drops_no_copies(
         proxy.let_go()
         await wait_until(lambda: availability._status is not None)
         assert availability.status() == "disabled"
+
+
+async def test_a_record_that_changes_while_it_is_read_is_read_again_at_once(local: Registry) -> None:
+    cache, began, times = RecordCache(local.store), asyncio.Event(), list[float]()
+    answered = asyncio.Event()
+
+    async def reload() -> None:
+        times.append(asyncio.get_running_loop().time())
+        began.set()
+        await answered.wait()
+
+    cache.subscribe(INFERENCE_KEY, reload)
+    async with in_background(cache.follow_changes()):
+        await asyncio.wait_for(began.wait(), 5)
+        cache._apply_change("", INFERENCE_KEY)
+        released = asyncio.get_running_loop().time()
+        answered.set()
+        await wait_until(lambda: len(times) == 2)
+    assert times[1] - released < RELOAD_SECONDS, "without the pause after a read that failed"
 
 
 async def test_a_record_is_read_again_in_case_a_message_was_lost(local: Registry, raw: redis.asyncio.Redis) -> None:

@@ -199,6 +199,30 @@ class WithoutKey(Usable):
         return False
 
 
+async def test_a_late_answer_does_not_turn_a_provider_on_again(
+    parts: tuple[Availability, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that began before an operator's change may be answered after the read that follows the change."""
+    availability, _ = parts
+    read, answered = availability._store.get, asyncio.Event()
+
+    async def late(key: str) -> str | None:
+        text = await read(key)
+        await answered.wait()
+        return text
+
+    with monkeypatch.context() as slow:
+        slow.setattr(availability._store, "get", late)
+        before = asyncio.create_task(availability._reload_switch())
+        await asyncio.sleep(0.2)
+    await availability.change_switch(providers={DEFAULT_PROVIDER: False})
+    answered.set()
+    await before
+    assert not availability.is_enabled(DEFAULT_PROVIDER)
+    await availability.change_switch(providers={DEFAULT_PROVIDER: True})
+    assert availability.is_enabled(DEFAULT_PROVIDER)
+
+
 async def test_the_file_needs_no_redis(parts: tuple[Availability, Path]) -> None:
     """Not even in a process that has never read the switch."""
     availability, file = parts
