@@ -128,8 +128,8 @@ class Tool(Group):
             _fail(error.format_message(), error.exit_code)
         except click.Abort:
             sys.exit(INTERRUPTED)
-        except UnicodeEncodeError as error:  # an argument that is not in the encoding of the terminal
-            _fail(f"{error.object.encode(errors='replace').decode()} is not text in UTF-8", 2)
+        except UnicodeEncodeError:  # it has the argument, which may be a secret
+            _fail("an argument is not text in UTF-8", 2)
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
         sys.exit(code if isinstance(code, int) else 0)

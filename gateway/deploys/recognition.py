@@ -103,7 +103,7 @@ class NodeRule(NamedTuple):
     build: str  # the tool's own command, for projects without any of the scripts
     output: str = ""
     start: str = ""
-    scripts: tuple[str, ...] = ("build",)  # the first of these that a project has builds it; see `matches`
+    scripts: tuple[str, ...] = ("build",)  # the first one that a project has builds it; () for the tool's own
     configurations: tuple[str, ...] = ()  # files without suffixes; one of them or the script contains the pattern
     pattern: str = ""
     named: str = ""  # what precedes the name of another output, in the script or a configuration

@@ -215,14 +215,15 @@ class Mailer:
     async def _count(self, entry: Entry) -> int:
         """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
         account, hashed, day = entry.fields["account"], entry.fields["address"], datetime.now(UTC).date().isoformat()
+        if entry.fields["kind"] == INVITATION:
+            share = DailyShare(invitations_on_key(hashed, day), DAILY_INVITATIONS)
+            return await count_mail(self._patient_store, [share])
         accounts = (await self._patient_store.get(memberships_key(hashed)) or "").split()
         own = DAILY_NOTICES_OF_ACCOUNT if len(accounts) > 1 else DAILY_NOTICES
         shares = [
             DailyShare(account_notices_on_key(account, hashed, day), own),
             DailyShare(notices_on_key(hashed, day), DAILY_NOTICES),
         ]
-        if entry.fields["kind"] == INVITATION:
-            shares = [DailyShare(invitations_on_key(hashed, day), DAILY_INVITATIONS)]
         return await count_mail(self._patient_store, shares)
 
     async def _record(self, entry: Entry, outcome: Outcome, reason: str = "") -> None:

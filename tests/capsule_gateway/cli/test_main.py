@@ -41,7 +41,7 @@ async def test_a_pipe_gets_whole_lines_and_a_terminal_colors(stubbed: Tool, serv
 
 async def test_an_argument_that_is_not_text_is_refused_in_one_line(stubbed: Tool) -> None:
     run = await asyncio.to_thread(run_process, stubbed, "deploys", "show", "dep_\udcff")
-    assert (run.returncode, run.stderr) == (2, "capsule: dep_? is not text in UTF-8\n")
+    assert (run.returncode, run.stderr) == (2, "capsule: an argument is not text in UTF-8\n")
 
 
 async def test_a_deletion_asks_for_the_name(stubbed: Tool, service: Service) -> None:

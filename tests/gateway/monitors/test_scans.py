@@ -72,8 +72,8 @@ def test_our_own() -> None:
     full = {**listed, "cve": "CVE-2", "tier": "yellow", "deadlineAt": "2026-07-09T12:00:00+02:00"}
     bare = {"cve": "CVE-3", "component": "b", "severity": "Moderate", "tier": "red", "fixedIn": None}
     bare["deadlineAt"] = "0001-01-01T00:00:00Z"  # as Go writes a time that is not set
-    unmended = {"cve": "CVE-4", "component": "b", "severity": "high", "fixedIn": ""}  # as Trivy writes it
-    scan = read({"findings": [listed, full, bare, unmended]})
+    without_fix = {"cve": "CVE-4", "component": "b", "severity": "high", "fixedIn": ""}  # as Trivy writes it
+    scan = read({"findings": [listed, full, bare, without_fix]})
     assert scan.reported == [
         reported("CVE-1", "a", "high", "2"),
         reported("CVE-2", "a", "high", "2", tier="yellow", deadlineAt="2026-07-09T10:00:00.000Z"),
